@@ -1,0 +1,68 @@
+# attnforge: everything a contributor runs, by name. `make` alone prints the list.
+# The only requirements are make and Python 3.11 or newer; the rest goes into .venv, pinned by constraints.txt.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Every extra that the tests use. Add to this list when a test needs another one.
+EXTRAS ?= report,dev
+# Test processes. Two fit a small machine; each keeps to one thread so that they do not fight over cores.
+JOBS ?= 2
+
+# The stamp carries the extras in its name, so that asking for another set installs it.
+comma := ,
+STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+
+NEWER := import sys; sys.exit(sys.version_info < (3, 11))
+ifndef PYTHON
+PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	if $$p -c '$(NEWER)' 2>/dev/null; then echo $$p; break; fi; done)
+endif
+
+.PHONY: help setup demo test lint bench browser clean
+
+help: ## print this list
+	@echo "make targets:"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(or $(PYTHON),false) -c '$(NEWER)' 2>/dev/null; then \
+		echo "attnforge needs Python 3.11 or newer; found: $$(python3 --version 2>&1 || true)." >&2; \
+		echo "Install one, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; fi
+	@if [ ! -x $(BIN)/python ]; then \
+		echo "creating $(VENV) with $$($(PYTHON) --version)"; \
+		$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; fi
+	@echo "installing attnforge[$(EXTRAS)] into $(VENV) (the first time takes minutes: torch is large)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+setup: $(STAMP) ## install into .venv, editable, with every extra the tests use
+	@echo "ready: $(BIN)/attnforge"
+
+demo: $(STAMP) ## fit heads, print their certified bounds, write figures and a page to out/demo
+	@$(BIN)/attnforge demo
+
+test: $(STAMP) $(if $(CI),browser) ## run all tests and the examples in the docstrings
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+lint: $(STAMP) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(STAMP) ## run every script in benchmarks/; each prints its table and writes JSON to results/
+	@shopt -s nullglob; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+# Only the tests that open a page need a browser. On a CI machine it is installed; elsewhere nobody's system is touched.
+browser: ## install Chromium for the page tests, where that is possible
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing chromium with apt-get"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else echo "no Chromium here, and no apt-get as root to install it: the tests that open a page will be skipped"; fi
+
+clean: ## remove caches, builds and generated output, but not .venv
+	rm -rf build dist out results .pytest_cache .ruff_cache .mypy_cache .hypothesis src/*.egg-info
+	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
