@@ -1,0 +1,153 @@
+"""`Certificate`: a bound with its ledger, and the hash that ties it to the weights it speaks of."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from ..box import Box
+from ..errors import ArgumentError
+
+Kind = Literal["certified", "calibrated"]
+Source = Literal["interpolation", "leak", "rounding", "propagation"]
+SOURCES: tuple[Source, ...] = ("interpolation", "leak", "rounding", "propagation")
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Term:
+    """One line of the ledger: how much one site adds to the bound, and from which source."""
+
+    site: str
+    source: Source
+    value: float
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ArgumentError(f"a term's source is one of {', '.join(SOURCES)}, not {self.source!r}")
+        if not self.value >= 0:
+            raise ArgumentError(f"a term of a bound cannot be negative or NaN, got {self.value} for {self.site}")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How far a network and its target can differ on a box, rounding included.
+
+    `kind` is "certified" when `bound` is proved for every point of the box and every way of rounding that the stated
+    `assumptions` allow, and "calibrated" when there is only `measured`, the largest error seen: then `bound` is None. The
+    terms add up to the bound (they are the error at the worst place, split by site and source).
+    """
+
+    kind: Kind
+    bound: float | None
+    dtype: str
+    target: str
+    box: Box
+    terms: tuple[Term, ...] = ()
+    relative: bool = False
+    measured: float | None = None
+    weights: str = ""
+    lemmas: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("certified", "calibrated"):
+            raise ArgumentError(f"a certificate is 'certified' or 'calibrated', not {self.kind!r}")
+        if self.dtype not in DTYPES:
+            raise ArgumentError(f"unknown dtype {self.dtype!r}; expected one of {', '.join(DTYPES)}")
+        if (self.kind == "certified") != (self.bound is not None):
+            raise ArgumentError("a certified result has a bound, a calibrated one has none")
+        if self.kind == "calibrated" and self.measured is None:
+            raise ArgumentError("a calibrated result states what was measured")
+        if self.bound is not None and not (self.bound >= 0 and math.isfinite(self.bound)):
+            raise ArgumentError(f"a bound is a finite number >= 0, got {self.bound}")
+        if self.bound is not None and total(t.value for t in self.terms) > self.bound:
+            raise ArgumentError("the terms of the ledger add up to more than the bound")
+
+    def by_source(self) -> dict[str, float]:
+        """The bound split by source."""
+        return {s: total(t.value for t in self.terms if t.source == s) for s in SOURCES}
+
+    def to_json(self) -> dict[str, Any]:
+        """A description that `from_json` turns back into an equal certificate."""
+        return {
+            "kind": self.kind,
+            "bound": self.bound,
+            "dtype": self.dtype,
+            "target": self.target,
+            "box": self.box.to_json(),
+            "terms": [[t.site, t.source, t.value, t.note] for t in self.terms],
+            "relative": self.relative,
+            "measured": self.measured,
+            "weights": self.weights,
+            "lemmas": list(self.lemmas),
+            "assumptions": list(self.assumptions),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Certificate:
+        """The certificate that `to_json` described; raises `ArgumentError` on anything else."""
+        try:
+            return cls(
+                kind=data["kind"],
+                bound=None if data["bound"] is None else float(data["bound"]),
+                dtype=str(data["dtype"]),
+                target=str(data["target"]),
+                box=Box.from_json(data["box"]),
+                terms=tuple(Term(str(s), k, float(v), str(n)) for s, k, v, n in data["terms"]),
+                relative=bool(data["relative"]),
+                measured=None if data["measured"] is None else float(data["measured"]),
+                weights=str(data["weights"]),
+                lemmas=tuple(map(str, data["lemmas"])),
+                assumptions=tuple(map(str, data["assumptions"])),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArgumentError(f"this is not the description of a certificate: {error}") from error
+
+    def __str__(self) -> str:
+        unit = " of the target's size" if self.relative else ""
+        if self.bound is None:
+            head = f"calibrated, not certified: largest error measured {self.measured:.3e}{unit}"
+        else:
+            head = f"certified: |network - target| <= {self.bound:.3e}{unit}"
+        lines = [head, f"target {self.target} on {self.box!r}, {self.dtype}"]
+        if self.terms:
+            shown = [(t.site, t.source, f"{t.value:.3e}", t.note) for t in self.terms]
+            shown.append(("total", "", f"{total(t.value for t in self.terms):.3e}", ""))
+            lines += ["", *_table(("site", "source", "at most", "note"), shown)]
+        if self.lemmas:
+            lines.append(f"by {', '.join(self.lemmas)}")
+        return "\n".join(lines)
+
+
+def total(values: Any) -> float:
+    """The sum of non-negative numbers, rounded up.
+
+    >>> total([0.1, 0.2]) >= 0.3
+    True
+    """
+    exact = math.fsum(values)
+    return math.nextafter(exact, math.inf) if exact > 0 else exact
+
+
+def weights_hash(module: torch.nn.Module) -> str:
+    """A hash of every parameter and buffer of a module: names, dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    return digest.hexdigest()
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    rule = "  ".join("-" * w for w in widths)
+    body = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]
+    return [body[0], rule, *body[1:-1], rule, body[-1]]

@@ -1,0 +1,160 @@
+"""`CertifiedModule`: a network that carries a certificate, guards its domain, and knows when the certificate is stale."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..box import Box
+from ..errors import ArgumentError, CertificateError, DomainError, DomainWarning
+from .certificate import Certificate, weights_hash
+from .rounding import refuse_reduced_precision
+
+
+class CertifiedModule(nn.Module):
+    """Base of everything that ships with a certificate: heads, compiled networks, theorem constructions.
+
+    A subclass gives `core` (attention and affine maps only: what is exported, saved and certified), `recertify`, `config`
+    and `rebuild`. Checks of the input live in `forward`, around the core, and are skipped while tracing.
+    """
+
+    family: ClassVar[str] = ""
+    families: ClassVar[dict[str, type[CertifiedModule]]] = {}
+    box: Box
+    strict: bool = False
+    _certificate: Certificate | None = None
+    _warned: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.family:
+            CertifiedModule.families[cls.family] = cls
+
+    def core(self, *inputs: Tensor) -> Tensor:
+        """The attention-only computation itself."""
+        raise NotImplementedError
+
+    def recertify(self) -> Certificate:
+        """A certificate computed anew from the weights as they are now."""
+        raise NotImplementedError
+
+    def config(self) -> dict[str, Any]:
+        """What, besides the tensors of `state_dict`, describes this module; JSON only."""
+        raise NotImplementedError
+
+    @classmethod
+    def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> CertifiedModule:
+        """The module that `config` and `state_dict` describe."""
+        raise NotImplementedError
+
+    def example_input(self) -> tuple[Tensor, ...]:
+        """A small input for tracing: two points of the box."""
+        points = self.box.sample(2, dtype=self.dtype)
+        return tuple(points.unbind(-1)) if self.box.names else (points,)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return next(self.parameters()).dtype
+
+    @property
+    def certificate(self) -> Certificate:
+        """The certificate of these weights; raises `CertificateError` once the weights or their dtype have changed."""
+        if self._certificate is None:
+            raise CertificateError("this network has no certificate yet: af.certify(net) computes one")
+        if self._certificate.weights != weights_hash(self):
+            raise CertificateError(
+                f"the certificate is stale: it was made for other weights ({self._certificate.dtype}, "
+                f"{self._certificate.weights[:12]}), and these have changed since (training, .to(dtype) or load_state_dict); "
+                "af.certify(net) computes a new one"
+            )
+        return self._certificate
+
+    @property
+    def bound(self) -> float | None:
+        """The certified bound, or None where there is only a measurement."""
+        return self.certificate.bound
+
+    @property
+    def measured(self) -> float | None:
+        """The largest error that was measured, where it was."""
+        return self.certificate.measured
+
+    def attach(self, certificate: Certificate) -> Certificate:
+        """Tie a certificate to the weights as they are now."""
+        self._certificate = dataclasses.replace(certificate, weights=weights_hash(self))
+        return self._certificate
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            self.guard(*inputs)
+        return self.core(*inputs)
+
+    def guard(self, *inputs: Tensor) -> None:
+        """Refuse what cannot be evaluated; warn once about (or, if `strict`, refuse) what lies outside the box."""
+        expected = len(self.box.names) if self.box.names else 1
+        if len(inputs) != expected:
+            raise ArgumentError(f"expected {expected} input tensor(s), got {len(inputs)}")
+        outward = self.box.outward(self.dtype)
+        for i, x in enumerate(inputs):
+            name = self.box.names[i] if self.box.names else "input"
+            self.check_tensor(x, name)
+            if self.box.names:
+                lo, hi = outward.intervals()[i]
+                low, high = (float(v) for v in torch.aminmax(x.detach())) if x.numel() else (lo, hi)
+                self.check_range(name, low, high, lo, hi)
+            else:
+                self.check_shape(x)
+                low, high = (float(v) for v in torch.aminmax(x.detach())) if x.numel() else (0.0, 0.0)
+                self.check_range(name, low, high, float(outward.lower.min()), float(outward.upper.max()))
+
+    def check_tensor(self, x: Tensor, name: str) -> None:
+        """Raise unless x is a floating tensor of this module's dtype, evaluated without reduced precision."""
+        if not isinstance(x, Tensor):
+            raise ArgumentError(f"'{name}' must be a torch tensor, got {type(x).__name__}; use torch.tensor(...)")
+        if not x.is_floating_point():
+            raise ArgumentError(f"'{name}' must be a floating tensor ({self.dtype}), got {x.dtype}; use x.to({self.dtype})")
+        if x.dtype != self.dtype:
+            raise ArgumentError(
+                f"'{name}' is {x.dtype} and the weights are {self.dtype}: convert the input, or build with dtype={x.dtype}"
+            )
+        refuse_reduced_precision(x)
+
+    def check_shape(self, x: Tensor) -> None:
+        """Raise unless x is a batch of points of the box."""
+        shape = self.box.shape
+        if x.dim() < len(shape) or x.shape[x.dim() - len(shape) :] != shape:
+            wanted = ", ".join(["...", *map(str, shape)])
+            raise ArgumentError(f"expected an input of shape ({wanted}), got {tuple(x.shape)}")
+
+    def check_range(self, name: str, low: float, high: float, lo: float, hi: float) -> None:
+        """Raise on NaN and infinity; warn once, or raise if `strict`, when [low, high] leaves [lo, hi]."""
+        if not (abs(low) < float("inf") and abs(high) < float("inf")):
+            raise DomainError(f"'{name}' holds NaN or infinity; this network is defined on {self.box!r}")
+        if low >= lo and high <= hi:
+            return
+        worst = low if low < lo else high
+        message = f"'{name}' reaches {worst:.9g}, outside [{lo:.9g}, {hi:.9g}]: there the certificate says nothing"
+        if self.strict:
+            raise DomainError(message + "; clamp the input or build for a larger interval")
+        if not self._warned:
+            self._warned = True
+            warnings.warn(message + " (warned once; strict=True raises instead)", DomainWarning, stacklevel=4)
+
+    def save(self, path: str | Path) -> None:
+        """Write weights, description and certificate to one safetensors file; `attnforge.load` reads it back."""
+        from .storage import save
+
+        save(self, path)
+
+
+def certify(net: CertifiedModule) -> Certificate:
+    """Recompute the certificate of a network's present weights, attach it and return it."""
+    if not isinstance(net, CertifiedModule):
+        raise ArgumentError(f"certify takes a network built by attnforge, got {type(net).__name__}")
+    return net.attach(net.recertify())

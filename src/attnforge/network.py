@@ -1,0 +1,219 @@
+"""The runtime: attention layers and affine maps, and nothing else.
+
+State Z holds tokens (rows) by channels. One layer computes
+
+    Z  <-  Z S + s  +  sum_h softmax(Q_h K_h^T + mask) V_h O_h
+    Q_h = Z W_Q + b_Q,    K_h = [Z W_K + b_K ; M_K],    V_h = [Z W_V + b_V ; M_V]
+
+where M_K and M_V are constant memory slots (persistent keys and values). Which token slots a head may see is its
+`scope`: none ("memory": anchor heads), its own token ("self": gate, product and norm heads) or all of them
+("tokens"). Shapes follow the names TransformerLens users know: W_Q is (head, channel, key), W_O (head, value, channel);
+a leading size of 1 instead of the number of heads means that all heads share the table (multi-query attention).
+
+The softmax is explicit, because its rounding is known and certified (`certify.rounding`); PyTorch's fused attention kernels use a
+coarser exponential on some machines. Rows are evaluated in chunks, so memory does not grow with tokens times slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ArgumentError
+
+Scope = Literal["memory", "self", "tokens"]
+CHUNK = 1 << 21  # softmax entries alive at once: 8 MB in float32
+
+
+class Heads(nn.Module):
+    """A group of softmax heads with one scope: the sum over heads of softmax(Q K^T) V O.
+
+    >>> two = torch.tensor
+    >>> sigmoid = Heads("memory", W_Q=two([[[1.0]]]), M_K=two([[[1.0], [0.0]]]), M_V=two([[[1.0], [0.0]]]), W_O=two([[[1.0]]]))
+    >>> torch.allclose(sigmoid(two([[0.3]])), torch.sigmoid(two([[0.3]])))
+    True
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        *,
+        W_Q: Tensor,
+        W_O: Tensor,
+        b_Q: Tensor | None = None,
+        W_K: Tensor | None = None,
+        b_K: Tensor | None = None,
+        W_V: Tensor | None = None,
+        b_V: Tensor | None = None,
+        M_K: Tensor | None = None,
+        M_V: Tensor | None = None,
+        causal: bool = False,
+        purpose: str = "",
+    ):
+        super().__init__()
+        self.scope, self.causal, self.purpose = scope, causal, purpose
+        given = dict(W_Q=W_Q, b_Q=b_Q, W_K=W_K, b_K=b_K, W_V=W_V, b_V=b_V, M_K=M_K, M_V=M_V, W_O=W_O)
+        for name, tensor in given.items():
+            self.register_parameter(name, None if tensor is None else nn.Parameter(tensor.detach().clone()))
+        self._validate(given)
+
+    def _validate(self, given: dict[str, Tensor | None]) -> None:
+        if self.scope not in ("memory", "self", "tokens"):
+            raise ArgumentError(f"scope must be 'memory', 'self' or 'tokens', got {self.scope!r}")
+        rank = {"W_Q": 3, "b_Q": 2, "W_K": 3, "b_K": 2, "W_V": 3, "b_V": 2, "M_K": 3, "M_V": 3, "W_O": 3}
+        for name, tensor in given.items():
+            if tensor is not None and tensor.dim() != rank[name]:
+                raise ArgumentError(f"{name} must have {rank[name]} dimensions, got shape {tuple(tensor.shape)}")
+            if tensor is not None and tensor.shape[0] not in (1, self.heads):
+                raise ArgumentError(f"{name} is for {tensor.shape[0]} heads, W_Q for {self.heads}; expected that or 1")
+        if (self.M_K is None) != (self.M_V is None):
+            raise ArgumentError("memory needs keys and values: give both M_K and M_V or neither")
+        if self.scope == "memory" and self.M_K is None:
+            raise ArgumentError("a head of scope 'memory' sees only memory slots: give M_K and M_V")
+        if self.scope == "memory" and any(given[name] is not None for name in ("W_K", "b_K", "W_V", "b_V")):
+            raise ArgumentError("a head of scope 'memory' has no token slots: leave W_K, b_K, W_V and b_V out")
+        if self.scope != "memory" and ((self.W_K is None and self.b_K is None) or (self.W_V is None and self.b_V is None)):
+            raise ArgumentError(f"a head of scope '{self.scope}' needs token keys (W_K or b_K) and values (W_V or b_V)")
+
+    @property
+    def heads(self) -> int:
+        """The number of query heads."""
+        return self.W_Q.shape[0]
+
+    @property
+    def slots(self) -> int:
+        """The number of memory slots."""
+        return 0 if self.M_K is None else self.M_K.shape[-2]
+
+    def scores(self, Z: Tensor, rows: slice = slice(None)) -> Tensor:
+        """The logits, shape (..., head, slot): token slots first, then memory.
+
+        `rows` picks the querying tokens of scope "tokens"; keys always come from all of them.
+        """
+        q = _project(Z[..., rows, :] if self.scope == "tokens" else Z, self.W_Q, self.b_Q)
+        parts = []
+        if self.scope == "self":
+            if self.W_K is None:  # a constant key: the logit is affine in the query
+                parts.append(_against(q, self.b_K.unsqueeze(-2)))
+            else:
+                parts.append((q.unsqueeze(-2) @ _project(Z, self.W_K, self.b_K).unsqueeze(-1)).squeeze(-1))
+        elif self.scope == "tokens":
+            keys = _project(Z, self.W_K, self.b_K)
+            tokens = (q.transpose(-3, -2) @ keys.transpose(-3, -2).transpose(-2, -1)).transpose(-3, -2)
+            if self.causal:
+                n = Z.shape[-2]
+                later = torch.ones(n, n, dtype=torch.bool, device=Z.device).triu(1)[rows]
+                tokens = tokens.masked_fill(later.unsqueeze(-2), float("-inf"))
+            parts.append(tokens)
+        if self.M_K is not None:
+            parts.append(_against(q, self.M_K))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def weights(self, Z: Tensor) -> Tensor:
+        """The attention weights, shape (..., head, slot); token slots first, then memory."""
+        return torch.softmax(self.scores(Z), dim=-1)
+
+    def forward(self, Z: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # a traced graph has no loops over chunks: its runtime decides
+            return self._attend(Z)
+        if self.scope == "tokens":
+            n, per_row = Z.shape[-2], max(1, Z[..., 0, 0].numel() * self.heads * (Z.shape[-2] + self.slots))
+            step = max(1, CHUNK // per_row)
+            if step >= n:
+                return self._attend(Z)
+            return torch.cat([self._attend(Z, slice(i, min(i + step, n))) for i in range(0, n, step)], dim=-2)
+        flat = Z.reshape(-1, Z.shape[-1])
+        step = max(1, CHUNK // (self.heads * (self.slots + 1)))
+        if step >= flat.shape[0]:
+            return self._attend(Z)
+        return torch.cat([self._attend(part) for part in flat.split(step)]).reshape(*Z.shape[:-1], -1)
+
+    def _attend(self, Z: Tensor, rows: slice = slice(None)) -> Tensor:
+        weights = torch.softmax(self.scores(Z, rows), dim=-1)
+        split = weights.shape[-1] - self.slots
+        read = None
+        if self.scope == "self":
+            read = (weights[..., :1].unsqueeze(-2) @ _project(Z, self.W_V, self.b_V).unsqueeze(-2)).squeeze(-2)
+        elif self.scope == "tokens":
+            values = _project(Z, self.W_V, self.b_V)
+            read = (weights[..., :split].transpose(-3, -2) @ values.transpose(-3, -2)).transpose(-3, -2)
+        if self.M_V is not None:
+            memory = _against(weights[..., split:], self.M_V.transpose(-2, -1))
+            read = memory if read is None else read + memory
+        return _against_output(read, self.W_O)
+
+    def extra_repr(self) -> str:
+        return f"{self.heads} {self.scope} heads, {self.slots} memory slots{', ' + self.purpose if self.purpose else ''}"
+
+
+class AttentionLayer(nn.Module):
+    """One layer: a linear skip plus groups of heads. Without heads it is an affine map.
+
+    >>> layer = AttentionLayer([], S=torch.eye(2), s=torch.ones(2))
+    >>> layer(torch.zeros(1, 2))
+    tensor([[1., 1.]], grad_fn=<AddBackward0>)
+    """
+
+    def __init__(self, groups: Iterable[Heads], S: Tensor | None = None, s: Tensor | None = None):
+        super().__init__()
+        self.groups = nn.ModuleList(groups)
+        self.S = None if S is None else nn.Parameter(S.detach().clone())
+        self.s = None if s is None else nn.Parameter(s.detach().clone())
+        if self.S is None and not len(self.groups):
+            raise ArgumentError("an attention layer needs heads or a linear skip")
+
+    def forward(self, Z: Tensor) -> Tensor:
+        terms = [group(Z) for group in self.groups]
+        if self.S is not None:
+            terms.append(Z @ self.S)
+        if self.s is not None:
+            terms.append(self.s)
+        out = terms[0]
+        for term in terms[1:]:
+            out = out + term
+        return out
+
+
+class AttentionOnly(nn.Module):
+    """Attention layers one after the other."""
+
+    def __init__(self, layers: Iterable[AttentionLayer]):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def groups(self) -> Iterator[Heads]:
+        """All groups of heads, first layer first."""
+        for layer in self.layers:
+            yield from layer.groups
+
+    def forward(self, Z: Tensor) -> Tensor:
+        for layer in self.layers:
+            Z = layer(Z)
+        return Z
+
+
+def _project(Z: Tensor, W: Tensor | None, b: Tensor | None) -> Tensor:
+    """Z W + b for each head: (..., channel) -> (..., head, key)."""
+    if W is None:
+        assert b is not None
+        return b.expand(*Z.shape[:-1], *b.shape)
+    heads, channels, width = W.shape
+    out = (Z @ W.transpose(0, 1).reshape(channels, heads * width)).unflatten(-1, (heads, width))
+    return out if b is None else out + b
+
+
+def _against(x: Tensor, table: Tensor) -> Tensor:
+    """Inner products of every head's row with its table: (..., head, k) and (head or 1, slot, k) -> (..., head, slot)."""
+    if table.shape[0] == 1:
+        return x @ table[0].transpose(-2, -1)
+    return torch.einsum("...hk,hmk->...hm", x, table)
+
+
+def _against_output(read: Tensor, W_O: Tensor) -> Tensor:
+    """The output projection summed over heads: (..., head, value) and (head, value, channel) -> (..., channel)."""
+    if W_O.shape[0] == 1 and read.shape[-2] != 1:
+        return read.sum(-2) @ W_O[0]
+    return read.flatten(-2) @ W_O.flatten(0, 1)
