@@ -76,10 +76,10 @@ def softmax_rounding(weight: Array, logit_error: Array, value: Array, spread: Ar
     """
     d = up(logit_error + EXP_ULPS * u)
     shift = up(np.sum(weight * d, -1), weight.shape[-1] + 2)
-    moved = up(np.exp(shift) * np.sum(weight * np.expm1(d) * spread, -1), 4 * weight.shape[-1] + 16)
+    moved = up(np.exp(shift) * np.sum(np.maximum(weight, 5e-324) * np.expm1(d) * spread, -1), 4 * weight.shape[-1] + 16)
     size = up(np.sum(weight * value, -1), weight.shape[-1] + 2)
     slots = weight.shape[-1]
     heavy_sum = np.sum(weight > u / slots, -1)
     heavy_dot = np.sum(weight * value > u * size[..., None] / slots, -1)
     terms = heavy_sum + heavy_dot + 4.0  # sums: heavy - 1 each, light slots 1 each; reciprocal, scaling, product: 3; spare: 1
-    return up(moved + gamma(terms, u) * up(size + moved, 4) + 2 * slots * tiny, 8)
+    return up(moved + gamma(terms, u) * up(size + moved, 4) + 2 * slots * tiny * (1 + np.max(value, -1)), 8)
