@@ -1,0 +1,126 @@
+"""Rigorous Taylor tables and ranges of univariate functions by ball arithmetic (python-flint).
+
+One evaluation of the function's series at the exact centre of a cell gives the coefficients; one at a ball that holds
+the whole cell gives, as its coefficient of degree order + 1, the Lagrange remainder (mathematics A4).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from flint import arb, arb_series
+
+from ..errors import ArgumentError
+from .callables import interpolant_table
+from .rounding import BITS, Array, lower, polynomial_upper, precision, split, up, upper
+from .tables import Taylor, centre_and_radius, intersect, spread
+from .univariate import Series, Univariate, overlapping
+
+
+@functools.lru_cache(maxsize=128)
+def taylor_table(fn: Univariate, lo_bytes: bytes, hi_bytes: bytes, order: int) -> Taylor:
+    """The table of a function on the cells whose ends are these float64 bytes; the arguments are the cache's key."""
+    lo, hi = np.frombuffer(lo_bytes), np.frombuffer(hi_bytes)
+    if fn.series is None and not fn.pieces:
+        return interpolant_table(fn, lo, hi, order)
+    centre, radius = centre_and_radius(lo, hi)
+    # A cell that touches a knot belongs to the piece on its own side. The piece's ball sticks out over the knot by the
+    # rounding of its radius; that is harmless: the piece is analytic there, and the table speaks of [lo, hi] only.
+    branch = [fn.branches[i] for i in np.searchsorted(fn.knots, lo, side="right")]
+    cells = list(zip(branch, centre.tolist(), radius.tolist(), strict=True))
+    with precision(BITS, order + 4):
+        coefficients = [ball for series, c, _ in cells for ball in _coefficients(series, arb(c), order + 1)]
+        wide = [_coefficients(series, arb(c, r), order + 2) for series, c, r in cells]
+        coefficient, error = (x.reshape(len(cells), order + 1) for x in split(coefficients))
+        last, last_error = split([row[-1] for row in wide])
+        natural = spread(*split([row[0] for row in wide]))
+        with np.errstate(over="ignore"):
+            remainder = up(np.abs(last) + last_error)
+            reach = np.column_stack([error[:, 0], up(np.abs(coefficient[:, 1:]) + error[:, 1:]), remainder])
+        low, high = intersect(*natural, *spread(coefficient[:, 0], polynomial_upper(reach, radius)))
+        # At a branch point (sqrt at 0) both enclosures are infinite while the function is not.
+        poor = ~(np.isfinite(low) & np.isfinite(high))
+        low[poor], high[poor] = intersect(low[poor], high[poor], *_by_balls(fn, lo[poor], hi[poor]))
+    return Taylor(centre, radius, coefficient, error, remainder, *_clip(fn, low, high))
+
+
+def _coefficients(series: Series, constant: arb, count: int) -> list[arb]:
+    """The first `count` coefficients of the composition with constant + t; NaN where the series does not say."""
+    try:
+        out = series(arb_series([constant, 1], prec=count))
+    except (ValueError, ZeroDivisionError):  # python-flint divides by a series whose constant term may be 0
+        return [arb.nan()] * count
+    known = out.coeffs()
+    # Coefficients beyond the length are exact zeros, those beyond the series' own precision unknown.
+    known += [arb(0)] * (min(out.prec, count) - len(known))
+    return (known + [arb.nan()] * (count - len(known)))[:count]
+
+
+def ranges(fn: Univariate, lo: Array, hi: Array) -> tuple[Array, Array]:
+    """Outward rounded enclosures of the function over cells that may straddle knots.
+
+    By monotonicity where the turns are known (then as tight as float64 allows), else by one Taylor form and one ball
+    for each cell.
+    """
+    with precision():
+        low, high = _clip(fn, *_by_balls(fn, lo, hi))
+    if fn.turns is None and fn.certifiable and not any(((lo < k) & (k < hi)).any() for k in fn.knots):
+        table = taylor_table(fn, lo.tobytes(), hi.tobytes(), 3)
+        low, high = intersect(low, high, table.low, table.high)
+    return low, high
+
+
+def refined_range(fn: Univariate, lo: float, hi: float, rounds: int = 12, cells: int = 16) -> tuple[float, float]:
+    """Range over one interval by branch and bound: split the cells that can still widen the range seen at points."""
+    ends = np.unique(np.concatenate([np.linspace(lo, hi, cells + 1), [k for k in fn.knots if lo < k < hi]]))
+    left, right = ends[:-1], ends[1:]
+    done_low, done_high = np.inf, -np.inf
+    for step in range(rounds):
+        low, high = ranges(fn, left, right)
+        # Every cell holds its left end, so the range over that point must be inside the result anyway.
+        point_low, point_high = ranges(fn, left, left)
+        seen_low, seen_high = min(done_low, point_high.min()), max(done_high, point_low.max())
+        scale = max(abs(seen_low), abs(seen_high))
+        slack = 1e-9 * (seen_high - seen_low) + 4 * np.spacing(scale) if np.isfinite(scale) else np.inf
+        open_ = ((low < seen_low - slack) | (high > seen_high + slack)) & (right > np.nextafter(left, np.inf))
+        last = step == rounds - 1 or not open_.any() or open_.sum() > 4096
+        settled = np.ones_like(open_) if last else ~open_
+        done_low = min(done_low, low[settled].min(initial=np.inf))
+        done_high = max(done_high, high[settled].max(initial=-np.inf))
+        if last:
+            break
+        middle = np.clip(0.5 * left + 0.5 * right, left, right)[open_]
+        left, right = np.concatenate([left[open_], middle]), np.concatenate([middle, right[open_]])
+    return float(done_low), float(done_high)
+
+
+def _clip(fn: Univariate, low: Array, high: Array) -> tuple[Array, Array]:
+    """No enclosure is wider than the function's image: sin stays in [-1, 1] after rounding outward."""
+    return np.maximum(low, fn.image[0]), np.minimum(high, fn.image[1])
+
+
+def _by_balls(fn: Univariate, lo: Array, hi: Array) -> tuple[Array, Array]:
+    """Enclosures by `fn.ball`: at the ends and turns where the turns are known, over the whole cell otherwise."""
+    if not fn.certifiable:
+        raise ArgumentError(
+            f"{fn.name} has no rigorous range: it is a callable without a bound on its second derivative; "
+            f"declare one with from_callable(f, second_derivative=...)"
+        )
+    if fn.turns is None:
+        balls = [fn.ball(arb(c, r)) for c, r in zip(*(x.tolist() for x in centre_and_radius(lo, hi)), strict=True)]
+        return np.array([lower(b) for b in balls]), np.array([upper(b) for b in balls])
+    points, index = np.unique(np.concatenate([lo, hi]), return_inverse=True)
+    values = [fn.ball(arb(p)) for p in points.tolist()]
+    value_low = np.array([lower(v) for v in values])[index].reshape(2, -1)
+    value_high = np.array([upper(v) for v in values])[index].reshape(2, -1)
+    low, high = value_low.min(0), value_high.max(0)
+    if fn.turns:
+        for i, (a, b) in enumerate(zip(lo.tolist(), hi.tolist(), strict=True)):
+            for turn in overlapping(fn.turns, arb(a), arb(b)) if a < b else ():
+                value = fn.ball(turn)
+                low[i], high[i] = min(low[i], lower(value)), max(high[i], upper(value))
+    if fn.domain.poles:
+        crossed = np.array([fn.domain.pole_in(a, b) is not None for a, b in zip(lo, hi, strict=True)], dtype=bool)
+        low[crossed], high[crossed] = -np.inf, np.inf
+    return low, high
