@@ -1,0 +1,169 @@
+"""From a module to a flat, functional graph of operators, each with the source line that called it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from attnforge.errors import ArgumentError, PurityError
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.fx import Node
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*(?:\n(?P<code>(?!\s*File ")[^\n]*))?')
+_GENERATED = re.compile(r"<eval_with_key>")
+_TORCH = Path(torch.__file__).parent.as_posix() + "/"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The exported program of a network, and where each of its nodes was written."""
+
+    program: ExportedProgram
+    hidden: Mapping[str, str]
+    """Stack traces of nodes in regions such as `torch.no_grad()`, which flattening would lose, by node name."""
+
+    def source(self, node: Node) -> str:
+        """`file:line  code` of the innermost frame outside torch, or inside it where there is no other."""
+        frames = _frames(str(node.meta.get("stack_trace") or ""))
+        if frames and _GENERATED.search(frames[-1][0]):
+            name = frames[-1][2].split("=")[0].split(":")[0].strip()
+            frames = _frames(self.hidden.get(name, ""))
+        return _place(frames)
+
+    def module(self, node: Node) -> str:
+        """The dotted path of the innermost submodule that the node belongs to."""
+        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        path = stack[-1][0] if stack else ""
+        return str(path).removeprefix("L['self'].").replace("slice(None, None, None)", "")
+
+
+def capture(net: nn.Module, example: object = None) -> Trace:
+    """Export `net` in evaluation mode, without changing it, and make the graph functional.
+
+    Functional means that no operator writes into a tensor: what `x.relu_()` or `y[0] = x` do is in the graph as a
+    value, so dependence on the input can be followed along the edges alone.
+    """
+    from torch.export import export  # takes a while to load, and only this function needs it
+
+    args, kwargs = _arguments(net, example)
+    try:
+        with _quiet_evaluation(net):
+            program = export(net, args, kwargs, strict=False)
+            flat = program.run_decompositions({})
+    except Exception as error:  # export wraps whatever the module raises in errors of many families
+        raise _export_error(net, error) from error
+    hidden = {
+        node.name: str(node.meta["stack_trace"])
+        for graph in program.graph_module.modules()
+        if graph is not program.graph_module
+        for node in _nodes(graph)
+        if node.meta.get("stack_trace")
+    }
+    return Trace(flat, hidden)
+
+
+def _nodes(graph: nn.Module) -> Iterator[Node]:
+    from torch.fx import GraphModule
+
+    if isinstance(graph, GraphModule):
+        yield from graph.graph.nodes
+
+
+def _arguments(net: nn.Module, example: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if example is None:
+        own = getattr(net, "example_input", None)
+        if not callable(own):
+            raise ArgumentError(
+                f"{type(net).__name__} has no method example_input(), so an example of its input is needed: "
+                "pass example= (a tensor, a tuple of positional or a dict of keyword arguments)"
+            )
+        example = own()
+    if isinstance(example, Tensor):
+        return (example,), {}
+    if isinstance(example, (tuple, list)):
+        return tuple(example), {}
+    if isinstance(example, dict):
+        return (), dict(example)
+    raise ArgumentError(
+        f"example must be a tensor, a tuple of positional or a dict of keyword arguments: got {type(example).__name__}"
+    )
+
+
+@contextmanager
+def _quiet_evaluation(net: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no fused layers that hide their operations, no chatter; everything restored afterwards."""
+    flags = [(module, module.training) for module in net.modules()]
+    fused = torch.backends.mha.get_fastpath_enabled()
+    silenced = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.backends.mha.set_fastpath_enabled(False)
+            logging.disable(logging.CRITICAL)  # torch logs pages on a failed export; our error says what matters
+            net.eval()
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
+            logging.disable(silenced)
+            for module, training in flags:
+                module.training = training
+
+
+def _export_error(net: nn.Module, error: Exception) -> PurityError:
+    frames = [(f.filename, f.lineno or 0, f.line or "") for f in traceback.extract_tb(error.__traceback__)]
+    own = [frame for frame in frames if not _foreign(frame[0])]
+    place = f"\n  {_place(own)}" if own else ""
+    text = str(error).strip() or type(error).__name__
+    kinds = " ".join(base.__name__ for base in type(error).__mro__)
+    if "DataDependent" in kinds or "data-dependent" in text.lower() or "unbacked" in text.lower():
+        return PurityError(
+            f"{type(net).__name__} is not attention-only: its control flow, or a shape, depends on data{place}\n"
+            f"  {text.splitlines()[0]}\nattention-only networks do the same operations for every input"
+        )
+    return PurityError(
+        f"{type(net).__name__} cannot be exported, so its operations cannot be listed{place}\n"
+        f"  {type(error).__name__}: {text.splitlines()[0]}\n"
+        "check that the network accepts the example; pass another one with example="
+    )
+
+
+def _frames(trace: str) -> list[tuple[str, int, str]]:
+    return [(m["file"], int(m["line"]), (m["code"] or "").strip()) for m in _FRAME.finditer(trace)]
+
+
+def _foreign(file: str) -> bool:
+    """A frame that says nothing about the user's network: torch, the standard library, this package's own tracer."""
+    path = Path(file).as_posix()
+    library = Path(traceback.__file__).parent.as_posix() + "/"
+    return path.startswith((_TORCH, library)) or path == Path(__file__).as_posix() or file.startswith("<")
+
+
+def _place(frames: list[tuple[str, int, str]]) -> str:
+    if not frames:
+        return ""
+    file, line, code = next((frame for frame in reversed(frames) if not _foreign(frame[0])), frames[-1])
+    return f"{_short(file)}:{line}  {code}".rstrip()
+
+
+def _short(file: str) -> str:
+    """The path below the import root or the working directory that holds the file, else the bare file name."""
+    path = Path(file)
+    if "site-packages" in path.parts:
+        return "/".join(path.parts[path.parts.index("site-packages") + 1 :])
+    for root in (Path.cwd(), *map(Path, filter(None, sys.path))):
+        if path.is_relative_to(root) and root != Path(root.anchor):
+            return path.relative_to(root).as_posix()
+    return path.name
