@@ -124,7 +124,14 @@ def _draw_function(axes: Axes, data: HeadPicture, theme: Theme) -> None:
     inside = data.anchors[_inside(data)]
     axes.plot(data.y, data.target, color=theme.target, label="target")
     on_curve = np.interp(inside, data.y, data.target)
-    dots = {"ms": 5.5, "color": theme.anchor, "mec": theme.surface, "mew": 0.9, "clip_on": False, "zorder": 4}
+    dots: dict[str, Any] = {
+        "ms": 5.5,
+        "color": theme.anchor,
+        "mec": theme.surface,
+        "mew": 0.9,
+        "clip_on": False,
+        "zorder": 4,
+    }
     axes.plot(inside, on_curve, "o", label="anchors", **dots)
     axes.set_title(f"{_short(data.name)} on {_interval(data.interval)}")
     axes.set_ylabel("target")
@@ -154,20 +161,18 @@ def _draw_values(axes: Axes, data: HeadPicture, theme: Theme) -> None:
 def _draw_error(axes: Axes, data: HeadPicture, theme: Theme) -> None:
     error = np.abs(data.error)
     worst = float(error.max())
-    top = max(worst, data.bound or 0.0)
-    if top == 0:
-        top = np.finfo(np.float64).tiny
+    # A head may be exact; a log axis still needs somewhere to start.
+    top = max(worst, data.bound or 0.0) or float(np.finfo(np.float64).eps)
     floor = top * 1e-4
     axes.set_yscale("log")
     axes.fill_between(data.y, floor, np.maximum(error, floor), color=theme.output, alpha=0.18, lw=0)
     axes.plot(data.y, np.maximum(error, floor), color=theme.output, lw=0.9)
-    if data.bound is not None:
-        axes.axhline(data.bound, color=theme.bound, lw=1.6, ls=(0, (5, 2.5)))
-        label, height = f"certified bound {upper_text(data.bound)}", data.bound
+    if data.bound is None:
+        label, height, colour = "largest measured: calibrated, not certified", worst, theme.soft
     else:
-        axes.axhline(worst, color=theme.soft, lw=1.2, ls=(0, (1, 2)))
-        label, height = "largest measured: calibrated, not certified", worst
-    colour = theme.bound if data.bound is not None else theme.soft
+        label, height, colour = f"certified bound {upper_text(data.bound)}", data.bound, theme.bound
+    height = max(height, floor)
+    axes.axhline(height, color=colour, lw=1.6, ls=(0, (5, 2.5)))
     axes.annotate(
         label, (1, height), xycoords=("axes fraction", "data"), xytext=(-2, 5), textcoords="offset points",
         ha="right", va="bottom", color=colour, fontsize=10, fontweight="bold",

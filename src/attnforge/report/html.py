@@ -148,7 +148,7 @@ class Page(Block):
                 versions=versions(),
             )
         )
-        return str(text)
+        return str(text).lstrip()
 
     def save(self, path: str | Path) -> Path:
         """Writes the page, makes the folder if it is missing, and returns the path."""
@@ -169,7 +169,7 @@ def versions() -> list[tuple[str, str]]:
         try:
             found.append((name, metadata.version(name)))
         except metadata.PackageNotFoundError:
-            found.append((name, "not installed"))
+            found.append((name, "from source" if name == "attnforge" else "not installed"))
     return [*found, ("Python", platform.python_version())]
 
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import html
 from html.parser import HTMLParser
 
-from ..errors import ArgumentError, closest
+from ..errors import ArgumentError
 
-ELEMENTS = frozenset(
-    "math mrow mi mn mo ms mtext mspace msqrt mroot mfrac msub msup msubsup munder mover munderover mmultiscripts "
-    "mprescripts mtable mtr mtd mstyle mpadded mphantom merror".split()
-)
-ATTRIBUTES = frozenset(
-    "accent accentunder columnalign columnspacing depth dir display displaystyle fence form height largeop linethickness "
-    "lspace mathvariant maxsize minsize movablelimits rowspacing rspace scriptlevel separator stretchy symmetric "
-    "voffset width".split()
-)
+ELEMENTS = frozenset({
+    "math", "mrow", "mi", "mn", "mo", "ms", "mtext", "mspace", "msqrt", "mroot", "mfrac", "msub", "msup", "msubsup",
+    "munder", "mover", "munderover", "mtable", "mtr", "mtd", "mstyle", "mpadded", "mphantom", "merror",
+})  # fmt: skip
+ATTRIBUTES = frozenset({
+    "display", "displaystyle", "scriptlevel", "mathvariant", "width", "height", "depth", "lspace", "rspace", "voffset",
+    "fence", "form", "largeop", "minsize", "maxsize", "movablelimits", "separator", "stretchy", "symmetric",
+    "accent", "accentunder", "linethickness", "columnalign", "columnspacing", "rowspacing",
+})  # fmt: skip
 # Letters from Unicode's mathematical block are missing from many fonts; a plain upright letter never is.
 LETTERS = str.maketrans({"ⅇ": "e", "ⅆ": "d", "ⅈ": "i"})
 
@@ -32,7 +32,7 @@ class _Writer(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in ELEMENTS:
-            raise ArgumentError(f"<{tag}> is not an element of MathML that a page shows{closest(tag, ELEMENTS)}")
+            raise ArgumentError(f"<{tag}> is not an element of MathML that a page shows")
         kept = "".join(f' {k}="{html.escape(v or "")}"' for k, v in attrs if k in ATTRIBUTES)
         self.out.append(f"<{tag}{kept}>")
         self.open.append(tag)

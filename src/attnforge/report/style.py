@@ -1,7 +1,7 @@
 """How attnforge's figures look, and how they become files: one style, two themes, colours safe for the colour-blind.
 
-A *builder* is a function from a `Theme` to a matplotlib figure. `svg` draws it twice, for light and for dark pages; `save`
-writes it to a file. Nothing here uses pyplot, so no backend is chosen and no global setting changes.
+A *builder* is a function from a `Theme` to a matplotlib figure. `svg` draws it twice, for light and for dark pages;
+`save` writes it to a file. Nothing here uses pyplot, so no backend is chosen and no global setting changes.
 """
 
 from __future__ import annotations

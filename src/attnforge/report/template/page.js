@@ -1,4 +1,3 @@
-
 (() => {
   "use strict";
   const root = document.documentElement;
@@ -12,20 +11,30 @@
     if (kept === "light" || kept === "dark") root.dataset.theme = kept;
   } catch { /* no storage */ }
 
+  // Plots are given the page's colours: the same palette as the still figures, on whatever ground the page has.
   const plots = [];
-  const colours = (isDark) => {
-    const ink = isDark ? "#e6e9ee" : "#1b1f26", line = isDark ? "#2c323c" : "#e1e5ea";
-    return { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", "font.color": ink, line };
-  };
+  const colours = (isDark) => ({
+    ink: isDark ? "#e6e9ee" : "#1b1f26",
+    soft: isDark ? "#a0a9b6" : "#59616e",
+    line: isDark ? "#2c323c" : "#e1e5ea",
+    cycle: isDark
+      ? ["#56B4E9", "#E69F00", "#2fc79a", "#ff8a4d", "#e39cc4", "#F0E442"]
+      : ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"],
+  });
   const paint = (isDark) => {
+    const { ink, soft, line, cycle } = colours(isDark);
     for (const plot of plots) {
-      const { line, ...change } = colours(isDark);
-      for (const key of Object.keys(plot._fullLayout || {})) {
-        if (/^[xy]axis\d*$/.test(key)) {
-          change[key + ".gridcolor"] = change[key + ".zerolinecolor"] = change[key + ".linecolor"] = line;
-        }
-        if (/^scene\d*$/.test(key)) {
-          for (const axis of ["xaxis", "yaxis", "zaxis"]) change[`${key}.${axis}.gridcolor`] = line;
+      const change = {
+        paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", "font.color": ink,
+        "modebar.bgcolor": "rgba(0,0,0,0)", "modebar.color": soft, "modebar.activecolor": ink,
+      };
+      if (!plot.dataset.coloured) change.colorway = cycle;
+      for (const key of Object.keys(plot._fullLayout)) {
+        const axes = /^scene\d*$/.test(key) ? ["x", "y", "z"].map((axis) => `${key}.${axis}axis`)
+          : /^[xy]axis\d*$/.test(key) ? [key] : [];
+        for (const axis of axes) {
+          for (const part of ["gridcolor", "zerolinecolor", "linecolor"]) change[`${axis}.${part}`] = line;
+          if (axis !== key) change[`${axis}.showbackground`] = false;
         }
       }
       Plotly.relayout(plot, change);
@@ -52,9 +61,16 @@
 
   for (const place of document.querySelectorAll(".plot")) {
     const { data, layout } = JSON.parse(place.querySelector("script").textContent);
-    const { line, "font.color": color, ...ground } = colours(dark());
-    const font = { family: getComputedStyle(document.body).fontFamily, size: 13, ...(layout.font || {}), color };
-    Plotly.newPlot(place, data, { ...layout, ...ground, font, autosize: true }, { responsive: true, displaylogo: false });
+    const family = getComputedStyle(document.body).fontFamily;
+    if (layout.colorway) place.dataset.coloured = "";
+    const solid = data.some((trace) => /surface|3d|volume|cone|streamtube/.test(trace.type));
+    const top = layout.title ? 56 : 32;
+    const margin = solid ? { l: 8, r: 8, t: top, b: 8 } : { l: 60, r: 24, t: top, b: 52 };
+    const ours = { margin, height: solid ? 520 : 440 };
+    Plotly.newPlot(
+      place, data, { ...ours, ...layout, font: { family, size: 13, ...layout.font }, autosize: true },
+      { responsive: true, displaylogo: false },
+    );
     plots.push(place);
     // Inside a folded part a plot has no width to fit; it gets one when the part opens.
     place.closest("details")?.addEventListener("toggle", () => Plotly.Plots.resize(place));
