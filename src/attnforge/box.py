@@ -174,12 +174,12 @@ def round_outward(low: np.ndarray, high: np.ndarray, dtype: torch.dtype) -> tupl
     """Bounds moved outward to numbers of `dtype`; exact where they already are such numbers."""
     if dtype == torch.float64:
         return low, high
-    near_low = torch.from_numpy(np.ascontiguousarray(low)).to(dtype)
-    near_high = torch.from_numpy(np.ascontiguousarray(high)).to(dtype)
+    exact_low, exact_high = torch.from_numpy(np.array(low)), torch.from_numpy(np.array(high))
+    near_low, near_high = exact_low.to(dtype), exact_high.to(dtype)
     below = torch.nextafter(near_low, torch.full_like(near_low, -math.inf))
     above = torch.nextafter(near_high, torch.full_like(near_high, math.inf))
-    out_low = torch.where(near_low.double() <= torch.from_numpy(low), near_low, below)
-    out_high = torch.where(near_high.double() >= torch.from_numpy(high), near_high, above)
+    out_low = torch.where(near_low.double() <= exact_low, near_low, below)
+    out_high = torch.where(near_high.double() >= exact_high, near_high, above)
     return out_low.double().numpy(), out_high.double().numpy()
 
 

@@ -28,6 +28,8 @@ NAMES = ("square", "log", "atan", "ends")
 class Potential:
     """A potential, shifted and scaled: z = sign * (y - shift) / scale.
 
+    Near a singular end the flat coordinate would run off to infinity; `floor` is how close to the end anchors go.
+
     square  phi = z^2                              even spacing
     log     phi = -log z, z > 0                    even spacing of log z: one relative resolution over decades
     atan    phi = z atan z - log(1 + z^2)/2        even spacing of asinh z: fine near 0, coarse far out
@@ -42,6 +44,7 @@ class Potential:
     shift: float = 0.0
     scale: float = 1.0
     sign: int = 1
+    floor: float = 1e-300
 
     def __post_init__(self) -> None:
         if self.name not in (*NAMES, "exact"):
@@ -54,11 +57,11 @@ class Potential:
         z = self.sign * (np.asarray(y, dtype=np.float64) - self.shift) / self.scale
         match self.name:
             case "log":
-                return np.log(np.maximum(z, 1e-300))
+                return np.log(np.maximum(z, self.floor))
             case "atan":
                 return np.arcsinh(z)
             case "ends":
-                return np.arctanh(np.clip(z, -1 + 2.0**-53, 1 - 2.0**-53))
+                return np.arctanh(np.clip(z, -1 + max(self.floor, 2.0**-53), 1 - max(self.floor, 2.0**-53)))
         return z
 
     def unflat(self, t: Array) -> Array:
@@ -110,13 +113,13 @@ class Potential:
 
     def to_json(self) -> list[object]:
         """A description that `from_json` turns back into an equal potential."""
-        return [self.name, self.shift, self.scale, self.sign]
+        return [self.name, self.shift, self.scale, self.sign, self.floor]
 
     @classmethod
     def from_json(cls, data: list[object]) -> Potential:
         """The potential that `to_json` described."""
-        name, shift, scale, sign = data
-        return cls(str(name), float(shift), float(scale), int(sign))  # type: ignore[arg-type]
+        name, shift, scale, sign, floor = data
+        return cls(str(name), float(shift), float(scale), int(sign), float(floor))  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         z = "y" if self.shift == 0 else f"(y {'-' if self.shift > 0 else '+'} {abs(self.shift):g})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..ir.functions import Univariate
 from .potential import Potential
 
 Array = np.ndarray
+SHARES = 10.0 ** -np.arange(0.2, 8.0, 0.4)
 CUTS = {torch.float32: (1e-10, 1e-8, 1e-6, 1e-4), torch.float64: (1e-15, 1e-13, 1e-11, 1e-8)}
 
 
@@ -40,8 +42,12 @@ class Sample:
         """`count` points, dense towards the ends like Chebyshev points in the potential's flat coordinate."""
         ends = np.sort(potential.flat(np.array([lo, hi])))
         cosines = -np.cos(np.pi * (np.arange(count) + 0.5) / count)
-        inner = potential.unflat(ends.mean() + 0.5 * (ends[1] - ends[0]) * cosines)
-        point = np.unique(np.clip(np.concatenate([[lo], inner, [k for k in fn.knots if lo < k < hi], [hi]]), lo, hi))
+        inner = np.sort(potential.unflat(ends.mean() + 0.5 * (ends[1] - ends[0]) * cosines))
+        beyond = [  # what lies between a singular end and the first anchor
+            end + (first - end) * share for end, first in ((lo, inner[0]), (hi, inner[-1])) for share in SHARES
+        ]
+        knots = [k for k in fn.knots if lo < k < hi]
+        point = np.unique(np.clip(np.concatenate([[lo], inner, beyond, knots, [hi]]), lo, hi))
         value = fn.value(torch.from_numpy(point)).numpy()
         finite = np.isfinite(value)
         point, value = point[finite], value[finite]
@@ -65,48 +71,54 @@ def keys(shape: Shape, lo: float, hi: float, dtype: torch.dtype) -> AnchorWeight
     return AnchorWeights(_round(slope, dtype), _round(offset, dtype), np.zeros(shape.count), centre)
 
 
-def solve(blank: AnchorWeights, sample: Sample, skip: bool, dtype: torch.dtype) -> list[AnchorWeights]:
-    """The least-squares values for given keys, once for each cut of the singular values."""
-    line = tuple(float(_round(np.array(x), dtype)) for x in sample.line) if skip else (0.0, 0.0)
-    matrix = blank.weights(sample.point) * sample.weight[:, None]
-    wanted = (sample.value - line[0] * sample.point - line[1]) * sample.weight
-    left, size, right = np.linalg.svd(matrix, full_matrices=False)
-    share = left.T @ wanted
-    found = []
-    for cut in CUTS[dtype]:
-        kept = size > cut * size[0]
-        value = right[kept].T @ (share[kept] / size[kept])
-        value += right[kept].T @ ((left.T @ (wanted - matrix @ value))[kept] / size[kept])  # one step of refinement
-        found.append(replace(blank, value=_round(value, dtype), skip=line))
-    return found
+class Bench:
+    """Given keys on a sample: solves for values and says what a certificate would, sharing all that depends on keys alone."""
+
+    def __init__(self, blank: AnchorWeights, sample: Sample, dtype: torch.dtype):
+        self.blank, self.sample, self.dtype = blank, sample, dtype
+        logits = np.multiply.outer(sample.point - blank.centre, blank.slope)
+        reach = np.abs(logits)
+        logits += blank.offset
+        gap = logits.max(-1, keepdims=True) - logits
+        self.weight = np.exp(-gap)
+        self.weight /= self.weight.sum(-1, keepdims=True)
+        u = unit(dtype)
+        self.logit_error = self.weight * (u * (reach + np.abs(logits) + gap + EXP_ULPS))
+        self.terms = 2 * np.sum(self.weight > u / self.weight.shape[-1], -1) + 4
+
+    def solve(self, skip: bool) -> Iterator[tuple[float, AnchorWeights]]:
+        """Least-squares values, once for each cut of the singular values, each with its estimate."""
+        sample, dtype = self.sample, self.dtype
+        line = (float(_round(np.array(sample.line[0]), dtype)), float(_round(np.array(sample.line[1]), dtype)))
+        line = line if skip else (0.0, 0.0)
+        matrix = self.weight * sample.weight[:, None]
+        wanted = (sample.value - line[0] * sample.point - line[1]) * sample.weight
+        left, size, right = np.linalg.svd(matrix, full_matrices=False)
+        share = left.T @ wanted
+        for cut in CUTS[dtype]:
+            kept = size > cut * size[0]
+            value = right[kept].T @ (share[kept] / size[kept])
+            value += right[kept].T @ ((left.T @ (wanted - matrix @ value))[kept] / size[kept])  # one step of refinement
+            found = replace(self.blank, value=_round(value, dtype), skip=line)
+            yield self.estimate(found), found
+
+    def estimate(self, head: AnchorWeights) -> float:
+        """What a certificate will say, roughly: the error on the sample plus lemma A5 at its points. Not a bound."""
+        sample, u = self.sample, unit(self.dtype)
+        out = self.weight @ head.value
+        error = np.abs(out + head.skip[0] * sample.point + head.skip[1] - sample.value)
+        error += np.sum(self.logit_error * np.abs(head.value - out[:, None]), -1)
+        error += u * self.terms * (self.weight @ np.abs(head.value))
+        if head.skip != (0.0, 0.0):
+            error += 3 * u * (np.abs(out) + np.abs(head.skip[0] * sample.point) + abs(head.skip[1]))
+        worst = np.max(error * sample.weight)
+        return float(worst) if np.isfinite(worst) else float("inf")
 
 
 def cold_values(blank: AnchorWeights, anchors: Array, fn: Univariate, lo: float, hi: float, dtype: torch.dtype) -> AnchorWeights:
     """The paper's choice: each anchor's value is the function there."""
     value = fn.value(torch.from_numpy(np.clip(anchors, lo, hi))).numpy()
     return replace(blank, value=_round(value, dtype))
-
-
-def estimate(head: AnchorWeights, sample: Sample, dtype: torch.dtype) -> float:
-    """What a certificate will say, roughly: the error on the sample plus lemma A5 at its points. Not a bound."""
-    u = unit(dtype)
-    q = sample.point - head.centre
-    logits = np.multiply.outer(q, head.slope)
-    reach = np.abs(logits)
-    logits += head.offset
-    gap = logits.max(-1, keepdims=True) - logits
-    weight = np.exp(-gap)
-    weight /= weight.sum(-1, keepdims=True)
-    out = weight @ head.value
-    interpolation = np.abs(out + head.skip[0] * sample.point + head.skip[1] - sample.value)
-    d = u * (reach + np.abs(logits) + gap + EXP_ULPS)
-    rounding = np.sum(weight * d * np.abs(head.value - out[:, None]), -1)
-    terms = 2 * np.sum(weight > u / weight.shape[-1], -1) + 4
-    rounding += u * terms * (weight @ np.abs(head.value))
-    if head.skip != (0.0, 0.0):
-        rounding += 3 * u * (np.abs(out) + np.abs(head.skip[0] * sample.point) + abs(head.skip[1]))
-    worst = np.max((interpolation + rounding) * sample.weight)
-    return float(worst) if np.isfinite(worst) else float("inf")
 
 
 def _round(x: Array, dtype: torch.dtype) -> Array:

@@ -1,0 +1,210 @@
+"""Which potential, how many anchors, how warm: the shape of an anchor head, found by estimates that cost microseconds.
+
+The estimate (`solve.estimate`) is the error on a dense sample plus lemma A5 at its points; only the winner is certified.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from ..certify.interpolation import AnchorWeights
+from ..ir.functions import Univariate
+from .potential import Potential
+from .solve import Bench, Sample, Shape, keys
+
+MOST_ANCHORS = 512  # what `eps` may ask for on its own
+MANY = 96  # above this many anchors a search follows what was best with fewer
+WARM = (0.08, 0.12, 0.17, 0.25, 0.36)
+KINKED = (0.25, 0.42, 1.0, 2.72)  # a kink wants a colder head: 2.72 balances kink and interior error of a ramp
+FLOORS = (1e-4, 1e-7, 1e-10)  # how near a singular end anchors go, as a share of the interval; refined later
+GUARDS = (1, 3, 5, 7, 9)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A head whose shape was tried, and what its certificate would say, roughly."""
+
+    shape: Shape
+    weights: AnchorWeights
+    estimate: float
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a search is about: everything but the number of anchors."""
+
+    fn: Univariate
+    lo: float
+    hi: float
+    dtype: torch.dtype
+    relative: bool
+    potentials: tuple[Potential, ...]
+    kappa: float | None = None
+
+    def kappas(self) -> tuple[float, ...]:
+        if self.kappa is not None:
+            return (self.kappa,)
+        return KINKED if any(self.lo < k < self.hi for k in self.fn.knots) else WARM
+
+
+def candidates(fn: Univariate, lo: float, hi: float) -> tuple[Potential, ...]:
+    """The potentials worth trying for a function on an interval, the likeliest first."""
+    found: list[Potential] = []
+    inside = fn.domain
+    poles = () if inside.period is not None else inside.poles
+    ends = sorted(e for e in {inside.lo, inside.hi, *poles} if math.isfinite(e))
+    if lo == inside.lo and hi == inside.hi:
+        found += [Potential("ends", 0.5 * (lo + hi), 0.5 * (hi - lo), floor=f) for f in FLOORS]
+        ends = []
+    for end in ends:
+        sign = 1 if lo >= end else -1
+        near, far = (lo - end, hi - end) if sign == 1 else (end - hi, end - lo)
+        if near > 0 and far / near > 2:
+            found.append(Potential("log", shift=end, sign=sign))
+        elif near == 0:
+            found += [Potential("log", shift=end, sign=sign, floor=far * f) for f in FLOORS]
+    if "log" in fn.potentials and lo > 0 and not found and hi / lo > 2:
+        found.append(Potential("log"))
+    if not found or "atan" in fn.potentials:
+        at, length = _sharpest(fn, lo, hi)
+        found.append(Potential("atan", at, length))
+        if length < 0.1 * (hi - lo):
+            found.append(Potential("atan", at, 0.25 * (hi - lo)))
+    return (*found, Potential("square"))
+
+
+def _sharpest(fn: Univariate, lo: float, hi: float) -> tuple[float, float]:
+    """Where the function bends most (0 when it bends there at least half as much as anywhere), and over what length."""
+    y = np.linspace(lo, hi, 1025)
+    value = fn.value(torch.from_numpy(y)).numpy()
+    bend = np.abs(np.diff(value, 2))
+    bend[~np.isfinite(bend)] = 0.0
+    at = float(y[1:-1][int(np.argmax(bend))])
+    if lo < 0 < hi and np.interp(0.0, y[1:-1], bend) > 0.5 * bend.max():
+        at = 0.0
+    spread = float(np.ptp(value[np.isfinite(value)]))
+    length = (y[1] - y[0]) * math.sqrt(spread / bend.max()) if bend.max() > 0 else hi - lo
+    return at, min(max(1.5 * length, 1e-3 * (hi - lo)), hi - lo)
+
+
+@lru_cache(maxsize=256)
+def _sample(q: Question, potential: Potential, count: int) -> Sample:
+    return Sample.draw(q.fn, q.lo, q.hi, potential, count, q.relative)
+
+
+def _try(q: Question, shape: Shape, skips: tuple[bool, ...]) -> Iterator[Candidate]:
+    density = 5 if shape.count <= MANY else 3
+    sample = _sample(q, shape.potential, density * (1 << (shape.count - 1).bit_length()))
+    blank = keys(shape, q.lo, q.hi, q.dtype)
+    if not (np.isfinite(blank.slope).all() and np.isfinite(blank.offset).all()):
+        return
+    bench = Bench(blank, sample, q.dtype)
+    for skip in skips:
+        for estimate, weights in bench.solve(skip):
+            yield Candidate(shape, weights, estimate)
+
+
+def _better(best: Candidate | None, found: Iterator[Candidate]) -> Candidate | None:
+    for one in found:
+        if best is None or one.estimate < best.estimate:
+            best = one
+    return best
+
+
+def coarse(q: Question, count: int, like: Shape | None = None) -> Candidate | None:
+    """The best of a few shapes with `count` anchors; with many anchors only the shape that was best with fewer."""
+    return next(iter(ranked(q, count, like)), None)
+
+
+def ranked(q: Question, count: int, like: Shape | None = None) -> list[Candidate]:
+    """The shapes of the coarse search, best first."""
+    if count > MANY and like is not None:
+        shapes = [replace(like, count=count)]
+    else:
+        guards = [g for g in GUARDS if count - 2 * g >= 2] or [0]
+        shapes = [Shape(p, count, g, k) for p in q.potentials for g in guards for k in q.kappas()]
+    found = [best for shape in shapes if (best := _better(None, _try(q, shape, (not q.relative,)))) is not None]
+    return sorted(found, key=lambda c: c.estimate)
+
+
+def refine(q: Question, best: Candidate, rounds: int = 4) -> Candidate:
+    """Small steps in temperature, guards, the potential's scale and the skip, as long as they help."""
+    factor = 1.25
+    for _ in range(rounds):
+        shape, before = best.shape, best.estimate
+        moves = []
+        if q.kappa is None:
+            moves += [replace(shape, kappa=shape.kappa * factor), replace(shape, kappa=shape.kappa / factor)]
+        for step in (-1, 1):
+            if shape.guards + step >= 0 and shape.count - 2 * (shape.guards + step) >= 2:
+                moves.append(replace(shape, guards=shape.guards + step))
+        if shape.potential.name == "atan" and len(q.potentials) > 1:
+            for scale in (factor, 1 / factor):
+                moves.append(replace(shape, potential=replace(shape.potential, scale=shape.potential.scale * scale)))
+        if shape.potential.floor > 1e-300 and len(q.potentials) > 1:
+            for depth in (10.0, 0.1):
+                moves.append(replace(shape, potential=replace(shape.potential, floor=shape.potential.floor * depth)))
+        for move in moves:
+            best = _better(best, _try(q, move, (False,) if q.relative else (True, False))) or best
+        if best.estimate > 0.98 * before:
+            factor = math.sqrt(factor)
+    return best
+
+
+def for_count(q: Question, count: int) -> Candidate | None:
+    """The best head with `count` anchors that the search finds."""
+    starts = ranked(q, min(count, MANY))[:3]
+    if not starts:
+        return None
+    best = min((refine(q, start) for start in starts), key=lambda c: c.estimate)
+    return best if count <= MANY else coarse(q, count, like=best.shape)
+
+
+def for_eps(q: Question, eps: float) -> tuple[Candidate | None, Candidate | None]:
+    """The smallest head that seems to reach eps, and the best one seen (for the message when none does).
+
+    Errors of a warm head fall geometrically with the number of anchors until rounding takes over: the search follows the
+    line through the last two points of log(error) against count, then bisects.
+    """
+    seen: dict[int, Candidate] = {}
+
+    def at(count: int) -> float:
+        if count not in seen:
+            fewer = [c for c in seen if c < count]
+            best = coarse(q, count, like=seen[max(fewer)].shape if fewer else None)
+            if best is not None and count <= MANY and best.estimate > eps > 0.05 * best.estimate:
+                best = refine(q, best, rounds=2)
+            if best is None:
+                return math.inf
+            seen[count] = best
+        return seen[count].estimate
+
+    low, count = 2, 8
+    error = at(count)
+    while error > eps and count < MOST_ANCHORS:
+        low, before, error_before = count, count, error
+        count = min(MOST_ANCHORS, before * 2)
+        if len(seen) > 1:
+            ordered = sorted(seen)[-2:]
+            fall = math.log(seen[ordered[0]].estimate / seen[ordered[1]].estimate) / (ordered[1] - ordered[0])
+            if fall > 0:
+                count = min(count, max(before + 1, before + math.ceil(math.log(error_before / (0.8 * eps)) / fall)))
+        error = at(count)
+        if count >= 2 * before > 32 and error > 0.7 * error_before:
+            break  # rounding, or a kink: more anchors do not help
+    best_seen = min(seen.values(), key=lambda c: c.estimate, default=None)
+    if error > eps:
+        return None, best_seen
+    while count - low > max(1, count // 16):
+        middle = (low + count) // 2
+        if at(middle) <= eps:
+            count = middle
+        else:
+            low = middle
+    return seen[count], best_seen
