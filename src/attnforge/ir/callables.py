@@ -64,7 +64,7 @@ def from_callable(
 
 def evaluate(fn: Univariate, y: Array) -> Array:
     """Float64 values of a user's callable, refusing values that are not finite."""
-    out = fn.value(torch.from_numpy(np.ascontiguousarray(y))).detach().cpu().double().numpy()
+    out = fn.value(torch.tensor(y)).detach().cpu().double().numpy()
     if not np.isfinite(out).all():
         where = int(np.flatnonzero(~np.isfinite(out))[0])
         raise ArgumentError(f"{fn.name} must be finite on the interval, but {fn.name}({y[where]!r}) is {out[where]!r}")

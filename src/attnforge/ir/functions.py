@@ -241,7 +241,7 @@ def taylor(fn: Function, lo: Array, hi: Array, order: int) -> Taylor:
 def reference(fn: Function, y: float, digits: int = 60) -> arb:
     """The value at one float64 point as a ball of about `digits` correct digits, for tests and benchmarks."""
     function = get(fn)
-    if function.series is None and not function.pieces:
+    if not function.branches:
         raise ArgumentError(f"{function.name} is a callable; only registered functions have high-precision values")
     with precision(int(digits * 3.33) + 64):
         return function.ball(arb(y))

@@ -11,7 +11,6 @@ import functools
 import numpy as np
 from flint import arb, arb_series
 
-from ..errors import ArgumentError
 from .callables import interpolant_table
 from .rounding import BITS, Array, lower, polynomial_upper, precision, split, up, upper
 from .tables import Taylor, centre_and_radius, intersect, spread
@@ -22,7 +21,7 @@ from .univariate import Series, Univariate, overlapping
 def taylor_table(fn: Univariate, lo_bytes: bytes, hi_bytes: bytes, order: int) -> Taylor:
     """The table of a function on the cells whose ends are these float64 bytes; the arguments are the cache's key."""
     lo, hi = np.frombuffer(lo_bytes), np.frombuffer(hi_bytes)
-    if fn.series is None and not fn.pieces:
+    if not fn.branches:
         return interpolant_table(fn, lo, hi, order)
     centre, radius = centre_and_radius(lo, hi)
     # A cell that touches a knot belongs to the piece on its own side. The piece's ball sticks out over the knot by the
@@ -63,36 +62,41 @@ def ranges(fn: Univariate, lo: Array, hi: Array) -> tuple[Array, Array]:
     By monotonicity where the turns are known (then as tight as float64 allows), else by one Taylor form and one ball
     for each cell.
     """
+    if not fn.branches:
+        table = interpolant_table(fn, lo, hi, 1)
+        return table.low, table.high
     with precision():
         low, high = _clip(fn, *_by_balls(fn, lo, hi))
-    if fn.turns is None and fn.certifiable and not any(((lo < k) & (k < hi)).any() for k in fn.knots):
+    if fn.turns is None and not any(((lo < k) & (k < hi)).any() for k in fn.knots):
         table = taylor_table(fn, lo.tobytes(), hi.tobytes(), 3)
         low, high = intersect(low, high, table.low, table.high)
     return low, high
 
 
-def refined_range(fn: Univariate, lo: float, hi: float, rounds: int = 12, cells: int = 16) -> tuple[float, float]:
-    """Range over one interval by branch and bound: split the cells that can still widen the range seen at points."""
+def refined_range(fn: Univariate, lo: float, hi: float, cells: int = 16) -> tuple[float, float]:
+    """Range over one interval by branch and bound: split the cells that can still widen the range seen at points.
+
+    Stops when no cell can widen it by more than 1e-9 of itself, or when splitting no longer helps: a cell whose
+    enclosure is dominated by rounding or by a pole never settles.
+    """
     ends = np.unique(np.concatenate([np.linspace(lo, hi, cells + 1), [k for k in fn.knots if lo < k < hi]]))
     left, right = ends[:-1], ends[1:]
-    done_low, done_high = np.inf, -np.inf
-    for step in range(rounds):
+    settled_low, settled_high, before = np.inf, -np.inf, np.inf
+    while True:
         low, high = ranges(fn, left, right)
-        # Every cell holds its left end, so the range over that point must be inside the result anyway.
+        # Every cell holds its left end, so the result cannot be tighter than the enclosure of the value there.
         point_low, point_high = ranges(fn, left, left)
-        seen_low, seen_high = min(done_low, point_high.min()), max(done_high, point_low.max())
-        scale = max(abs(seen_low), abs(seen_high))
-        slack = 1e-9 * (seen_high - seen_low) + 4 * np.spacing(scale) if np.isfinite(scale) else np.inf
-        open_ = ((low < seen_low - slack) | (high > seen_high + slack)) & (right > np.nextafter(left, np.inf))
-        last = step == rounds - 1 or not open_.any() or open_.sum() > 4096
-        settled = np.ones_like(open_) if last else ~open_
-        done_low = min(done_low, low[settled].min(initial=np.inf))
-        done_high = max(done_high, high[settled].max(initial=-np.inf))
-        if last:
-            break
-        middle = np.clip(0.5 * left + 0.5 * right, left, right)[open_]
-        left, right = np.concatenate([left[open_], middle]), np.concatenate([middle, right[open_]])
-    return float(done_low), float(done_high)
+        seen_low, seen_high = min(settled_low, point_high.min()), max(settled_high, point_low.max())
+        excess = np.maximum(seen_low - low, high - seen_high)
+        unsettled = excess > 1e-9 * (seen_high - seen_low)
+        worst = float(excess.max())
+        if not unsettled.any() or not worst < 0.9 * before or unsettled.sum() > 512:
+            return float(min(settled_low, low.min())), float(max(settled_high, high.max()))
+        before = worst if np.isfinite(worst) else before
+        settled_low = min(settled_low, low[~unsettled].min(initial=np.inf))
+        settled_high = max(settled_high, high[~unsettled].max(initial=-np.inf))
+        middle = np.clip(0.5 * left + 0.5 * right, left, right)[unsettled]
+        left, right = np.concatenate([left[unsettled], middle]), np.concatenate([middle, right[unsettled]])
 
 
 def _clip(fn: Univariate, low: Array, high: Array) -> tuple[Array, Array]:
@@ -102,11 +106,6 @@ def _clip(fn: Univariate, low: Array, high: Array) -> tuple[Array, Array]:
 
 def _by_balls(fn: Univariate, lo: Array, hi: Array) -> tuple[Array, Array]:
     """Enclosures by `fn.ball`: at the ends and turns where the turns are known, over the whole cell otherwise."""
-    if not fn.certifiable:
-        raise ArgumentError(
-            f"{fn.name} has no rigorous range: it is a callable without a bound on its second derivative; "
-            f"declare one with from_callable(f, second_derivative=...)"
-        )
     if fn.turns is None:
         balls = [fn.ball(arb(c, r)) for c, r in zip(*(x.tolist() for x in centre_and_radius(lo, hi)), strict=True)]
         return np.array([lower(b) for b in balls]), np.array([upper(b) for b in balls])
