@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("network",),
     ("purity",),
     ("heads",),
+    ("files",),
     ("frontends", "lower", "theorems", "incontext", "export", "certify.check"),
     ("_compile",),
     ("convert", "lab"),

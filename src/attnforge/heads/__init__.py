@@ -1,0 +1,5 @@
+"""Head families: construction, lemma, bound and inverse together, one family per file."""
+
+from .anchor import AnchorHead
+
+__all__ = ["AnchorHead"]

@@ -1,0 +1,88 @@
+"""attnforge: functions become attention-only networks, with a certificate of how far the two can differ.
+
+>>> import attnforge as af
+>>> head = af.AnchorHead.fit("sin", -3, 3, eps=1e-4)
+>>> head.certificate.kind, head.bound <= 1e-4
+('certified', True)
+
+Names are loaded when they are first used: `import attnforge` costs little more than importing torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .box import Box
+from .errors import (
+    ArgumentError,
+    AttnforgeError,
+    CertificateError,
+    ConvergenceError,
+    DomainError,
+    DomainWarning,
+    FormulaError,
+    MissingExtra,
+    PrecisionError,
+    PurityError,
+    UnsupportedOperation,
+)
+from .purity import purity  # at once: the function, not the package of that name, is the attribute
+
+if TYPE_CHECKING:
+    from .certify.certificate import Certificate
+    from .certify.certified import certify
+    from .heads import AnchorHead, GateHead, NormHead, ProductHead, TokenHead
+    from .files import check, load
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "AnchorHead": ".heads",
+    "GateHead": ".heads",
+    "NormHead": ".heads",
+    "ProductHead": ".heads",
+    "TokenHead": ".heads",
+    "Certificate": ".certify.certificate",
+    "certify": ".certify.certified",
+    "check": ".files",
+    "load": ".files",
+}
+
+__all__ = [
+    "AnchorHead",
+    "ArgumentError",
+    "AttnforgeError",
+    "Box",
+    "Certificate",
+    "CertificateError",
+    "ConvergenceError",
+    "DomainError",
+    "DomainWarning",
+    "FormulaError",
+    "GateHead",
+    "MissingExtra",
+    "NormHead",
+    "PrecisionError",
+    "ProductHead",
+    "PurityError",
+    "TokenHead",
+    "UnsupportedOperation",
+    "__version__",
+    "certify",
+    "check",
+    "load",
+    "purity",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'attnforge' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_LAZY[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
