@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import linecache
 import logging
+import os
 import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.fx.traceback as fx_traceback
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from attnforge.errors import ArgumentError, PurityError
 
@@ -23,8 +28,11 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*(?:\n(?P<code>(?!\s*File ")[^\n]*))?')
-_GENERATED = re.compile(r"<eval_with_key>")
-_TORCH = Path(torch.__file__).parent.as_posix() + "/"
+_GENERATED = "<eval_with_key>"
+_PLACE = "attnforge_place"
+_annotate = getattr(fx_traceback, "annotate", None)  # older releases of torch lack it: then only `forward` has lines
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_LIBRARY = str(Path(traceback.__file__).parent) + os.sep
 
 
 @dataclass(frozen=True)
@@ -32,16 +40,17 @@ class Trace:
     """The exported program of a network, and where each of its nodes was written."""
 
     program: ExportedProgram
-    hidden: Mapping[str, str]
-    """Stack traces of nodes in regions such as `torch.no_grad()`, which flattening would lose, by node name."""
+    hidden: Mapping[str, Node]
+    """The nodes of regions such as `torch.no_grad()`, by name: flattening takes their places from them."""
 
     def source(self, node: Node) -> str:
         """`file:line  code` of the innermost frame outside torch, or inside it where there is no other."""
         frames = _frames(str(node.meta.get("stack_trace") or ""))
-        if frames and _GENERATED.search(frames[-1][0]):
+        if frames and frames[-1][0].startswith(_GENERATED):
             name = frames[-1][2].split("=")[0].split(":")[0].strip()
-            frames = _frames(self.hidden.get(name, ""))
-        return _place(frames)
+            return self.source(self.hidden[name]) if name in self.hidden else ""
+        file, line = node.meta.get("custom", {}).get(_PLACE) or ("", 0)
+        return _place([(file, line, linecache.getline(file, line).strip())] if file else frames)
 
     def module(self, node: Node) -> str:
         """The dotted path of the innermost submodule that the node belongs to."""
@@ -61,18 +70,42 @@ def capture(net: nn.Module, example: object = None) -> Trace:
     args, kwargs = _arguments(net, example)
     try:
         with _quiet_evaluation(net):
-            program = export(net, args, kwargs, strict=False)
+            with fx_traceback.preserve_node_meta(), _Places() if _annotate else nullcontext():
+                program = export(net, args, kwargs, strict=False)
             flat = program.run_decompositions({})
     except Exception as error:  # export wraps whatever the module raises in errors of many families
         raise _export_error(net, error) from error
     hidden = {
-        node.name: str(node.meta["stack_trace"])
+        node.name: node
         for graph in program.graph_module.modules()
         if graph is not program.graph_module
         for node in _nodes(graph)
-        if node.meta.get("stack_trace")
     }
     return Trace(flat, hidden)
+
+
+class _Places(TorchFunctionMode):
+    """Notes on every node the line of the user's code that called for it, in helper functions too.
+
+    Export's own stack traces hold the frames of functions called `forward` and no others.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        assert _annotate is not None
+        with _annotate({_PLACE: _calling_line()}):
+            return func(*args, **(kwargs or {}))
+
+
+def _calling_line() -> tuple[str, int] | None:
+    """The innermost line outside torch, on the way up to this module's call of export."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename != __file__:
+        if not _foreign(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 def _nodes(graph: nn.Module) -> Iterator[Node]:
@@ -146,9 +179,7 @@ def _frames(trace: str) -> list[tuple[str, int, str]]:
 
 def _foreign(file: str) -> bool:
     """A frame that says nothing about the user's network: torch, the standard library, this package's own tracer."""
-    path = Path(file).as_posix()
-    library = Path(traceback.__file__).parent.as_posix() + "/"
-    return path.startswith((_TORCH, library)) or path == Path(__file__).as_posix() or file.startswith("<")
+    return file.startswith((_TORCH, _LIBRARY, "<")) or file == __file__
 
 
 def _place(frames: list[tuple[str, int, str]]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from attnforge.purity import tables
@@ -151,7 +151,7 @@ class Walk:
 
     def _lookup(self, node: Node, arguments: Arguments) -> Level:
         if self._largest(leaves(arguments["indices"])) >= Level.DATA:
-            return self._offend(node, "the index depends on data")
+            return self._offend(node, "its argument indices depends on data")
         return self._allow(node, "lookup", Level.DATA)
 
     def _is_trained(self, nodes: Iterable[Node]) -> bool:
@@ -189,14 +189,14 @@ class Walk:
 
         steering = [key for key in arguments if key in tables.STEERING and varies(key)]
         if steering:
-            return f"the {steering[0]} depends on data"
+            return f"its argument {steering[0]} depends on data"
         if sum(map(varies, tables.FACTORS.get(name, ()))) > 1:
             return "an elementwise product of two data-dependent tensors" if name in tables.ELEMENTWISE else (
                 "a product of data-dependent tensors other than Q K^T and weights times V"
             )
         fixed = [key for key in tables.FIXED.get(name, ()) if varies(key)]
         if fixed:
-            return "a division by data" if name in tables.ELEMENTWISE else f"{fixed[0]} depends on data"
+            return "a division by data" if name in tables.ELEMENTWISE else f"its argument {fixed[0]} depends on data"
         if arguments.get("training"):
             return "a normalisation divides by a statistic of the data"
         if arguments.get("rounding_mode") or arguments.get("reduce"):
@@ -219,7 +219,7 @@ class Walk:
         self._blame(output.all_input_nodes, "the output")
         nodes = {node.name: node for node in output.all_input_nodes}
         for spec in self.trace.program.graph_signature.output_specs:
-            if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.PARAMETER_MUTATION):
+            if spec.kind.name.endswith("MUTATION"):
                 self._offend(nodes[spec.arg.name], f"its result is stored in '{spec.target}': a network has no state")
 
 

@@ -105,10 +105,12 @@ def _rows(node: Node) -> Any:
         return (torch.arange(math.prod(once)) + 1).reshape(once).expand(full)
     inputs = list(leaves([*node.args, *node.kwargs.values()]))
     moves = node.target is operator.getitem or name in tables.IDENTITY | tables.MOVEMENT
-    if len(inputs) != 1 or not moves or arguments.get("value") or name == "fill":
+    if len(inputs) != 1 or not moves or arguments.get("value") or name in ("fill", "as_strided"):
         return None  # other tensors are mixed in, or numbers other than the zeros of padding
     rows = _rows(inputs[0])
     if rows is None or name in tables.IDENTITY | tables.CASTS:
         return rows
+    if name in ("view", "_unsafe_view"):
+        return rows.reshape(shape(node))  # the row numbers may lie in memory in another order than the weights
     assert callable(node.target)
     return node.target(*map_arg(node.args, lambda _: rows), **node.kwargs)
