@@ -1,0 +1,399 @@
+"""Norm heads: layer norm and rms norm in one attention layer (section G1 of docs/theory.md).
+
+An inner product of a token with itself is what attention computes anyway. With c the (centred) row and v = c.c/d,
+
+    head j:   self slot: logit b_j - s_j v, value c;     sink: logit 0, value 0
+
+reads sigmoid(b_j - s_j v) c. Mixed with constants a_j the heads add up to c S(v), S(v) ~ 1/sqrt(v + eps); `norm_fit`
+chooses the constants. Three things keep rounding small. v enters every head as the same number, so that its error moves
+the result like 1/sqrt does: by half of it. Sums over channels are trees of depth log2(d). Rows are centred twice: the
+second mean is that of a centred row, so its error does not grow with the row's offset. `ledger` is the proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..box import Box
+from ..certify.certificate import Certificate, Source, Term, total
+from ..certify.certified import CertifiedModule
+from ..certify.rounding import ASSUMPTIONS, TINY, UNIT, gamma, up
+from ..errors import ArgumentError, CertificateError, PrecisionError
+from .norm_fit import NormSpec, fit, fit_error
+from .tree import tree_depth, tree_size, tree_sum
+
+Kind = Literal["layer", "rms"]
+GROUP = 4  # heads that are read and mixed together
+BLOCK = 8  # channels of one inner product
+CHUNK = 1 << 17  # row entries evaluated at once: the heads' values then stay in the cache
+MAX_HEADS = 64
+WIDEN = 2.0**-7  # fitted and certified on [lo (1 - WIDEN), hi (1 + WIDEN)]: room for the variance's own rounding
+
+
+class NormHead(CertifiedModule):
+    """Layer norm or rms norm over the last dimension, by softmax attention.
+
+    >>> norm = NormHead.layer_norm(384, variance=(0.4, 130.0))
+    >>> x = torch.randn(2, 384, generator=torch.Generator().manual_seed(0))
+    >>> exact = torch.nn.functional.layer_norm(x.double(), (384,))
+    >>> bool(((norm(x) - exact).abs().amax(-1) <= norm.bound * exact.abs().amax(-1)).all())
+    True
+
+    **What is certified**: for every row whose variance (rms norm: mean square) lies in `variance` and, for layer norm,
+    whose mean is at most `offset` standard deviations away from 0, and for every coordinate i,
+
+        |out_i - norm_i|  <=  bound * (|weight_i| max_k |n_k| + |bias_i|),        norm_i = weight_i n_i + bias_i,
+
+    n being the normalised row. Without weight and bias that is `bound` times the row's largest output.
+    """
+
+    family = "norm"
+    scale: nn.Parameter
+    shift: nn.Parameter
+    mix: nn.Parameter
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        scale: Tensor,
+        shift: Tensor,
+        mix: Tensor,
+        *,
+        channels: int,
+        variance: tuple[float, float],
+        eps_norm: float = 1e-5,
+        kind: Kind = "layer",
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        offset: float = 100.0,
+    ):
+        super().__init__()
+        lo, hi = _check(channels, variance, eps_norm, kind, weight, bias, offset, scale.dtype)
+        if not (scale.dim() == 1 and 0 < len(scale) <= MAX_HEADS and scale.shape == shift.shape == mix.shape):
+            shapes = [tuple(t.shape) for t in (scale, shift, mix)]
+            raise ArgumentError(
+                f"scale, shift and mix hold one number for each of 1 to {MAX_HEADS} heads, got {shapes}"
+            )
+        self.channels, self.variance, self.eps_norm, self.offset = channels, (lo, hi), float(eps_norm), float(offset)
+        self.kind: Kind = kind
+        for name, tensor in dict(scale=scale, shift=shift, mix=mix, weight=weight, bias=bias).items():
+            given = None if tensor is None else nn.Parameter(tensor.detach().to(scale.dtype).clone())
+            self.register_parameter(name, given)
+        self.box = Box(variance=self.variance)
+        self.width = tree_size(channels)
+        self.block = math.gcd(self.width, BLOCK)
+
+    @classmethod
+    def fit(
+        cls,
+        channels: int,
+        variance: tuple[float, float],
+        eps_norm: float = 1e-5,
+        heads: int | None = None,
+        eps: float | None = None,
+        kind: Kind = "layer",
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        offset: float = 100.0,
+        dtype: torch.dtype = torch.float32,
+    ) -> NormHead:
+        """A norm head with `heads` heads, with as few as certify `eps`, or, given neither, as few as rounding deserves.
+
+        `eps_norm` is the norm's own epsilon, `eps` the wanted accuracy: see the class for what it is relative to.
+        """
+        lo, hi = _check(channels, variance, eps_norm, kind, weight, bias, offset, dtype)
+        if heads is not None and eps is not None:
+            raise ArgumentError("give heads or eps, not both: eps chooses the number of heads")
+        if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int) or not 1 <= heads <= MAX_HEADS):
+            raise ArgumentError(f"heads must be a whole number from 1 to {MAX_HEADS}, got {heads!r}")
+        if eps is not None and not (eps > 0 and math.isfinite(eps)):
+            raise ArgumentError(f"eps must be a finite number > 0, got {eps!r}")
+
+        def build(count: int) -> NormHead:
+            table = fit(lo * (1 - WIDEN), hi * (1 + WIDEN), float(eps_norm), count, channels, dtype)
+            head = cls(
+                *(torch.from_numpy(x).to(dtype) for x in table),
+                channels=channels,
+                variance=(lo, hi),
+                eps_norm=eps_norm,
+                kind=kind,
+                weight=weight,
+                bias=bias,
+                offset=offset,
+            )
+            head.attach(head.recertify())
+            return head
+
+        return build(heads) if heads is not None else _fewest(build, eps)
+
+    @classmethod
+    def layer_norm(cls, channels: int, variance: tuple[float, float], **options: Any) -> NormHead:
+        """Layer norm: `fit` with kind="layer"."""
+        return cls.fit(channels, variance, kind="layer", **options)
+
+    @classmethod
+    def rms_norm(cls, channels: int, variance: tuple[float, float], **options: Any) -> NormHead:
+        """Rms norm: `fit` with kind="rms"; `variance` is then the interval of the mean square."""
+        return cls.fit(channels, variance, kind="rms", **options)
+
+    def core(self, *inputs: Tensor) -> Tensor:
+        (x,) = inputs
+        if torch.compiler.is_compiling():  # a traced graph has no loops over chunks: its runtime decides
+            return self._attend(x)
+        rows = x.reshape(-1, self.channels)
+        parts = rows.split(max(1, CHUNK // self.channels))
+        if len(parts) <= 1:
+            return self._attend(x)
+        if torch.is_grad_enabled():  # keep the rows, not what every head reads: a backward pass reads them again
+            return torch.cat([checkpoint(self._attend, part, use_reentrant=False) for part in parts]).reshape(x.shape)
+        return torch.cat([self._attend(part) for part in parts]).reshape(x.shape)
+
+    def _attend(self, x: Tensor) -> Tensor:
+        c = self._centre(x)
+        logit = self.shift - self.scale * self._square(c)
+        weights = torch.softmax(torch.stack([logit, torch.zeros_like(logit)], dim=-1), dim=-1)[..., :1]
+        value = c.unsqueeze(-2)
+        groups = zip(weights.split(GROUP, dim=-2), self.mix.unsqueeze(0).split(GROUP, dim=-1), strict=True)
+        reads = [(mix @ (weight @ value)).squeeze(-2) for weight, mix in groups]
+        while len(reads) > 1:
+            reads = [reads[i] + reads[i + 1] if i + 1 < len(reads) else reads[i] for i in range(0, len(reads), 2)]
+        out = reads[0]
+        if self.weight is not None:
+            out = out * self.weight
+        return out if self.bias is None else out + self.bias
+
+    def _centre(self, x: Tensor) -> Tensor:
+        if self.kind == "rms":
+            return x
+        once = x - self._mean(x)
+        return once - self._mean(once)
+
+    def _mean(self, x: Tensor) -> Tensor:
+        return tree_sum(self._padded(x)) / self.channels
+
+    def _square(self, c: Tensor) -> Tensor:
+        """c.c, the inner product of query and key: in blocks of channels, added up as a tree."""
+        blocks = self._padded(c).unflatten(-1, (self.width // self.block, self.block))
+        return tree_sum((blocks.unsqueeze(-2) @ blocks.unsqueeze(-1)).flatten(-3))
+
+    def _padded(self, x: Tensor) -> Tensor:
+        if self.width == self.channels:
+            return x
+        return torch.cat([x, x.new_zeros(*x.shape[:-1], self.width - self.channels)], dim=-1)
+
+    def guard(self, *inputs: Tensor) -> None:
+        """Refuse what cannot be evaluated; warn once about (or, if `strict`, refuse) rows outside the intervals."""
+        if len(inputs) != 1:
+            raise ArgumentError(f"expected 1 input tensor, got {len(inputs)}")
+        x = inputs[0]
+        self.check_tensor(x, "input")
+        if x.dim() < 1 or x.shape[-1] != self.channels:
+            raise ArgumentError(f"expected an input of shape (..., {self.channels}), got {tuple(x.shape)}")
+        if not x.numel():
+            return
+        low, high = (float(v) for v in torch.aminmax(x.detach()))
+        self.check_range("input", low, high, -math.inf, math.inf)
+        lo, hi = self.variance[0] * (1 - WIDEN / 4), self.variance[1] * (1 + WIDEN / 4)
+        far = self.offset * (1 + WIDEN / 4) + WIDEN
+        with torch.no_grad():
+            for part in x.detach().reshape(-1, self.channels).split(max(1, CHUNK // self.channels)):
+                v = self._square(self._centre(part)) / self.channels
+                low, high = (min(float(t), torch.finfo(x.dtype).max) for t in torch.aminmax(v))
+                what = "variance of a row" if self.kind == "layer" else "mean square of a row"
+                self.check_range(what, low, high, lo, hi)
+                if self.kind == "layer" and lo <= low and high <= hi:
+                    high = float((self._mean(part).abs() / v.sqrt()).max())
+                    self.check_range("mean of a row, in standard deviations", high, high, 0.0, far)
+
+    def example_input(self) -> tuple[Tensor, ...]:
+        """Two rows whose variance is the geometric middle of the interval."""
+        rows = torch.randn(2, self.channels, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        rows = rows - rows.mean(-1, keepdim=True) if self.kind == "layer" else rows
+        rows = rows / rows.square().mean(-1, keepdim=True).sqrt()
+        middle = math.sqrt(self.variance[0]) * math.sqrt(self.variance[1])
+        return ((rows * math.sqrt(middle)).to(self.dtype),)
+
+    @property
+    def heads(self) -> int:
+        """The number of heads."""
+        return int(self.scale.shape[0])
+
+    @property
+    def spec(self) -> NormSpec:
+        """The univariate part as it is stored, with its certified relative error."""
+        s, b, a = self._table()
+        lo, hi = self.variance
+        error, _ = fit_error(s, b, a, self.eps_norm, lo, hi, UNIT[self.dtype], 1.0)
+        return NormSpec(tuple(s.tolist()), tuple(b.tolist()), tuple(a.tolist()), self.eps_norm, lo, hi, error)
+
+    def _table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Scales for v (not c.c), shifts and amounts in float64."""
+        scale, shift, mix = (p.detach().double().cpu().numpy() for p in (self.scale, self.shift, self.mix))
+        for name, table in (("scale", scale), ("shift", shift), ("mix", mix)):
+            if not np.isfinite(table).all():
+                raise CertificateError(f"'{name}' of this norm head holds NaN or infinity: nothing can be certified")
+        return scale * self.channels, shift, mix
+
+    def recertify(self) -> Certificate:
+        terms = ledger(self)
+        bound = total(t.value for t in terms)
+        if not math.isfinite(bound):
+            raise PrecisionError(f"{self.dtype} is too coarse for a norm of {self.channels} channels on {self.box!r}")
+        name = "layer norm" if self.kind == "layer" else "rms norm"
+        scope = f", |mean| <= {self.offset:g} std" if self.kind == "layer" else ""
+        return Certificate(
+            kind="certified",
+            bound=bound,
+            dtype=str(self.dtype).removeprefix("torch."),
+            target=f"{name} of {self.channels} channels, eps {self.eps_norm!r}{scope}; per row",
+            box=self.box,
+            terms=terms,
+            relative=True,
+            lemmas=("G1", "A5"),
+            assumptions=ASSUMPTIONS,
+        )
+
+    def config(self) -> dict[str, Any]:
+        names = ("channels", "variance", "eps_norm", "kind", "offset")
+        return {name: getattr(self, name) for name in names} | {"variance": list(self.variance)}
+
+    @classmethod
+    def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> NormHead:
+        table = (tensors[name] for name in ("scale", "shift", "mix"))
+        variance = tuple(config["variance"])
+        return cls(*table, weight=tensors.get("weight"), bias=tensors.get("bias"), **{**config, "variance": variance})
+
+    def extra_repr(self) -> str:
+        return f"{self.kind} norm of {self.channels} channels, {self.heads} heads, variance in {self.variance}"
+
+
+def ledger(head: NormHead) -> tuple[Term, ...]:
+    """The bound, term by term, in units of the row's largest |c_i|, which is at least std = sqrt(v).
+
+    1. *Centring.* The first mean errs by D1 <= gamma(K) mean|x| <= gamma(K) sqrt(1 + offset^2) std (K roundings in a
+       row, a division included); the second is the mean of a row centred up to D1 and errs by
+       D2 <= gamma(K) (1+u) (1+D1) std, and D1 itself is removed by it. Both subtractions round:
+       c'_i = (c_i + l_i + theta)(1 + r), |l_i| <= u(|c_i| + D1), |r| <= u, and |theta| <= u(1 + D1) + D2 is the same
+       for the whole row. (The guard admits means a little beyond `offset`: 2 offset + 1 covers that and costs nothing,
+       since D1 is of second order.)
+    2. *Variance.* c sums to 0, so theta enters c'.c' only squared: |c'.c'/c.c - 1| <= 2u(1+D1) + (u(1+D1) + theta)^2,
+       then (1+u)^2, then the gamma of the inner product. v' = v(1 + eta) moves 1/sqrt(v + eps) by at most
+       (1 - eta)^(-1/2) - 1 <= eta (1 + eta)/2.
+    3. *Fit* and *heads* at v': `fit_error`; for the value two products, three additions in a group, a tree of groups.
+    4. *Underflow*: an operation may lose `tiny`, against a result of at least sqrt(lo/(lo + eps)).
+    """
+    u, tiny = UNIT[head.dtype], TINY[head.dtype]
+    lo, hi = head.variance[0] * (1 - WIDEN), head.variance[1] * (1 + WIDEN)
+    s, b, a = head._table()
+    centring = moved = affine = np.zeros(())
+    if head.kind == "layer":
+        g = gamma(tree_depth(head.width) + 1, u)
+        first = up(g * np.sqrt(1 + (2 * head.offset + 1) ** 2), 8)
+        second = up(g * (1 + u) * (1 + first))
+        theta = up(u * (1 + first) + second + 8 * tiny / np.sqrt(lo), 8)
+        centring = up((u * (1 + first) + theta) * (1 + u) + u, 8)
+        moved = up(2 * u * (1 + first) + (u * (1 + first) + theta) ** 2, 16)
+        moved = up(moved + 3 * u * (1 + moved), 8)
+    dot = up(gamma(head.block + tree_depth(head.width // head.block), u) + 2 * tiny / lo)
+    eta = up(moved + dot + moved * dot, 8)
+    if not eta < WIDEN / 4:
+        return (Term("variance", "rounding", math.inf),)
+    drift = up(eta / 2 * (1 + eta), 8)
+    reads = 2 + (GROUP - 1) + math.ceil(math.log2(math.ceil(head.heads / GROUP)))
+    error, evaluation = fit_error(s, b, a, head.eps_norm, lo, hi, u, reads)
+    smallest = np.sqrt(1 + head.eps_norm / lo)
+    lost = up(4 * tiny * (np.abs(a).sum() * np.sqrt(hi + head.eps_norm) + head.heads * smallest), 64 + head.heads)
+    whole = up(centring + (1 + centring) * (error + drift + error * drift + (1 + drift) * evaluation) + lost, 16)
+    if head.weight is not None or head.bias is not None:
+        affine = up(gamma(2, u) * (1 + whole))
+    rows: list[tuple[str, Source, float, str]] = [
+        ("fit", "interpolation", error, f"{head.heads} heads"),
+        ("centring", "rounding", float(centring), ""),
+        ("variance", "rounding", float(drift), ""),
+        ("heads", "rounding", evaluation, ""),
+        ("weight and bias", "rounding", float(affine), ""),
+        ("underflow", "leak", float(lost), ""),
+    ]
+    cross = max(0.0, float(up(whole + affine)) - math.fsum(row[2] for row in rows))
+    rows.append(("second order", "propagation", float(up(cross)), ""))
+    return tuple(Term(*row) for row in rows if row[2] > 0)
+
+
+def _fewest(build: Callable[[int], NormHead], eps: float | None) -> NormHead:
+    """The inverse: the fewest heads that certify `eps`; without eps those whose fit is a tenth of rounding or less."""
+    tried: dict[int, NormHead] = {}
+
+    def enough(count: int) -> bool:
+        head = tried[count] = build(count)
+        split = head.certificate.by_source()
+        if eps is None:
+            return split["interpolation"] <= 0.1 * split["rounding"]
+        return head.bound is not None and head.bound <= eps
+
+    low, high = 0, 4
+    while not enough(high):
+        if high >= MAX_HEADS:
+            best = min(tried.values(), key=lambda head: head.bound or math.inf)
+            if eps is None:
+                return best
+            raise PrecisionError(
+                f"a norm head of {best.channels} channels with variances in {best.variance} reaches {best.bound:.3g} "
+                f"of the row's largest value in {best.certificate.dtype}, not eps = {eps:g}; "
+                "use float64 or a narrower interval",
+                reachable=best.bound,
+            )
+        low, high = high, min(2 * high, MAX_HEADS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return tried[high]
+
+
+def _check(
+    channels: int,
+    variance: tuple[float, float],
+    eps_norm: float,
+    kind: str,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    offset: float,
+    dtype: torch.dtype,
+) -> tuple[float, float]:
+    """The interval of the variance; raises `ArgumentError` on a bad argument."""
+    if kind not in ("layer", "rms"):
+        raise ArgumentError(f"kind must be 'layer' or 'rms', got {kind!r}")
+    least = 2 if kind == "layer" else 1
+    if isinstance(channels, bool) or not isinstance(channels, int) or channels < least:
+        raise ArgumentError(f"channels must be a whole number, at least {least} for {kind} norm, got {channels!r}")
+    if dtype not in (torch.float32, torch.float64):
+        raise ArgumentError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    lo, hi = Box({"variance": variance})["variance"]
+    if not 0 < lo < hi:
+        raise ArgumentError(f"variance must be an interval 0 < lo < hi, got ({lo:g}, {hi:g})")
+    for name, number in (("eps_norm", eps_norm), ("offset", offset)):
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
+            raise ArgumentError(f"{name} must be a finite number >= 0, got {number!r}")
+    limits = torch.finfo(dtype)
+    if hi * channels > limits.max / 8 or lo < limits.tiny * 2**30:
+        raise ArgumentError(
+            f"squares of rows with variances in ({lo:g}, {hi:g}) leave the range of {dtype}: rescale them"
+        )
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor) or tensor.shape != (channels,):
+            came = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ArgumentError(f"{name} must be a tensor of shape ({channels},), got {came}")
+        if not (tensor.is_floating_point() and bool(tensor.isfinite().all())):
+            raise ArgumentError(
+                f"{name} must hold finite floating numbers, got {tensor.dtype} with NaN, infinity or integers"
+            )
+    return lo, hi
