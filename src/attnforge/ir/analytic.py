@@ -2,6 +2,9 @@
 
 `point` must be sound on any ball inside the domain. A series gets c + t + ... with a ball c; where a textbook formula
 cancels for large |y| a stable one stands here, so that the balls stay useful from -700 to 700.
+
+Values are within 4 ulps of the truth in float64. Exceptions: left of 0, where gelu and its kin decay, the rounding of
+the scaled argument costs up to 3 y^2 ulps of the (tiny) value for gelu, 0.3 |y|^3 for gelu_tanh, 4 |y| for the others.
 """
 
 from __future__ import annotations
@@ -51,16 +54,25 @@ def _primitive(constant: arb, x: arb_series, rate: Callable[[arb_series], arb_se
     return out
 
 
-def _expm1(x: arb_series) -> arb_series:
+def expm1_series(x: arb_series) -> arb_series:
+    """exp(x) - 1 with full relative accuracy near 0."""
     out = x.exp()
     out[0] = x[0].expm1()
     return out
 
 
-def _sigmoid(x: arb) -> arb:
+def _sigmoid_pair(x: arb) -> tuple[arb, arb]:
+    """sigmoid(x) and sigmoid(-x); over a ball both are monotone, so the ends give tight enclosures."""
     if x.is_exact() or not x.is_finite():
-        return 1 / (1 + (-x).exp())
-    return (1 / (1 + (-x.lower()).exp())).union(1 / (1 + (-x.upper()).exp()))
+        decay = (-x).exp()
+        rise = 1 / (1 + decay)
+        return rise, decay * rise
+    (rise, fall), (rise_hi, fall_hi) = _sigmoid_pair(x.lower()), _sigmoid_pair(x.upper())
+    return rise.union(rise_hi), fall.union(fall_hi)
+
+
+def _sigmoid(x: arb) -> arb:
+    return _sigmoid_pair(x)[0]
 
 
 def sigmoid_series(x: arb_series) -> arb_series:
@@ -73,7 +85,8 @@ def sigmoid_series(x: arb_series) -> arb_series:
     shifted[0] = arb(0)
     decay = shifted.exp()
     decay[0] = arb(0)
-    return _sigmoid(x[0]) * (1 + _sigmoid(-x[0]) * decay).inv()
+    rise, fall = _sigmoid_pair(x[0])
+    return rise * (1 + fall * decay).inv()
 
 
 def _tanh(x: arb_series) -> arb_series:
@@ -88,6 +101,7 @@ def softplus_point(x: arb) -> arb:
 
 
 def softplus_series(x: arb_series) -> arb_series:
+    """log(1 + exp(x)) as the primitive of the sigmoid."""
     return _primitive(softplus_point(x[0]), x, sigmoid_series)
 
 
@@ -174,7 +188,7 @@ ANALYTIC: tuple[Univariate, ...] = (
     analytic("rsqrt", torch.rsqrt, lambda x: x.rsqrt(), arb.rsqrt, POSITIVE, _DECADES),
     analytic("exp", torch.exp, lambda x: x.exp(), arb.exp, image=(0.0, math.inf)),
     analytic("exp2", torch.exp2, _exp2, _exp2, image=(0.0, math.inf)),
-    analytic("expm1", torch.expm1, _expm1, arb.expm1),
+    analytic("expm1", torch.expm1, expm1_series, arb.expm1),
     analytic("log", torch.log, lambda x: x.log(), arb.log, POSITIVE, _DECADES),
     analytic("log2", torch.log2, _log2, _log2, POSITIVE, _DECADES),
     analytic("log10", torch.log10, _log10, _log10, POSITIVE, _DECADES),

@@ -13,6 +13,7 @@ from flint import arb, arb_series
 from torch import Tensor
 
 from ..errors import ArgumentError
+from .analytic import expm1_series
 from .domain import REALS
 from .univariate import Ball, Series, Univariate, Value, ball_by_turns
 
@@ -136,18 +137,12 @@ def leaky_relu(slope: float = 0.01) -> Univariate:
 def elu(alpha: float = 1.0) -> Univariate:
     """y for y > 0, alpha (exp(y) - 1) below."""
     a = _number("alpha", alpha)
-    pieces: tuple[Series, ...] = (lambda x: _expm1(x) * a, _same)
+    pieces: tuple[Series, ...] = (lambda x: expm1_series(x) * a, _same)
 
     def value(y: Tensor) -> Tensor:
         return torch.where(y > 0, y, a * torch.expm1(y.clamp(max=0)))
 
     return piecewise("elu" if a == 1 else f"elu({a!r})", value, (0.0,), pieces, (0.0,), ("atan", "square"))
-
-
-def _expm1(x: arb_series) -> arb_series:
-    out = x.exp()
-    out[0] = x[0].expm1()
-    return out
 
 
 def _number(argument: str, x: float) -> float:
@@ -160,7 +155,7 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804
 
 
 def _selu_below(x: arb_series) -> arb_series:
-    return _expm1(x) * (arb(_SELU_ALPHA) * _SELU_SCALE)
+    return expm1_series(x) * (arb(_SELU_ALPHA) * _SELU_SCALE)
 
 
 PIECEWISE: tuple[Univariate, ...] = (
