@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .box import Box
+from .certify.certified import certify  # at once: the function, not the package of that name, is the attribute
 from .errors import (
     ArgumentError,
     AttnforgeError,
@@ -27,13 +28,12 @@ from .errors import (
     PurityError,
     UnsupportedOperation,
 )
-from .purity import purity  # at once: the function, not the package of that name, is the attribute
+from .purity import purity  # likewise
 
 if TYPE_CHECKING:
     from .certify.certificate import Certificate
-    from .certify.certified import certify
-    from .heads import AnchorHead, GateHead, NormHead, ProductHead, TokenHead
     from .files import check, load
+    from .heads import AnchorHead, GateHead, NormHead, ProductHead, TokenHead
 
 __version__ = "0.1.0"
 
@@ -44,7 +44,6 @@ _LAZY = {
     "ProductHead": ".heads",
     "TokenHead": ".heads",
     "Certificate": ".certify.certificate",
-    "certify": ".certify.certified",
     "check": ".files",
     "load": ".files",
 }

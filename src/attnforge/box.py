@@ -118,7 +118,9 @@ class Box:
         """For each point of a batch (batch dimensions first) whether it lies in the box; NaN does not."""
         kept = x.shape[: x.dim() - len(self.shape)]
         if x.shape[len(kept) :] != self.shape:
-            raise ArgumentError(f"expected points of shape (..., {', '.join(map(str, self.shape))}), got {tuple(x.shape)}")
+            raise ArgumentError(
+                f"expected points of shape (..., {', '.join(map(str, self.shape))}), got {tuple(x.shape)}"
+            )
         wide = x.to(torch.float64)
         inside = (wide >= self.lower.to(x.device)) & (wide <= self.upper.to(x.device))
         return inside.reshape(*kept, -1).all(-1)
@@ -164,7 +166,8 @@ class Box:
 
     def __repr__(self) -> str:
         if self.names:
-            return f"Box({', '.join(f'{n}=({a:g}, {b:g})' for n, (a, b) in zip(self.names, self.intervals(), strict=True))})"
+            named = zip(self.names, self.intervals(), strict=True)
+            return f"Box({', '.join(f'{name}=({lo:g}, {hi:g})' for name, (lo, hi) in named)})"
         if len(set(self.intervals())) == 1:
             return f"Box.cube({self._lower[0]:g}, {self._upper[0]:g}, shape={self.shape})"
         return f"Box(shape={self.shape}, within=({min(self._lower):g}, {max(self._upper):g}))"
@@ -185,8 +188,7 @@ def round_outward(low: np.ndarray, high: np.ndarray, dtype: torch.dtype) -> tupl
 
 def _interval(name: str, pair: object) -> Interval:
     try:
-        lo, hi = pair  # type: ignore[misc]
-        low, high = float(lo), float(hi)
+        low, high = map(float, pair)  # type: ignore[call-overload]
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"the interval of '{name}' must be a pair of numbers (lo, hi), got {pair!r}") from error
     if not (math.isfinite(low) and math.isfinite(high)):

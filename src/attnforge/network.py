@@ -10,14 +10,15 @@ where M_K and M_V are constant memory slots (persistent keys and values). Which 
 ("tokens"). Shapes follow the names TransformerLens users know: W_Q is (head, channel, key), W_O (head, value, channel);
 a leading size of 1 instead of the number of heads means that all heads share the table (multi-query attention).
 
-The softmax is explicit, because its rounding is known and certified (`certify.rounding`); PyTorch's fused attention kernels use a
+The softmax is explicit, because its rounding is known and certified (`certify.rounding`); PyTorch's fused attention
+kernels use a
 coarser exponential on some machines. Rows are evaluated in chunks, so memory does not grow with tokens times slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +33,21 @@ class Heads(nn.Module):
     """A group of softmax heads with one scope: the sum over heads of softmax(Q K^T) V O.
 
     >>> two = torch.tensor
-    >>> sigmoid = Heads("memory", W_Q=two([[[1.0]]]), M_K=two([[[1.0], [0.0]]]), M_V=two([[[1.0], [0.0]]]), W_O=two([[[1.0]]]))
+    >>> sigmoid = Heads("memory", W_Q=two([[[1.0]]]), M_K=two([[[1.0], [0.0]]]), M_V=two([[[1.0], [0.0]]]),
+    W_O=two([[[1.0]]]))
     >>> torch.allclose(sigmoid(two([[0.3]])), torch.sigmoid(two([[0.3]])))
     True
     """
+
+    W_Q: Tensor  # all but W_Q and W_O may be None, where a head has no such table
+    b_Q: Tensor
+    W_K: Tensor
+    b_K: Tensor
+    W_V: Tensor
+    b_V: Tensor
+    M_K: Tensor
+    M_V: Tensor
+    W_O: Tensor
 
     def __init__(
         self,
@@ -75,7 +87,9 @@ class Heads(nn.Module):
             raise ArgumentError("a head of scope 'memory' sees only memory slots: give M_K and M_V")
         if self.scope == "memory" and any(given[name] is not None for name in ("W_K", "b_K", "W_V", "b_V")):
             raise ArgumentError("a head of scope 'memory' has no token slots: leave W_K, b_K, W_V and b_V out")
-        if self.scope != "memory" and ((self.W_K is None and self.b_K is None) or (self.W_V is None and self.b_V is None)):
+        if self.scope != "memory" and (
+            (self.W_K is None and self.b_K is None) or (self.W_V is None and self.b_V is None)
+        ):
             raise ArgumentError(f"a head of scope '{self.scope}' needs token keys (W_K or b_K) and values (W_V or b_V)")
 
     @property
@@ -134,7 +148,7 @@ class Heads(nn.Module):
     def _attend(self, Z: Tensor, rows: slice = slice(None)) -> Tensor:
         weights = torch.softmax(self.scores(Z, rows), dim=-1)
         split = weights.shape[-1] - self.slots
-        read = None
+        read: Tensor | None = None
         if self.scope == "self":
             read = (weights[..., :1].unsqueeze(-2) @ _project(Z, self.W_V, self.b_V).unsqueeze(-2)).squeeze(-2)
         elif self.scope == "tokens":
@@ -143,10 +157,13 @@ class Heads(nn.Module):
         if self.M_V is not None:
             memory = _against(weights[..., split:], self.M_V.transpose(-2, -1))
             read = memory if read is None else read + memory
+        assert read is not None
         return _against_output(read, self.W_O)
 
     def extra_repr(self) -> str:
-        return f"{self.heads} {self.scope} heads, {self.slots} memory slots{', ' + self.purpose if self.purpose else ''}"
+        return (
+            f"{self.heads} {self.scope} heads, {self.slots} memory slots{', ' + self.purpose if self.purpose else ''}"
+        )
 
 
 class AttentionLayer(nn.Module):
@@ -164,6 +181,10 @@ class AttentionLayer(nn.Module):
         self.s = None if s is None else nn.Parameter(s.detach().clone())
         if self.S is None and not len(self.groups):
             raise ArgumentError("an attention layer needs heads or a linear skip")
+
+    def heads(self) -> list[Heads]:
+        """The groups of heads of this layer."""
+        return [cast(Heads, group) for group in self.groups]
 
     def forward(self, Z: Tensor) -> Tensor:
         terms = [group(Z) for group in self.groups]
@@ -187,7 +208,7 @@ class AttentionOnly(nn.Module):
     def groups(self) -> Iterator[Heads]:
         """All groups of heads, first layer first."""
         for layer in self.layers:
-            yield from layer.groups
+            yield from cast(AttentionLayer, layer).heads()
 
     def forward(self, Z: Tensor) -> Tensor:
         for layer in self.layers:
@@ -206,7 +227,7 @@ def _project(Z: Tensor, W: Tensor | None, b: Tensor | None) -> Tensor:
 
 
 def _against(x: Tensor, table: Tensor) -> Tensor:
-    """Inner products of every head's row with its table: (..., head, k) and (head or 1, slot, k) -> (..., head, slot)."""
+    """Inner products of each head's row with its table: (..., head, k), (head or 1, slot, k) -> (..., head, slot)."""
     if table.shape[0] == 1:
         return x @ table[0].transpose(-2, -1)
     return torch.einsum("...hk,hmk->...hm", x, table)

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
 
 import torch
@@ -40,7 +41,8 @@ class Certificate:
     """How far a network and its target can differ on a box, rounding included.
 
     `kind` is "certified" when `bound` is proved for every point of the box and every way of rounding that the stated
-    `assumptions` allow, and "calibrated" when there is only `measured`, the largest error seen: then `bound` is None. The
+    `assumptions` allow, and "calibrated" when there is only `measured`, the largest error seen: then `bound` is
+    None. The
     terms add up to the bound (they are the error at the worst place, split by site and source).
     """
 
@@ -115,11 +117,11 @@ class Certificate:
         if self.bound is None:
             head = f"calibrated, not certified: largest error measured {self.measured:.3e}{unit}"
         else:
-            head = f"certified: |network - target| <= {self.bound:.3e}{unit}"
+            head = f"certified: |network - target| <= {upper_text(self.bound, 4)}{unit}"
         lines = [head, f"target {self.target} on {self.box!r}, {self.dtype}"]
         if self.terms:
-            shown = [(t.site, t.source, f"{t.value:.3e}", t.note) for t in self.terms]
-            shown.append(("total", "", f"{total(t.value for t in self.terms):.3e}", ""))
+            shown: list[tuple[str, ...]] = [(t.site, t.source, upper_text(t.value, 4), t.note) for t in self.terms]
+            shown.append(("total", "", upper_text(self.bound, 4), ""))
             lines += ["", *_table(("site", "source", "at most", "note"), shown)]
         if self.lemmas:
             lines.append(f"by {', '.join(self.lemmas)}")
@@ -134,6 +136,21 @@ def total(values: Any) -> float:
     """
     exact = math.fsum(values)
     return math.nextafter(exact, math.inf) if exact > 0 else exact
+
+
+def upper_text(value: float | None, digits: int = 3) -> str:
+    """An upper bound in few digits, rounded up: what is shown, read back as a number, is a bound as well.
+
+    >>> upper_text(1.6012e-10), upper_text(0.25), upper_text(9.999e-7), upper_text(None)
+    ('1.61e-10', '0.25', '1e-06', '–')
+    """
+    if value is None:
+        return "–"
+    nearest = f"{value:.{digits}g}"
+    if float(nearest) >= value or value != value:
+        return nearest
+    up = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value))
+    return f"{float(up):.{digits}g}"
 
 
 def weights_hash(module: torch.nn.Module) -> str:

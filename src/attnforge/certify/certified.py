@@ -1,4 +1,5 @@
-"""`CertifiedModule`: a network that carries a certificate, guards its domain, and knows when the certificate is stale."""
+"""`CertifiedModule`: a network that carries a certificate, guards its domain, and knows when the certificate is
+stale."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from .rounding import refuse_reduced_precision
 class CertifiedModule(nn.Module):
     """Base of everything that ships with a certificate: heads, compiled networks, theorem constructions.
 
-    A subclass gives `core` (attention and affine maps only: what is exported, saved and certified), `recertify`, `config`
+    A subclass gives `core` (attention and affine maps only: what is exported, saved and certified), `recertify`,
+    `config`
     and `rebuild`. Checks of the input live in `forward`, around the core, and are skipped while tracing.
     """
 
@@ -70,7 +72,8 @@ class CertifiedModule(nn.Module):
         if self._certificate.weights != weights_hash(self):
             raise CertificateError(
                 f"the certificate is stale: it was made for other weights ({self._certificate.dtype}, "
-                f"{self._certificate.weights[:12]}), and these have changed since (training, .to(dtype) or load_state_dict); "
+                f"{self._certificate.weights[:12]}), and these have changed since "
+                "(training, .to(dtype) or load_state_dict); "
                 "af.certify(net) computes a new one"
             )
         return self._certificate
@@ -118,10 +121,13 @@ class CertifiedModule(nn.Module):
         if not isinstance(x, Tensor):
             raise ArgumentError(f"'{name}' must be a torch tensor, got {type(x).__name__}; use torch.tensor(...)")
         if not x.is_floating_point():
-            raise ArgumentError(f"'{name}' must be a floating tensor ({self.dtype}), got {x.dtype}; use x.to({self.dtype})")
+            raise ArgumentError(
+                f"'{name}' must be a floating tensor ({self.dtype}), got {x.dtype}; use x.to({self.dtype})"
+            )
         if x.dtype != self.dtype:
             raise ArgumentError(
-                f"'{name}' is {x.dtype} and the weights are {self.dtype}: convert the input, or build with dtype={x.dtype}"
+                f"'{name}' is {x.dtype} and the weights are {self.dtype}: "
+                f"convert the input, or build with dtype={x.dtype}"
             )
         refuse_reduced_precision(x)
 

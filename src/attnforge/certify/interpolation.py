@@ -1,14 +1,18 @@
 """A rigorous bound of |anchor head - function| over an interval, in milliseconds (lemma A4 of docs/theory.md).
 
-A head with logits a_k (y - c) + b_k, values V_k and a linear skip is compared with g on cells of the interval. On a cell with
+A head with logits a_k (y - c) + b_k, values V_k and a linear skip is compared with g on cells of the interval. On a
+cell with
 centre m and radius r, with w_k the weights at m, s_k = a_k - E_w a and any constant h0,
 
     h(m+t) - g(m+t) = [ E_w (V - h0) e^{st} - (g(m+t) - h0) E_w e^{st} ] / E_w e^{st},     denominator >= 1 (Jensen).
 
 The numerator is a power series in t whose coefficients are moments of the weights and the Taylor coefficients of g
-(rigorous, from `ir.functions`), so its largest value is a short sum. Everything here runs in float64 and pays for its own rounding:
-logits at the centre are computed without error (two-sum, two-product), and what remains is one relative error of at most
-`OWN` units per weight, which the bound includes. Rounding of the head's own evaluation is lemma A5, `rounding.softmax_rounding`.
+(rigorous, from `ir.functions`), so its largest value is a short sum. Everything here runs in float64 and pays for
+its own rounding:
+logits at the centre are computed without error (two-sum, two-product), and what remains is one relative error of at
+most
+`OWN` units per weight, which the bound includes. Rounding of the head's own evaluation is lemma A5,
+`rounding.softmax_rounding`.
 """
 
 from __future__ import annotations
@@ -29,12 +33,15 @@ WINDOW = 96  # above this many anchors only those that matter near a cell are ga
 NEGLIGIBLE = 60.0  # anchors whose logit is this far below the largest count as leaked mass exp(-60)
 U = 2.0**-53
 LONG = float(np.finfo(np.longdouble).eps)  # sums here run in extended precision where the machine has it
-OWN = 8.0 * U  # relative error of a weight computed here: exp (4 u), correction of its argument (2 u), normalisation (2 u)
+OWN = (
+    8.0 * U
+)  # relative error of a weight computed here: exp (4 u), correction of its argument (2 u), normalisation (2 u)
 
 
 @dataclass(frozen=True)
 class AnchorWeights:
-    """The numbers of one anchor head, exactly as stored: q = y - centre; logits slope*q + offset; values; skip a*y + b."""
+    """The numbers of one anchor head, exactly as stored: q = y - centre; logits slope*q + offset; values; skip a*y +
+    b."""
 
     slope: Array
     offset: Array
@@ -103,7 +110,9 @@ def _cells(
 ) -> tuple[Array, Array]:
     table = _constant_where_better(taylor(fn, low, high, ORDER))
     step = max(1, (1 << 22) // len(head.slope))
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a cell that is too wide gives an infinite bound
+    with np.errstate(
+        over="ignore", invalid="ignore", divide="ignore"
+    ):  # a cell that is too wide gives an infinite bound
         parts = [_chunk(head, _rows(table, slice(i, i + step)), dtype, relative) for i in range(0, len(low), step)]
     return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
 
@@ -115,9 +124,12 @@ def _chunk(head: AnchorWeights, table: Taylor, dtype: torch.dtype, relative: boo
     weight, gap, logit, rest, scale = _weights_at(table.centre, head.centre, slope, offset)
     s = slope - np.sum(weight * slope, -1, keepdims=True)
     sr = np.abs(s) * r
-    lifted = np.exp((sr - gap) * (1 + 8 * U)) * (scale * (1 + 16 * U))  # weight times e^{|s| r}, formed without overflow
+    lifted = np.exp((sr - gap) * (1 + 8 * U)) * (
+        scale * (1 + 16 * U)
+    )  # weight times e^{|s| r}, formed without overflow
     slots = weight.shape[-1]
-    # relative error of a weight, of s in the exponent, and of each term of a moment, whose sums run in extended precision
+    # relative error of a weight, of s in the exponent, and of each term of a moment, whose sums run in extended
+    # precision
     own = OWN + (6 + 3 * sr) * U + rest * (rest + 8 * U) + slots * LONG
     drift = np.abs(np.sum(weight * s, -1)) + (slots + 4) * U * np.sum(weight * np.abs(s), -1)
     least = 1 - np.sum(weight * own, -1) - (slots + 4) * U  # of the denominator, by Jensen

@@ -54,13 +54,13 @@ def refuse_reduced_precision(x: torch.Tensor) -> None:
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
         raise PrecisionError(
-            f"autocast is on for {kind}: products would be rounded to {torch.get_autocast_dtype(kind)} and the certificate "
-            "would not hold; leave the autocast block, or use torch.autocast(..., enabled=False) around this call"
+            f"autocast is on for {kind}: products would be rounded to {torch.get_autocast_dtype(kind)} "
+            "and the certificate would not hold; leave the autocast block, or use torch.autocast(..., enabled=False) around this call"
         )
     if x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
         raise PrecisionError(
-            f"torch.set_float32_matmul_precision is '{torch.get_float32_matmul_precision()}': float32 products may be rounded "
-            "to TF32 or bfloat16 and the certificate would not hold; set it to 'highest'"
+            f"torch.set_float32_matmul_precision is '{torch.get_float32_matmul_precision()}': float32 products "
+            "may be rounded to TF32 or bfloat16 and the certificate would not hold; set it to 'highest'"
         )
 
 
@@ -68,7 +68,8 @@ def softmax_rounding(weight: Array, logit_error: Array, value: Array, spread: Ar
     """How far the computed output of a softmax head can be from its exact one (lemma A5), one number per row.
 
     All arguments are upper bounds over whatever a row stands for, shape (row, slot): the exact `weight` of a slot, the
-    error of its logit before the exponential, the size |V| of its value and its distance |V - h| from the head's output.
+    error of its logit before the exponential, the size |V| of its value and its distance |V - h| from the head's
+    output.
 
     Perturbing logits by at most d moves the output by at most exp(E d) E[expm1(d) |V - h|]; adding up, normalising and
     reading the values costs `terms` relative roundings of E|V|. A slot whose share is below u / slots is not worth a
@@ -81,5 +82,7 @@ def softmax_rounding(weight: Array, logit_error: Array, value: Array, spread: Ar
     slots = weight.shape[-1]
     heavy_sum = np.sum(weight > u / slots, -1)
     heavy_dot = np.sum(weight * value > u * size[..., None] / slots, -1)
-    terms = heavy_sum + heavy_dot + 4.0  # sums: heavy - 1 each, light slots 1 each; reciprocal, scaling, product: 3; spare: 1
+    terms = (
+        heavy_sum + heavy_dot + 4.0
+    )  # sums: heavy - 1 each, light slots 1 each; reciprocal, scaling, product: 3; spare: 1
     return up(moved + gamma(terms, u) * up(size + moved, 4) + 2 * slots * tiny * (1 + np.max(value, -1)), 8)

@@ -69,13 +69,16 @@ def load(path: str | Path) -> CertifiedModule:
             f"({found[:12]} instead of {certificate.weights[:12]}): the file was changed after it was certified"
         )
     if header.get("digest") != _digest({k: v for k, v in header.items() if k != "digest"}, found):
-        raise CertificateError(f"{source.name}: the header does not have the digest it states: it was changed after saving")
+        raise CertificateError(
+            f"{source.name}: the header does not have the digest it states: it was changed after saving"
+        )
     module.attach(certificate)
     return module.eval()
 
 
 def check(path: str | Path) -> Certificate:
-    """Recompute a file's certificate from its weights and description; raises `CertificateError` if it does not hold."""
+    """Recompute a file's certificate from its weights and description; raises `CertificateError` if it does not
+    hold."""
     module = load(path)
     stated = module.certificate
     try:

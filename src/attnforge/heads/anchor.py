@@ -1,6 +1,7 @@
 """Anchor heads: functions of one scalar by softmax over a constant table (lemmas A1 to A5 of docs/theory.md).
 
-One head, query (y - c, 1), keys (slope, offset) from the tangents of a convex potential, and a value for each anchor. Cold heads
+One head, query (y - c, 1), keys (slope, offset) from the tangents of a convex potential, and a value for each
+anchor. Cold heads
 select the nearest anchor (the paper's regime, error about half a spacing); warm heads interpolate to spectral accuracy
 with values solved by least squares. `fit` picks potential, temperature and guards, then certifies what it built.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..box import Box, round_outward
-from ..certify.certificate import Certificate, Term
+from ..certify.certificate import Certificate, Term, upper_text
 from ..certify.certified import CertifiedModule
 from ..certify.interpolation import CELLS, AnchorWeights, anchor_bound
 from ..certify.rounding import ASSUMPTIONS
@@ -30,7 +32,10 @@ from .solve import Shape, cold_values, keys
 Temperature = Literal["auto", "warm", "cold"]
 COLD = 20.0  # kappa of a cold head unless one is given: weight outside the two nearest anchors is below 1e-8
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
-TWO_KEYS = {"sigmoid": (0.5, 1.0, 0.0), "tanh": (1.0, 1.0, -1.0)}  # slope of the first key (the second has minus that), values
+TWO_KEYS = {
+    "sigmoid": (0.5, 1.0, 0.0),
+    "tanh": (1.0, 1.0, -1.0),
+}  # slope of the first key (the second has minus that), values
 
 
 class AnchorHead(CertifiedModule):
@@ -40,11 +45,13 @@ class AnchorHead(CertifiedModule):
     >>> head(torch.tensor([-1.0, 0.0, 2.0])).shape, head.certificate.kind, head.bound < 1e-5
     (torch.Size([3]), 'certified', True)
 
-    Outside its interval a head is not wrong but undefined: it goes on as the nearest anchor's value plus the linear skip,
+    Outside its interval a head is not wrong but undefined: it goes on as the nearest anchor's value plus the linear
+    skip,
     warns once (`DomainWarning`), and raises `DomainError` when `strict` is set. NaN and infinity always raise.
     """
 
     family = "anchor"
+    anchors: Tensor
 
     def __init__(
         self,
@@ -73,7 +80,7 @@ class AnchorHead(CertifiedModule):
             purpose=f"{function.name} on [{lo:g}, {hi:g}]",
         )
         skip = weights.skip != (0.0, 0.0)
-        self.layer = AttentionLayer(
+        self.layer: AttentionLayer = AttentionLayer(
             [group], S=number([[weights.skip[0]]]) if skip else None, s=number([weights.skip[1]]) if skip else None
         )
         for fixed in (group.W_Q, group.b_Q, group.W_O):
@@ -99,8 +106,10 @@ class AnchorHead(CertifiedModule):
     ) -> AnchorHead:
         """The best head with so many `anchors` (default 32), or the smallest whose certified bound is at most `eps`.
 
-        `relative` asks for a bound on |head - fn| / |fn|. `dtype` is what ships and what the bound is for. `temperature`
-        "cold" gives the paper's head (values are the function at the anchors, `kappa` at least 1), "warm" and "auto" solve for
+        `relative` asks for a bound on |head - fn| / |fn|. `dtype` is what ships and what the bound is for.
+        `temperature`
+        "cold" gives the paper's head (values are the function at the anchors, `kappa` at least 1), "warm" and "auto"
+        solve for
         the values. A callable that is not in the registry is certified if `second_derivative` bounds |fn''|; without it
         the head has no bound, only `measured`.
         """
@@ -170,7 +179,9 @@ class AnchorHead(CertifiedModule):
             return build(anchors or 32)
         count = 8
         head = build(count)
-        while head.bound is not None and head.bound > eps and count < 4096:  # the error of selection is proportional to 1/count
+        while (
+            head.bound is not None and head.bound > eps and count < 4096
+        ):  # the error of selection is proportional to 1/count
             count = min(4096, max(count + 1, math.ceil(count * min(4.0, 1.02 * head.bound / eps))))
             head = build(count)
         return head._judged(eps)
@@ -178,10 +189,22 @@ class AnchorHead(CertifiedModule):
     @classmethod
     def _built(cls, question: search.Question, found: search.Candidate | None, strict: bool) -> AnchorHead:
         if found is None:
-            raise PrecisionError(f"no anchor head was found for {question.fn.name} on [{question.lo:g}, {question.hi:g}]")
+            raise PrecisionError(
+                f"no anchor head was found for {question.fn.name} on [{question.lo:g}, {question.hi:g}]"
+            )
         shape = found.shape
         places = shape.potential.anchors(question.lo, question.hi, shape.count, shape.guards)
-        head = cls(question.fn, question.lo, question.hi, found.weights, shape, places, question.dtype, question.relative, strict)
+        head = cls(
+            question.fn,
+            question.lo,
+            question.hi,
+            found.weights,
+            shape,
+            places,
+            question.dtype,
+            question.relative,
+            strict,
+        )
         head.attach(head.recertify())
         return head
 
@@ -192,9 +215,9 @@ class AnchorHead(CertifiedModule):
             wider = "" if self.dtype == torch.float64 else ", use dtype=torch.float64"
             kink = " (it has a kink inside: GateHead builds kinks exactly)" if self._kinked() else ""
             raise PrecisionError(
-                f"eps = {eps:g} cannot be reached for {self.function.name} on [{self.lo:g}, {self.hi:g}] in {name} with at most "
-                f"{search.MOST_ANCHORS} anchors{kink}; the smallest bound found is {self.bound:.3g}: ask for that{wider}, or "
-                "shrink the interval",
+                f"eps = {eps:g} cannot be reached for {self.function.name} on [{self.lo:g}, {self.hi:g}] in {name} "
+                f"with at most {search.MOST_ANCHORS} anchors{kink}; the smallest bound found is "
+                f"{upper_text(self.bound)}: ask for that{wider}, or shrink the interval",
                 reachable=self.bound,
             )
         return self
@@ -203,9 +226,14 @@ class AnchorHead(CertifiedModule):
         return any(self.lo < k < self.hi for k in self.function.knots)
 
     @property
+    def group(self) -> Heads:
+        """The head itself, as a group of one."""
+        return self.layer.heads()[0]
+
+    @property
     def values(self) -> Tensor:
         """The value of each anchor, in the dtype that ships."""
-        return self.layer.groups[0].M_V.detach()[0, :, 0]
+        return self.group.M_V.detach()[0, :, 0]
 
     @property
     def kappa(self) -> float:
@@ -220,7 +248,7 @@ class AnchorHead(CertifiedModule):
     @property
     def size(self) -> int:
         """The number of anchors."""
-        return int(self.layer.groups[0].slots)
+        return int(self.group.slots)
 
     def core(self, *inputs: Tensor) -> Tensor:
         """The attention itself: one token per scalar, one channel."""
@@ -228,22 +256,25 @@ class AnchorHead(CertifiedModule):
 
     def attention(self, y: Tensor) -> Tensor:
         """The softmax weights, shape (..., anchor)."""
-        return self.layer.groups[0].weights(y.unsqueeze(-1)).squeeze(-2)
+        return self.group.weights(y.unsqueeze(-1)).squeeze(-2)
 
     def weights_in_float64(self) -> AnchorWeights:
         """The stored numbers, exactly; raises `CertificateError` when the query or output was changed."""
-        group, double = self.layer.groups[0], lambda t: t.detach().cpu().double().numpy()
+        group = self.group
         fixed = (group.W_Q.flatten().tolist(), group.b_Q.flatten().tolist()[1], group.W_O.item())
         if fixed != ([1.0, 0.0], 1.0, 1.0):
             raise CertificateError(
-                f"an anchor head reads the query (y - c, 1) and its output as it is; W_Q, b_Q or W_O were changed to {fixed}"
+                f"an anchor head reads the query (y - c, 1) and its output as it is; "
+                f"W_Q, b_Q or W_O were changed to {fixed}"
             )
-        skip = (0.0, 0.0) if self.layer.S is None else (float(self.layer.S.item()), float(self.layer.s.item()))
-        table = double(group.M_K)[0]
-        return AnchorWeights(table[:, 0], table[:, 1], double(group.M_V)[0, :, 0], -float(group.b_Q[0, 0]), skip)
+        slope, constant = self.layer.S, self.layer.s
+        skip = (0.0, 0.0) if slope is None or constant is None else (float(slope.item()), float(constant.item()))
+        table, value = (t.detach().cpu().double().numpy()[0] for t in (group.M_K, group.M_V))
+        return AnchorWeights(table[:, 0], table[:, 1], value[:, 0], -float(group.b_Q[0, 0]), skip)
 
     def cells(self) -> np.ndarray:
-        """The boundaries of the first cells of the bound: even in the potential's flat coordinate, kinks on boundaries."""
+        """The boundaries of the first cells of the bound: even in the potential's flat coordinate, kinks on
+        boundaries."""
         dtype = self.dtype
         lo, hi = (float(x) for x in round_outward(np.array(self.lo), np.array(self.hi), dtype))
         domain = self.function.domain
@@ -259,18 +290,22 @@ class AnchorHead(CertifiedModule):
         if dtype is None:
             raise CertificateError(f"certificates are for float32 and float64 weights, these are {self.dtype}")
         measured = self._measure()
-        common = dict(dtype=dtype, target=self.function.name, box=self.box, relative=self.relative, measured=measured)
+        blank = Certificate(
+            "calibrated", None, dtype, self.function.name, self.box, relative=self.relative, measured=measured
+        )
         if not self.function.certifiable:
-            return Certificate("calibrated", None, **common)
+            return blank
         found = anchor_bound(weights, self.function, self.cells(), self.dtype, self.relative)
         if not math.isfinite(found.bound):
             zero = " (relative error has no bound where the function is 0)" if self.relative else ""
             raise PrecisionError(
-                f"no finite bound can be given for {self.function.name} on [{self.lo:g}, {self.hi:g}]{zero}", reachable=None
+                f"no finite bound can be given for {self.function.name} on [{self.lo:g}, {self.hi:g}]{zero}",
+                reachable=None,
             )
         site, where = f"{self.function.name}, {self.size} anchors", f"worst near y = {found.where:.6g}"
         terms = (Term(site, "interpolation", found.interpolation, where), Term(site, "rounding", found.rounding, dtype))
-        return Certificate("certified", found.bound, terms=terms, lemmas=("A1", "A4", "A5"), assumptions=ASSUMPTIONS, **common)
+        lemmas = ("A1", "A4", "A5")
+        return replace(blank, kind="certified", bound=found.bound, terms=terms, lemmas=lemmas, assumptions=ASSUMPTIONS)
 
     @torch.no_grad()
     def _measure(self, points: int = 4097) -> float:
@@ -278,7 +313,7 @@ class AnchorHead(CertifiedModule):
         lo, hi = self.cells()[[0, -1]]
         ends = np.sort(self.potential.flat(np.array([lo, hi])))
         y = np.unique(np.clip(self.potential.unflat(np.linspace(ends[0], ends[1], points)), lo, hi))
-        inside = torch.from_numpy(y).to(self.anchors.device, self.dtype)
+        inside = torch.from_numpy(y).to(self.values.device, self.dtype)
         inside = inside[(inside.double() >= lo) & (inside.double() <= hi)]
         wanted = self.function.value(inside.double().cpu())
         error = (self.core(inside).double().cpu() - wanted).abs()
@@ -287,7 +322,9 @@ class AnchorHead(CertifiedModule):
     def config(self) -> dict[str, Any]:
         """Function, interval and shape; a user's callable cannot be written to a file."""
         if self.function.source is not None:
-            raise ArgumentError(f"{self.function.name} is a Python callable, which no file can hold: save the state_dict instead")
+            raise ArgumentError(
+                f"{self.function.name} is a Python callable, which no file can hold: save the state_dict instead"
+            )
         shape = self.shape
         return {
             "function": self.function.name,
@@ -312,7 +349,8 @@ class AnchorHead(CertifiedModule):
         return cls(function, lo, hi, weights, shape, empty, dtype, bool(config["relative"]), bool(config["strict"]))
 
     def extra_repr(self) -> str:
-        return f"{self.function.name} on [{self.lo:g}, {self.hi:g}], {self.size} anchors, {self.potential}, kappa={self.kappa:.3g}"
+        interval = f"{self.function.name} on [{self.lo:g}, {self.hi:g}]"
+        return f"{interval}, {self.size} anchors, {self.potential}, kappa={self.kappa:.3g}"
 
 
 def _two_keys(function: Univariate, dtype: torch.dtype) -> tuple[AnchorWeights, Shape, np.ndarray] | None:

@@ -5,7 +5,8 @@ For phi strictly convex and an anchor L, the tangent of phi at L is affine in y,
     beta * (phi'(L) (y - L) + phi(L)) = -beta * D_phi(y, L) + beta * phi(y),
 
 so a softmax over tangents weighs anchor L by exp(-beta * D_phi(y, L)): the last term is common to all anchors. Spacing
-and potential match when phi''(y) ~ 1/h(y)^2 for local spacing h; then kappa = beta * phi'' * h^2 / 2 does not depend on place or
+and potential match when phi''(y) ~ 1/h(y)^2 for local spacing h; then kappa = beta * phi'' * h^2 / 2 does not depend
+on place or
 scale. It is the one temperature knob: large is cold (selection), small is warm (interpolation).
 Each potential has a flat coordinate in which its anchors are evenly spaced.
 """
@@ -13,7 +14,7 @@ Each potential has a flat coordinate in which its anchors are evenly spaced.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,7 +51,9 @@ class Potential:
         if self.name not in (*NAMES, "exact"):
             raise ArgumentError(f"potential must be one of {', '.join(NAMES)}, got {self.name!r}")
         if not (self.scale > 0 and self.sign in (1, -1)):
-            raise ArgumentError(f"a potential's scale must be positive and its sign 1 or -1, got {self.scale}, {self.sign}")
+            raise ArgumentError(
+                f"a potential's scale must be positive and its sign 1 or -1, got {self.scale}, {self.sign}"
+            )
 
     def flat(self, y: Array) -> Array:
         """The coordinate in which anchors are evenly spaced."""
@@ -102,7 +105,11 @@ class Potential:
                 beta, slope = 2 * kappa / step**2, angle
                 offset = z * angle - 0.5 * np.log1p(z * z) - angle * z
             case "ends":  # phi' = (z/(1-z^2) + atanh z)/2 with z/(1-z^2) = sinh(2t)/2, phi - phi' z = -sinh(t)^2/2
-                beta, slope, offset = 2 * kappa / step**2, 0.25 * np.sinh(2 * flat) + 0.5 * flat, -0.5 * np.sinh(flat) ** 2
+                beta, slope, offset = (
+                    2 * kappa / step**2,
+                    0.25 * np.sinh(2 * flat) + 0.5 * flat,
+                    -0.5 * np.sinh(flat) ** 2,
+                )
             case _:
                 beta, slope, offset = kappa / step**2, 2 * flat, -flat * flat
         offset = beta * (offset + slope * z0)
@@ -116,10 +123,10 @@ class Potential:
         return [self.name, self.shift, self.scale, self.sign, self.floor]
 
     @classmethod
-    def from_json(cls, data: list[object]) -> Potential:
+    def from_json(cls, data: list[Any]) -> Potential:
         """The potential that `to_json` described."""
         name, shift, scale, sign, floor = data
-        return cls(str(name), float(shift), float(scale), int(sign), float(floor))  # type: ignore[arg-type]
+        return cls(name, float(shift), float(scale), int(sign), float(floor))
 
     def __str__(self) -> str:
         z = "y" if self.shift == 0 else f"(y {'-' if self.shift > 0 else '+'} {abs(self.shift):g})"

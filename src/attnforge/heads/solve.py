@@ -1,4 +1,5 @@
-"""Values for the anchors of a warm head: weighted least squares after the keys have been rounded (A3 of docs/theory.md)."""
+"""Values for the anchors of a warm head: weighted least squares after the keys have been rounded (A3 of
+docs/theory.md)."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def keys(shape: Shape, lo: float, hi: float, dtype: torch.dtype) -> AnchorWeight
 
 
 class Bench:
-    """Given keys on a sample: solves for values and says what a certificate would, sharing all that depends on keys alone."""
+    """Given keys on a sample: solves for values and says what a certificate would, sharing all that depends on keys
+    alone."""
 
     def __init__(self, blank: AnchorWeights, sample: Sample, dtype: torch.dtype):
         self.blank, self.sample, self.dtype = blank, sample, dtype
@@ -115,7 +117,9 @@ class Bench:
         return float(worst) if np.isfinite(worst) else float("inf")
 
 
-def cold_values(blank: AnchorWeights, anchors: Array, fn: Univariate, lo: float, hi: float, dtype: torch.dtype) -> AnchorWeights:
+def cold_values(
+    blank: AnchorWeights, anchors: Array, fn: Univariate, lo: float, hi: float, dtype: torch.dtype
+) -> AnchorWeights:
     """The paper's choice: each anchor's value is the function there."""
     value = fn.value(torch.from_numpy(np.clip(anchors, lo, hi))).numpy()
     return replace(blank, value=_round(value, dtype))

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -184,18 +183,3 @@ def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches, that belongs to no window."""
     figure: Figure = require("matplotlib.figure", "report").Figure(figsize=(width, height))
     return figure
-
-
-def upper_text(value: float | None, digits: int = 3) -> str:
-    """An upper bound in few digits, rounded up: what is shown, read back as a number, is a bound as well.
-
-    >>> upper_text(1.6012e-10), upper_text(0.25), upper_text(9.999e-7), upper_text(None)
-    ('1.61e-10', '0.25', '1e-06', '–')
-    """
-    if value is None:
-        return "–"
-    nearest = f"{value:.{digits}g}"
-    if float(nearest) >= value or value != value:
-        return nearest
-    up = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value))
-    return f"{float(up):.{digits}g}"
