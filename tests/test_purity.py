@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from attnforge.errors import ArgumentError, PurityError
+from attnforge.network import AttentionLayer, AttentionOnly, Heads
 from attnforge.purity import Census, Offence, allow_custom, offences, purity, structural, tables
 from attnforge.purity.trace import capture
 from attnforge.purity.walk import Walk
@@ -359,8 +360,8 @@ PAIRS: dict[str, tuple[Function, Function, int]] = {
     "softmax takes affine logits": (lambda x: (x @ weight()).softmax(-1), lambda x: x.tanh().softmax(-1), 0),
     "the sum runs within a row": (lambda x: attend(x) @ x, lambda x: attend(x).mT @ x, 0),
     "the row follows reshapes": (
-        lambda x: (attend(x).reshape(2, N * N).view(2, N, N)[:, :, :2] @ x[:, :2]),
-        lambda x: (attend(x).reshape(2, N * N)[:, None] @ x.repeat(1, N, 1)),
+        lambda x: attend(x).reshape(2, N * N).view(2, N, N)[:, :, :2] @ x[:, :2],
+        lambda x: attend(x).reshape(2, N * N)[:, None] @ x.repeat(1, N, 1),
         0,
     ),
     "the row follows splits": (
@@ -492,6 +493,24 @@ def test_every_table_is_needed(table: str, operation: str, network: Any, monkeyp
     assert Walk(trace).offences == []
     monkeypatch.setattr(tables, table, frozenset())
     assert operation in [offence.operation for offence in Walk(trace).offences]
+
+
+def test_the_tables_speak_of_arguments_that_exist() -> None:
+    """A misspelt argument would never be found to depend on data."""
+    wrong = []
+    for table in (tables.CONTRACTIONS, tables.FACTORS, tables.FIXED):
+        for name, keys in table.items():
+            packet = getattr(torch.ops.aten, name)
+            schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
+            on_tensors = [s for s in schemas if any(str(argument.type) == "Tensor" for argument in s.arguments)]
+            wrong += [str(s) for s in on_tensors if not set(keys) <= {argument.name for argument in s.arguments}]
+            wrong += [] if on_tensors else [name]
+    assert wrong == []
+
+
+def test_no_refused_operation_is_in_a_table_of_allowed_ones() -> None:
+    allowed = tables.AFFINE | tables.MOVEMENT | tables.IDENTITY | tables.SOFTMAX | tables.CONTRACTIONS.keys()
+    assert [name for name in sorted(allowed) if tables.reason(name) != tables.UNKNOWN] == []
 
 
 # -- the tables are right: what passes without attention is affine ----------------------------------------------------
@@ -646,6 +665,17 @@ def test_census_prints_an_aligned_table() -> None:
     with pytest.raises(ArgumentError, match="at least 1"):
         Census((("affine", "linear", 0),))
     assert str(Offence("relu", "no", "")) == "relu: no"
+
+
+@pytest.mark.parametrize("scope", ["memory", "self", "tokens"])
+def test_the_runtime_is_attention_only(scope: Any) -> None:
+    token = {} if scope == "memory" else {"W_K": torch.ones(2, C, 3), "W_V": torch.ones(2, C, 4)}
+    memory = {"M_K": torch.ones(1, 6, 3), "M_V": torch.ones(1, 6, 4)}
+    causal = scope == "tokens"
+    heads = Heads(scope, W_Q=torch.ones(2, C, 3), W_O=torch.ones(2, 4, C), **token, **memory, causal=causal)
+    net = AttentionOnly([AttentionLayer([heads], S=torch.eye(C)), AttentionLayer([heads])])
+    assert purity(net, X).by_operation["softmax"] == 2
+    structural(net)
 
 
 def test_structural_knows_classes_and_notices_changes() -> None:

@@ -169,7 +169,8 @@ def _export_error(net: nn.Module, error: Exception) -> PurityError:
     return PurityError(
         f"{type(net).__name__} cannot be exported, so its operations cannot be listed{place}\n"
         f"  {type(error).__name__}: {text.splitlines()[0]}\n"
-        "check that the network accepts the example; pass another one with example="
+        "pass an example that the network accepts with example=; if it accepts this one, it does something that "
+        "torch.export cannot follow, such as a detour over NumPy"
     )
 
 

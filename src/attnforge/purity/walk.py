@@ -191,8 +191,10 @@ class Walk:
         if steering:
             return f"its argument {steering[0]} depends on data"
         if sum(map(varies, tables.FACTORS.get(name, ()))) > 1:
-            return "an elementwise product of two data-dependent tensors" if name in tables.ELEMENTWISE else (
-                "a product of data-dependent tensors other than Q K^T and weights times V"
+            return (
+                "an elementwise product of two data-dependent tensors"
+                if name in tables.ELEMENTWISE
+                else ("a product of data-dependent tensors other than Q K^T and weights times V")
             )
         fixed = [key for key in tables.FIXED.get(name, ()) if varies(key)]
         if fixed:
