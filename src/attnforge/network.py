@@ -32,10 +32,10 @@ CHUNK = 1 << 21  # softmax entries alive at once: 8 MB in float32
 class Heads(nn.Module):
     """A group of softmax heads with one scope: the sum over heads of softmax(Q K^T) V O.
 
-    >>> two = torch.tensor
-    >>> sigmoid = Heads("memory", W_Q=two([[[1.0]]]), M_K=two([[[1.0], [0.0]]]), M_V=two([[[1.0], [0.0]]]),
-    W_O=two([[[1.0]]]))
-    >>> torch.allclose(sigmoid(two([[0.3]])), torch.sigmoid(two([[0.3]])))
+    >>> one, table = torch.tensor([[[1.0]]]), torch.tensor([[[1.0], [0.0]]])
+    >>> sigmoid = Heads("memory", W_Q=one, M_K=table, M_V=table, W_O=one)
+    >>> y = torch.tensor([[0.3]])
+    >>> torch.allclose(sigmoid(y), torch.sigmoid(y))
     True
     """
 

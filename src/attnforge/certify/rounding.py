@@ -55,7 +55,8 @@ def refuse_reduced_precision(x: torch.Tensor) -> None:
     if torch.is_autocast_enabled(kind):
         raise PrecisionError(
             f"autocast is on for {kind}: products would be rounded to {torch.get_autocast_dtype(kind)} "
-            "and the certificate would not hold; leave the autocast block, or use torch.autocast(..., enabled=False) around this call"
+            "and the certificate would not hold; leave the autocast block, or put torch.autocast(..., enabled=False) "
+            "around this call"
         )
     if x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
         raise PrecisionError(
