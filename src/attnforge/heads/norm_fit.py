@@ -89,7 +89,8 @@ def fit_error(
 
     *Evaluation* with roundoff u (lemma A5). Logits err by d = u|s v| + u|z|; the larger of the logit and 0 is
     subtracted exactly; two exponentials, a sum and a quotient follow: a sigmoid errs by
-    (1 - sigmoid) expm1(d + 2 EXP_ULPS u) + gamma(3) relatively. `reads` more roundings for values, products and the sum over heads.
+    (1 - sigmoid) expm1(d + 2 EXP_ULPS u) + gamma(3) relatively. `reads` more roundings for values, products and the sum
+    over heads.
     """
     u64 = 2.0**-53
     count = max(16, math.ceil(CELLS * math.log((hi + eps) / (lo + eps))))
