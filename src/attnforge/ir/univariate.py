@@ -90,6 +90,9 @@ class Univariate:
     def __hash__(self) -> int:
         return hash((self.name, id(self.source)))
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Univariate:
+        return self  # immutable, and balls cannot be copied: a copy of a network shares its functions
+
     def __call__(self, y: Tensor) -> Tensor:
         return self.value(y)
 
