@@ -23,8 +23,8 @@ max(x, y) = y + relu(x - y) and min(x, y) = x - relu(x - y), with the linear par
 values (y, 0), (1, 0), (1, -1).
 
 The shipped bound is `gate_bounds.gate_error`: a sup over cells for the stored weights, rounding included; what has
-changed since the gate was built only makes it larger. `sharpness_for` is the inverse: the smallest power of two (multiplying by
-it is exact) that certifies a wanted eps.
+changed since the gate was built only makes it larger. `sharpness_for` is the inverse: the smallest power of two
+(multiplying by it is exact) that certifies a wanted eps.
 """
 
 from __future__ import annotations
