@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -92,7 +92,7 @@ def _ramp(beta: float, a: float, b: float) -> GateSpec:
 
 
 def _hard_tanh(beta: float) -> GateSpec:
-    return _ramp(beta, -1.0, 1.0)
+    return replace(_ramp(beta, -1.0, 1.0), name="hard_tanh")
 
 
 def _extremum(name: str, beta: float) -> GateSpec:
