@@ -6,13 +6,19 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from laws import FUNCTIONS, LAWS, Instance, of_scalar, scalars
+from flint import arb
 
 import attnforge as af
 from attnforge.certify.certified import CertifiedModule
+from attnforge.heads.gate import GateHead
+from attnforge.heads.norm import NormHead
+from attnforge.heads.product import ProductHead
+from attnforge.heads.token import TokenHead
 from attnforge.ir import functions as F
+from laws import FUNCTIONS, LAWS, Instance, cubes, of_scalar, pairs, rows, scalars, vectors
 
 # Where each registered function is tried; everything else on [-4, 4].
 INTERVALS = {
@@ -61,8 +67,138 @@ def anchor(name: str) -> Instance:
     return Instance(f"anchor-{name}", once(build), truth, scalars(*knots), once(to_eps), eps)
 
 
+def gate(
+    name: str, lo: float, hi: float, truth: Callable[..., arb], knots: tuple[float, ...] = (), **given: Any
+) -> Instance:
+    def build(dtype: torch.dtype) -> CertifiedModule:
+        return GateHead.fit(name, lo, hi, dtype=dtype, **given)
+
+    def to_eps(eps: float, dtype: torch.dtype) -> CertifiedModule:
+        return GateHead.fit(name, lo, hi, eps=eps, dtype=dtype, **given)
+
+    def both(*point: np.ndarray) -> tuple[list[arb], list[arb]]:
+        return [truth(*(arb(float(v)) for v in point))], [arb(1)]
+
+    space = pairs(diagonal=True) if name in ("max", "min") else scalars(*knots)
+    soft = functools.partial(to_eps, 1e-2 * hi)
+    return Instance(f"gate-{name}", once(build), both, space, once(to_eps), (1e-2 * hi, 1e-5 * hi), soft)
+
+
+def product(
+    name: str, x: tuple[float, float], y: tuple[float, float], width: int | None = None, **given: Any
+) -> Instance:
+    def build(dtype: torch.dtype) -> CertifiedModule:
+        return ProductHead.fit(x, y, dtype=dtype, width=width, **given)
+
+    def to_eps(eps: float, dtype: torch.dtype) -> CertifiedModule:
+        return ProductHead.fit(x, y, eps=eps, dtype=dtype, width=width, **given)
+
+    def truth(a: np.ndarray, b: np.ndarray) -> tuple[list[arb], list[arb]]:
+        values = [arb(float(v)) * arb(float(b)) for v in np.atleast_1d(a)]
+        return values, [arb(1)] * len(values)
+
+    size = max(map(abs, x)) * max(map(abs, y))
+    space = pairs() if width is None else vectors(width)
+    return Instance(f"product-{name}", once(build), truth, space, once(to_eps), (1e-2 * size, 1e-9 * size))
+
+
+def norm(kind: str, channels: int, variance: tuple[float, float], affine: bool = False, effort: int = 300) -> Instance:
+    offset = 100.0 if kind == "layer" else 0.0
+    weight = torch.linspace(-2, 3, channels).round(decimals=0) / 4 if affine else None
+    bias = torch.linspace(1, -1, channels).round(decimals=0) / 8 if affine else None
+    given: dict[str, Any] = dict(kind=kind, weight=weight, bias=bias)
+
+    def build(dtype: torch.dtype) -> CertifiedModule:
+        return NormHead.fit(channels, variance, dtype=dtype, **given)
+
+    def to_eps(eps: float, dtype: torch.dtype) -> CertifiedModule:
+        return NormHead.fit(channels, variance, eps=eps, dtype=dtype, **given)
+
+    def truth(row: np.ndarray) -> tuple[list[arb], list[arb]]:
+        x = [arb(float(v)) for v in row]
+        mean = sum(x, arb(0)) / channels if kind == "layer" else arb(0)
+        c = [v - mean for v in x]
+        deviation = (sum((v * v for v in c), arb(0)) / channels + arb(1e-5)).sqrt()
+        n = [v / deviation for v in c]
+        largest = max((abs(v) for v in n), key=float)
+        if weight is None or bias is None:
+            return n, [largest] * channels
+        w, b = ([arb(float(v)) for v in t] for t in (weight, bias))
+        values = [w[i] * n[i] + b[i] for i in range(channels)]
+        return values, [abs(w[i]) * largest + abs(b[i]) + arb(1e-40) for i in range(channels)]
+
+    name = f"norm-{kind}-{channels}{'-affine' if affine else ''}"
+    space = rows(channels, variance, offset)
+    return Instance(name, once(build), truth, space, once(to_eps), (1e-2, 1e-8), effort=effort)
+
+
+def token(mode: str, tokens: int = 4, channels: int = 3) -> Instance:
+    generator = torch.Generator().manual_seed(5)
+    matrix = torch.randn(tokens, tokens, generator=generator, dtype=torch.float64)
+
+    def build(dtype: torch.dtype, **given: Any) -> CertifiedModule:
+        sizes = dict(channels=channels, lo=-2.0, hi=3.0, dtype=dtype)
+        match mode:
+            case "gather":
+                return TokenHead.gather(tokens, 2, **sizes)
+            case "mix":
+                return TokenHead.mix(matrix, **sizes)
+        return getattr(TokenHead, mode)(tokens, **sizes, **given)
+
+    def to_eps(eps: float, dtype: torch.dtype) -> CertifiedModule:
+        return build(dtype, eps=eps)
+
+    def truth(x: np.ndarray) -> tuple[list[arb], list[arb]]:
+        column = [[arb(float(v)) for v in x[:, c]] for c in range(channels)]
+        out = [one(column[c], i) for i in range(tokens) for c in range(channels)]
+        return out, [arb(1)] * len(out)
+
+    def one(values: list[arb], i: int) -> arb:
+        match mode:
+            case "gather":
+                return values[2]
+            case "mean":
+                return sum(values, arb(0)) / tokens
+            case "prefix_mean":
+                return sum(values[: i + 1], arb(0)) / (i + 1)
+            case "mix":
+                return sum((arb(float(m)) * v for m, v in zip(matrix[i], values, strict=True)), arb(0))
+        return (max if mode == "max" else min)(values, key=float)
+
+    peak = mode in ("max", "min")
+    soft = functools.partial(to_eps, 0.1) if peak else None
+    extra = (once(to_eps), (1e-1, 1e-4)) if peak else (None, ())
+    return Instance(f"token-{mode}", once(build), truth, cubes(), *extra, soft, effort=400)
+
+
+def tent(y: arb) -> arb:
+    return (y + 2) * 0.75 - 1 if y <= 0 else arb(0.5) - y if y <= 1.5 else (y - 1.5) * 2 - 1
+
+
+GATES = [
+    gate("relu", -4, 4, FUNCTIONS["relu"], (0.0,)),
+    gate("ramp", -3, 5, lambda y: arb(-0.7) if y <= -0.7 else arb(1.3) if y >= 1.3 else y, (-0.7, 1.3), a=-0.7, b=1.3),
+    gate("abs", -10, 10, abs, (0.0,)),
+    gate("leaky_relu", -4, 4, lambda y: y if y >= 0 else y * arb(0.2), (0.0,), slope=0.2),
+    gate("hard_tanh", -3, 3, FUNCTIONS["hardtanh"], (-1.0, 1.0)),
+    gate("max", -5, 5, lambda x, y: x if x > y else y),
+    gate("min", -5, 5, lambda x, y: x if x < y else y),
+    gate("silu", -20, 20, FUNCTIONS["silu"]),
+    gate("sigmoid", -30, 30, FUNCTIONS["sigmoid"]),
+    gate("tanh", -12, 12, FUNCTIONS["tanh"]),
+    gate("piecewise_linear", -3, 3, tent, (0.0, 1.5), xs=[-2.0, 0.0, 1.5, 2.5], ys=[-1.0, 0.5, -1.0, 1.0]),
+]
+PRODUCTS = [
+    product("unit", (-1, 1), (-1, 1)),
+    product("wide", (-1000, 1000), (-0.3, 0.3)),
+    product("one-sided", (2.0, 9.0), (100.0, 104.0)),
+    product("vector", (-2, 2), (-5, 1), width=3),
+    product("tanh", (-1, 1), (-1, 1), method="tanh"),
+]
+NORMS = [norm("layer", 24, (0.4, 130.0)), norm("rms", 10, (1e-2, 1e2)), norm("layer", 16, (0.5, 4.0), affine=True)]
+TOKENS = [token(mode) for mode in ("gather", "mean", "prefix_mean", "mix", "max", "min")]
 ANCHORS = [anchor(name) for name in F.names()]
-INSTANCES = ANCHORS
+INSTANCES = [*ANCHORS, *GATES, *PRODUCTS, *NORMS, *TOKENS]
 
 
 def test_every_registered_function_has_a_truth() -> None:
