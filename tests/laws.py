@@ -467,9 +467,11 @@ def export_equals_eager(instance: Instance) -> None:
     _same(instance, head, torch.export.export(head, example).module()(*example), head(*example), "exported")
 
 
-def compiled_equals_eager(instance: Instance, backend: str = "aot_eager") -> None:
+def compiled_equals_eager(
+    instance: Instance, backend: str = "aot_eager", dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
+) -> None:
     """So does what torch.compile makes of it."""
-    for dtype in (torch.float32, torch.float64):
+    for dtype in dtypes:
         torch.compiler.reset()
         head = instance.build(dtype).eval()
         example = head.example_input()

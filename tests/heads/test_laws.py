@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flint import arb
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import attnforge as af
 from attnforge.certify.certified import CertifiedModule
@@ -18,7 +23,27 @@ from attnforge.heads.norm import NormHead
 from attnforge.heads.product import ProductHead
 from attnforge.heads.token import TokenHead
 from attnforge.ir import functions as F
-from laws import FUNCTIONS, LAWS, Instance, cubes, of_scalar, pairs, rows, scalars, vectors
+from laws import (
+    FUNCTIONS,
+    LAWS,
+    Instance,
+    batch_equals_loop,
+    bound_shrinks_with_eps,
+    certificates_go_stale,
+    compiled_equals_eager,
+    cubes,
+    export_equals_eager,
+    gradients_are_right,
+    of_scalar,
+    pairs,
+    purity_holds,
+    rows,
+    save_and_load_keep_every_bit,
+    scalars,
+    sound_in_float32,
+    sound_in_float64,
+    vectors,
+)
 
 # Where each registered function is tried; everything else on [-4, 4].
 INTERVALS = {
@@ -68,13 +93,13 @@ def anchor(name: str) -> Instance:
 
 
 def gate(
-    name: str, lo: float, hi: float, truth: Callable[..., arb], knots: tuple[float, ...] = (), **given: Any
+    name: str, lo: float, hi: float, truth: Callable[..., arb], knots: tuple[float, ...] = (), **options: Any
 ) -> Instance:
     def build(dtype: torch.dtype) -> CertifiedModule:
-        return GateHead.fit(name, lo, hi, dtype=dtype, **given)
+        return GateHead.fit(name, lo, hi, dtype=dtype, **options)
 
     def to_eps(eps: float, dtype: torch.dtype) -> CertifiedModule:
-        return GateHead.fit(name, lo, hi, eps=eps, dtype=dtype, **given)
+        return GateHead.fit(name, lo, hi, eps=eps, dtype=dtype, **options)
 
     def both(*point: np.ndarray) -> tuple[list[arb], list[arb]]:
         return [truth(*(arb(float(v)) for v in point))], [arb(1)]
@@ -85,13 +110,13 @@ def gate(
 
 
 def product(
-    name: str, x: tuple[float, float], y: tuple[float, float], width: int | None = None, **given: Any
+    name: str, x: tuple[float, float], y: tuple[float, float], width: int | None = None, **options: Any
 ) -> Instance:
     def build(dtype: torch.dtype) -> CertifiedModule:
-        return ProductHead.fit(x, y, dtype=dtype, width=width, **given)
+        return ProductHead.fit(x, y, dtype=dtype, width=width, **options)
 
     def to_eps(eps: float, dtype: torch.dtype) -> CertifiedModule:
-        return ProductHead.fit(x, y, eps=eps, dtype=dtype, width=width, **given)
+        return ProductHead.fit(x, y, eps=eps, dtype=dtype, width=width, **options)
 
     def truth(a: np.ndarray, b: np.ndarray) -> tuple[list[arb], list[arb]]:
         values = [arb(float(v)) * arb(float(b)) for v in np.atleast_1d(a)]
@@ -106,13 +131,13 @@ def norm(kind: str, channels: int, variance: tuple[float, float], affine: bool =
     offset = 100.0 if kind == "layer" else 0.0
     weight = torch.linspace(-2, 3, channels).round(decimals=0) / 4 if affine else None
     bias = torch.linspace(1, -1, channels).round(decimals=0) / 8 if affine else None
-    given: dict[str, Any] = dict(kind=kind, weight=weight, bias=bias)
+    options: dict[str, Any] = dict(kind=kind, weight=weight, bias=bias)
 
     def build(dtype: torch.dtype) -> CertifiedModule:
-        return NormHead.fit(channels, variance, dtype=dtype, **given)
+        return NormHead.fit(channels, variance, dtype=dtype, **options)
 
     def to_eps(eps: float, dtype: torch.dtype) -> CertifiedModule:
-        return NormHead.fit(channels, variance, eps=eps, dtype=dtype, **given)
+        return NormHead.fit(channels, variance, eps=eps, dtype=dtype, **options)
 
     def truth(row: np.ndarray) -> tuple[list[arb], list[arb]]:
         x = [arb(float(v)) for v in row]
@@ -136,14 +161,14 @@ def token(mode: str, tokens: int = 4, channels: int = 3) -> Instance:
     generator = torch.Generator().manual_seed(5)
     matrix = torch.randn(tokens, tokens, generator=generator, dtype=torch.float64)
 
-    def build(dtype: torch.dtype, **given: Any) -> CertifiedModule:
+    def build(dtype: torch.dtype, **options: Any) -> CertifiedModule:
         sizes = dict(channels=channels, lo=-2.0, hi=3.0, dtype=dtype)
         match mode:
             case "gather":
                 return TokenHead.gather(tokens, 2, **sizes)
             case "mix":
                 return TokenHead.mix(matrix, **sizes)
-        return getattr(TokenHead, mode)(tokens, **sizes, **given)
+        return getattr(TokenHead, mode)(tokens, **sizes, **options)
 
     def to_eps(eps: float, dtype: torch.dtype) -> CertifiedModule:
         return build(dtype, eps=eps)
@@ -209,3 +234,201 @@ def test_every_registered_function_has_a_truth() -> None:
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_law(law: Callable[[Instance], None], instance: Instance) -> None:
     law(instance)
+
+
+@pytest.mark.parametrize("instance", [anchor("gelu"), GATES[1], PRODUCTS[0], NORMS[0], TOKENS[3]], ids=str)
+def test_compiled_equals_eager(instance: Instance) -> None:
+    compiled_equals_eager(instance)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("c++") is None, reason="no C++ compiler")
+def test_inductor_equals_eager() -> None:
+    compiled_equals_eager(anchor("sin"), "inductor", (torch.float32,))
+
+
+def test_a_large_norm_is_sound() -> None:
+    instance = norm("layer", 384, (0.4, 130.0), effort=40)
+    sound_in_float32(instance)
+    sound_in_float64(instance)
+
+
+# ------------------------------------------------------------------------------------- intervals that nobody chose
+
+SIZES = st.floats(1e-3, 30.0)
+
+
+@st.composite
+def problem(draw: st.DrawFn) -> Instance:
+    name = draw(st.sampled_from(["gelu", "sin", "exp", "softplus", "relu", "log", "reciprocal", "sqrt", "tanh"]))
+    if name in ("log", "reciprocal", "sqrt"):
+        lo = draw(st.floats(1e-4, 10.0) if name != "sqrt" else st.one_of(st.just(0.0), st.floats(1e-6, 10.0)))
+    else:
+        lo = draw(st.floats(-20.0, 10.0))
+    hi = lo + draw(SIZES)
+    count, relative = draw(st.integers(2, 40)), name == "reciprocal"
+    cold = draw(st.booleans())
+
+    def build(dtype: torch.dtype) -> CertifiedModule:
+        options: dict[str, Any] = dict(anchors=count, dtype=dtype, relative=relative)
+        return af.AnchorHead.fit(name, lo, hi, temperature="cold" if cold else "auto", **options)
+
+    truth = of_scalar(FUNCTIONS[name], relative)
+    how = f"{name} on [{lo!r}, {hi!r}], {count} {'cold' if cold else 'warm'} anchors"
+    return Instance(how, once(build), truth, scalars(*F.get(name).knots), effort=300)
+
+
+@given(problem())
+@settings(max_examples=40, derandomize=True, deadline=None)
+def test_any_interval_is_sound(instance: Instance) -> None:
+    sound_in_float64(instance)
+    sound_in_float32(instance)
+
+
+@given(st.floats(-50, 50), SIZES, st.floats(-50, 50), SIZES)
+@settings(max_examples=25, derandomize=True, deadline=None)
+def test_any_product_is_sound(x: float, width: float, y: float, height: float) -> None:
+    instance = replace(product("any", (x, x + width), (y, y + height)), effort=200)
+    sound_in_float64(instance)
+    sound_in_float32(instance)
+
+
+# -------------------------------------------------------------------------------------------- each law can fail
+
+
+def sabotage(instance: Instance, spoil: Callable[[Any], None], **changes: Any) -> Instance:
+    """The instance with every head spoilt after it was certified."""
+
+    def build(dtype: torch.dtype) -> CertifiedModule:
+        head = copy.deepcopy(instance.build(dtype))
+        spoil(head)
+        return head
+
+    return replace(instance, name=f"spoilt {instance}", build=once(build), **changes)
+
+
+@torch.no_grad()
+def nudge(head: Any, weight: str, amount: float) -> None:
+    """Move one number of a head's weights by `amount` bounds and keep the certificate as if nothing had happened."""
+    certificate = head.certificate
+    tensor = head.get_parameter(weight).reshape(-1)
+    tensor[len(tensor) // 2] += amount * certificate.bound
+    head.attach(certificate)
+
+
+def overclaim(head: Any) -> None:
+    certificate = head.certificate
+    head.attach(replace(certificate, bound=certificate.bound / 2, terms=()))
+
+
+GELU = anchor("gelu")
+
+
+@pytest.mark.parametrize(
+    ("instance", "weight", "amount"),
+    [
+        (GELU, "layer.groups.0.M_V", 10.0),  # a value
+        (GELU, "layer.groups.0.M_K", 1e3),  # an offset, which moves the weights of all anchors a little
+        (GELU, "layer.S", 10.0),  # the linear skip
+        (GATES[0], "layer.groups.0.W_V", 10.0),
+        (PRODUCTS[0], "layer.groups.0.W_O", 1e3),
+        (NORMS[0], "mix", 1e3),
+        (TOKENS[1], "attention.W_O", 10.0),
+    ],
+    ids=lambda value: str(value),
+)
+def test_soundness_catches_a_nudged_weight(instance: Instance, weight: str, amount: float) -> None:
+    spoilt = sabotage(instance, lambda head: nudge(head, weight, amount))
+    with pytest.raises(AssertionError, match="certified"):
+        sound_in_float64(spoilt)
+    with pytest.raises(AssertionError, match="certified"):
+        sound_in_float32(spoilt)
+
+
+def test_soundness_catches_half_a_bound() -> None:
+    with pytest.raises(AssertionError, match="certified"):
+        sound_in_float64(sabotage(GELU, overclaim))
+
+
+def test_soundness_catches_nan() -> None:
+    with pytest.raises(AssertionError, match="certified"):
+        sound_in_float64(sabotage(GELU, lambda head: setattr(head, "core", lambda y: y / 0 * 0)))
+
+
+def test_shrinking_catches_a_head_that_ignores_eps() -> None:
+    always = lambda eps, dtype: af.AnchorHead.fit("gelu", -8, 8, anchors=4, dtype=dtype)  # noqa: E731
+    with pytest.raises(AssertionError, match="asked for"):
+        bound_shrinks_with_eps(replace(GELU, to_eps=always))
+    finer_first = replace(GELU, eps=GELU.eps[::-1])
+    with pytest.raises(AssertionError, match="bounds"):
+        bound_shrinks_with_eps(finer_first)
+
+
+def test_batching_catches_a_head_that_ignores_the_batch() -> None:
+    def first_only(head: Any) -> None:
+        core = head.core
+        head.core = lambda y: core(y.reshape(-1)[:1]).reshape(()).expand(y.shape)
+
+    def flat_only(head: Any) -> None:
+        core = head.core
+        head.core = lambda y: core(y).reshape(-1) if y.dim() else core(y)
+
+    for spoil in (first_only, flat_only):
+        with pytest.raises(AssertionError, match="batch"):
+            batch_equals_loop(sabotage(GELU, spoil))
+
+
+def test_saving_catches_what_no_file_holds() -> None:
+    def unsaved(head: Any) -> None:
+        core = head.core
+        head.core = lambda y: core(y) + 2.0**-20
+
+    with pytest.raises(AssertionError, match="something else"):
+        save_and_load_keep_every_bit(sabotage(GELU, unsaved))
+
+
+def test_gradients_catch_a_detached_input() -> None:
+    def detached(head: Any) -> None:
+        core = head.core
+        head.core = lambda y: core(y.detach()) + 0 * y
+
+    with pytest.raises(AssertionError, match="gradient of inputs"):
+        gradients_are_right(sabotage(GELU, detached))
+    with pytest.raises(AssertionError, match="nothing to fine-tune"):
+        gradients_are_right(sabotage(GELU, lambda head: head.requires_grad_(False)))
+
+
+class Forgetful(af.AnchorHead):
+    """A head that never looks whether its certificate is still that of its weights."""
+
+    family = ""
+    certificate = property(lambda self: self._certificate)  # type: ignore[assignment]
+
+
+def test_staleness_catches_a_certificate_that_never_expires() -> None:
+    def forget(head: Any) -> None:
+        head.__class__ = Forgetful
+
+    with pytest.raises(AssertionError, match="still says"):
+        certificates_go_stale(sabotage(GELU, forget))
+
+
+def test_export_and_compile_catch_a_head_that_knows_it_is_traced() -> None:
+    def traced(head: Any) -> None:
+        core = head.core
+        head.core = lambda y: core(y) + 1e-3 if torch.compiler.is_compiling() else core(y)
+
+    with pytest.raises(AssertionError):
+        export_equals_eager(sabotage(GELU, traced))
+    with pytest.raises(AssertionError):
+        compiled_equals_eager(sabotage(GELU, traced))
+
+
+def test_purity_catches_another_nonlinearity() -> None:
+    def impure(head: Any) -> None:
+        core = head.core
+        head.core = lambda y: core(y).sin()
+
+    with pytest.raises(AssertionError, match="sin"):
+        purity_holds(sabotage(GELU, impure))
+    with pytest.raises(AssertionError):
+        purity_holds(sabotage(GELU, lambda head: setattr(head, "core", lambda y: 2 * y)))
