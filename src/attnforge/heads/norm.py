@@ -19,7 +19,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ..box import Box
 from ..certify.certificate import Certificate, Source, Term, total
@@ -27,6 +26,7 @@ from ..certify.certified import CertifiedModule
 from ..certify.rounding import ASSUMPTIONS, TINY, UNIT, gamma, up
 from ..errors import ArgumentError, CertificateError, PrecisionError
 from .norm_fit import NormSpec, fit, fit_error
+from .rowwise import by_rows
 from .tree import tree_depth, tree_size, tree_sum
 
 Kind = Literal["layer", "rms"]
@@ -146,29 +146,24 @@ class NormHead(CertifiedModule):
 
     def core(self, *inputs: Tensor) -> Tensor:
         (x,) = inputs
+        tables = (self.scale, self.shift, self.mix, self.weight, self.bias)
         if torch.compiler.is_compiling():  # a traced graph has no loops over chunks: its runtime decides
-            return self._attend(x)
-        rows = x.reshape(-1, self.channels)
-        parts = rows.split(max(1, CHUNK // self.channels))
-        if len(parts) <= 1:
-            return self._attend(x)
-        if torch.is_grad_enabled():  # keep the rows, not what every head reads: a backward pass reads them again
-            return torch.cat([checkpoint(self._attend, part, use_reentrant=False) for part in parts]).reshape(x.shape)
-        return torch.cat([self._attend(part) for part in parts]).reshape(x.shape)
+            return self._attend(x, *tables)
+        return by_rows(self._attend, x, tables, max(1, CHUNK // self.channels))
 
-    def _attend(self, x: Tensor) -> Tensor:
+    def _attend(
+        self, x: Tensor, scale: Tensor, shift: Tensor, mix: Tensor, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
         c = self._centre(x)
-        logit = self.shift - self.scale * self._square(c)
+        logit = shift - scale * self._square(c)
         weights = torch.softmax(torch.stack([logit, torch.zeros_like(logit)], dim=-1), dim=-1)[..., :1]
         value = c.unsqueeze(-2)
-        groups = zip(weights.split(GROUP, dim=-2), self.mix.unsqueeze(0).split(GROUP, dim=-1), strict=True)
-        reads = [(mix @ (weight @ value)).squeeze(-2) for weight, mix in groups]
+        groups = zip(weights.split(GROUP, dim=-2), mix.unsqueeze(0).split(GROUP, dim=-1), strict=True)
+        reads = [(amounts @ (group @ value)).squeeze(-2) for group, amounts in groups]
         while len(reads) > 1:
             reads = [reads[i] + reads[i + 1] if i + 1 < len(reads) else reads[i] for i in range(0, len(reads), 2)]
-        out = reads[0]
-        if self.weight is not None:
-            out = out * self.weight
-        return out if self.bias is None else out + self.bias
+        out = reads[0] if weight is None else reads[0] * weight
+        return out if bias is None else out + bias
 
     def _centre(self, x: Tensor) -> Tensor:
         if self.kind == "rms":

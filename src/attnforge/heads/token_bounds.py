@@ -4,8 +4,8 @@
 whatever the weights are, trained ones included. `peak_terms` is for max and min.
 
 One rule goes beyond `certify.rounding`: exp(0) = 1 and exp(x) = 0 for x < -104 (float32) or x < -745.2 (float64),
-exactly. A slot that far below the best one of its row is *dead*; a row with one live slot reads that slot's value bit by
-bit, and a row whose m live logits are equal has weights 1/m up to one quotient.
+exactly. A slot that far below the best one of its row is *dead*; a row with one live slot reads that slot's value bit
+by bit, and a row whose m live logits are equal has weights 1/m up to one quotient.
 """
 
 from __future__ import annotations
