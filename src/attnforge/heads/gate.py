@@ -50,6 +50,7 @@ from .self_head import SelfSpec, interval, number, positive, shipped
 KINK = 0.27846454276107380  # W(1/e) = 0.278464542761073795...
 SHARPNESS_BITS = {torch.float32: 26, torch.float64: 55}  # beta * scale = 2^26: the kink costs u/14 of the scale
 MOST_BITS = {torch.float32: 64, torch.float64: 256}  # logits stay far from overflow, also well outside the interval
+LARGEST_BITS = {torch.float32: 100, torch.float64: 900}  # of the interval and of beta itself
 
 
 def gate_domain(spec: GateSpec, lo: float, hi: float, dtype: torch.dtype) -> Domain:
@@ -88,12 +89,12 @@ def sharpness_for(
     """
     places = [parameters[key] for key in ("a", "b") if key in parameters] + list(parameters.get("xs", ()))
     scale = max(abs(float(place)) for place in (lo, hi, *places, 1e-30))
-    whole = math.ceil(math.log2(scale))
+    whole, largest = math.ceil(math.log2(scale)), LARGEST_BITS[dtype]
     if eps is None:
-        return math.ldexp(1.0, SHARPNESS_BITS[dtype] - whole)
+        return math.ldexp(1.0, min(SHARPNESS_BITS[dtype] - whole, largest))
     positive("eps", eps)
-    most, reached = MOST_BITS[dtype] - whole, math.inf
-    first = max(min(math.ceil(math.log2(KINK / eps)) - 2, most), -most)
+    most, reached = min(MOST_BITS[dtype] - whole, largest), math.inf
+    first = max(min(math.ceil(math.log2(KINK / eps)) - 2, most), -largest)
     for bits in range(first, most + 1):
         bound = gate_bound(name, lo, hi, math.ldexp(1.0, bits), dtype, **parameters)
         if bound <= eps:
@@ -154,7 +155,10 @@ class GateHead(CertifiedModule):
     ) -> GateHead:
         """The gate of this name on [lo, hi]: of a given sharpness, sharp enough for eps, or as the dtype deserves."""
         low, high = interval(lo, hi)
-        shipped(dtype)
+        if max(abs(low), abs(high)) > 2.0 ** LARGEST_BITS[shipped(dtype)]:
+            limit = f"2^{LARGEST_BITS[dtype]}, the most for {dtype}"
+            raise ArgumentError(f"the interval [{low:g}, {high:g}] goes beyond {limit}; scale the input")
+        parameters = {key: _plain(key, value) for key, value in parameters.items()}
         if eps is not None:
             positive("eps", eps)
         probe = gate_spec(name, 1.0, **parameters)
@@ -167,7 +171,7 @@ class GateHead(CertifiedModule):
                 sharpness = sharpness_for(ALIASES.get(name, name), eps, low, high, dtype, **parameters)
             spec = gate_spec(name, positive("sharpness", sharpness), **parameters)
             steep = sharpness * max(abs(low), abs(high))
-            if steep > 2.0 ** MOST_BITS[dtype]:
+            if steep > 2.0 ** MOST_BITS[dtype] or sharpness > 2.0 ** LARGEST_BITS[dtype]:
                 limit = f"at most 2^{MOST_BITS[dtype]} is safe in {dtype}"
                 raise ArgumentError(f"sharpness = {sharpness:g} makes logits of {steep:.1e}; {limit}")
         head = cls(spec, low, high, dtype, parameters)
@@ -192,6 +196,8 @@ class GateHead(CertifiedModule):
     ) -> GateHead:  # fmt: skip
         """clip(y, a, b); the interval is [a, b] widened by its own length on both sides unless given."""
         low, high = number("a", a), number("b", b)
+        if low >= high:
+            raise ArgumentError(f"a ramp needs a < b, got a = {low:g} and b = {high:g}")
         ends = 2 * low - high if lo is None else lo, 2 * high - low if hi is None else hi
         return cls.fit("ramp", *ends, eps, a=low, b=high, **options)
 
@@ -243,8 +249,11 @@ class GateHead(CertifiedModule):
         eps: float | None = None, **options: Any,
     ) -> GateHead:  # fmt: skip
         """The continuous function through the points (xs, ys), linear between them; the outer lines go on."""
-        ends = xs[0] if lo is None else lo, xs[-1] if hi is None else hi
-        return cls.fit("piecewise_linear", *ends, eps, xs=list(xs), ys=list(ys), **options)
+        points = _plain("xs", list(xs))
+        if not points:
+            raise ArgumentError("piecewise_linear needs at least two points, got none")
+        ends = points[0] if lo is None else lo, points[-1] if hi is None else hi
+        return cls.fit("piecewise_linear", *ends, eps, xs=points, ys=list(ys), **options)
 
     def core(self, *inputs: Tensor) -> Tensor:
         return self.layer(torch.stack(inputs, dim=-1)).squeeze(-1)
@@ -271,7 +280,7 @@ class GateHead(CertifiedModule):
         )
         return Certificate(
             kind="certified",
-            bound=total([error.total, total(t.value for t in terms) - error.total]),
+            bound=total(t.value for t in terms),
             dtype=str(self.dtype).removeprefix("torch."),
             target=self.spec.text,
             box=self.box,
@@ -293,3 +302,10 @@ class GateHead(CertifiedModule):
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> GateHead:
         spec = gate_spec(config["name"], config["sharpness"] or 1.0, **config["parameters"])
         return cls(spec, config["lo"], config["hi"], next(iter(tensors.values())).dtype, config["parameters"])
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A parameter as JSON holds it: a float, or a list of floats."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [number(name, each) for each in value]
+    return number(name, value)

@@ -282,14 +282,12 @@ class _State:
         size = up(np.concatenate(terms, 1), 4)
         size = np.where(size <= 8 * 5e-324, 0.0, size)
         products = self.u * size @ (~np.concatenate(exact)).astype(float)
-        count = np.count_nonzero(size, axis=-1)
-        total = size.sum(-1)
-        rest = total - size.max(-1)  # a sum is off by at most (count - 1) times all terms but one, whichever
-        sums = np.maximum(count - 1, 0)
-        adding = np.minimum(gamma(sums, self.u) * total, sums * 1.01 * up(rest, 8))
+        count, total = np.count_nonzero(size, axis=-1), size.sum(-1)
+        light = size <= size.max(-1, keepdims=True) * (self.u / 64)
+        heavy = np.count_nonzero((size > 0) & ~light, axis=-1)
+        adding = gamma(np.maximum(heavy - 1, 0), self.u) * total + count * 1.01 * (size * light).sum(-1)
         two = np.where(count == 2, self.u * (self.domain.largest + error + products), np.inf)
         return up(products * (1 + 8 * self.u) + np.minimum(adding, two) + self.tiny * 4 * count, 16)
-
 
     def affine(self, line: Line) -> Array:
         """Largest |slope y + intercept| on every cell, rounded up; exactly 0 for the zero line."""

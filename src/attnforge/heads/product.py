@@ -92,7 +92,7 @@ def arrange(x: Sides, dtype: torch.dtype, swap: bool = True) -> Arrangement:
         for centre in itertools.product({0.0, a}, {0.0, b}):
             found = Arrangement(sides, centre, swapped)
             spec = ProductSpec.build(nodes, gain_for(found.reach[1]), centre)
-            bound = rounding(spec.heads.rounded(dtype), sides, dtype)
+            bound = rounding(spec.heads.rounded(dtype), sides, dtype, 0.0)
             best = min(best, (bound, found), key=lambda pair: pair[0])
     return best[1]
 

@@ -59,7 +59,8 @@ class Sides:
 
 def product_error(spec: SelfSpec, sides: Sides, dtype: torch.dtype) -> ProductError:
     """A bound on |head - x y| for the stored weights `spec`, evaluated in `dtype`; channels are (x_1 .. x_v, y)."""
-    return ProductError(truncation(spec, sides), rounding(spec, sides, dtype))
+    off = truncation(spec, sides)
+    return ProductError(off, rounding(spec, sides, dtype, off))
 
 
 def truncation(spec: SelfSpec, sides: Sides) -> float:
@@ -147,8 +148,8 @@ def _sup(form: Form, near: Basis, wide: Basis, radius: float) -> float:
     return upper(total + abs(last) * power)
 
 
-def rounding(spec: SelfSpec, sides: Sides, dtype: torch.dtype) -> float:
-    """How far the computed output can be from the exact one with the stored weights, over the whole box."""
+def rounding(spec: SelfSpec, sides: Sides, dtype: torch.dtype, off: float) -> float:
+    """How far the computed output can be from the exact one of the stored weights, itself at most `off` from x y."""
     u, tiny = unit(dtype), TINY[dtype]
     size_x, size_y = sides.sizes
     edges = np.linspace(*sides.query, CELLS + 1)
@@ -158,8 +159,9 @@ def rounding(spec: SelfSpec, sides: Sides, dtype: torch.dtype) -> float:
 
     # queries: (cell, head, coordinate); what reads x is an error, whatever its size
     query = np.abs(ends[..., None, None] * spec.W_Q[:, -1] + spec.b_Q).max(0)
-    stray = np.abs(spec.W_Q[:, :-1]).sum(1) * size_x
-    error = stray + u * (~power_of_two(spec.W_Q[:, -1]) * np.abs(spec.W_Q[:, -1]) * size_y + 2 * stray)
+    parts = np.abs(spec.W_Q) * np.array([*[size_x] * (spec.W_Q.shape[1] - 1), size_y])[:, None]
+    sums = gamma(np.maximum(np.count_nonzero(spec.W_Q, axis=1) - 1, 0), u) * parts.sum(1)
+    error = parts[:, :-1].sum(1) + u * (parts * ~power_of_two(spec.W_Q)).sum(1) + sums
     moved = (spec.W_Q != 0).any(1) & (spec.b_Q != 0)
     error = up((error + moved * u * (query + error)) * (1 + 8 * u), 8)
     still = ~(spec.W_Q != 0).any(1) & power_of_two(spec.b_Q)  # a query coordinate that is a constant power of two
@@ -182,7 +184,7 @@ def rounding(spec: SelfSpec, sides: Sides, dtype: torch.dtype) -> float:
     spanned = np.maximum(slope.max(-1, keepdims=True) - slope, slope - slope.min(-1, keepdims=True))
     weight = up(weight * np.exp(radius[:, None, None] * spanned), 32 + 8 * int(np.abs(logits).max()))
     error, size = _read(spec, sides, weight, logit_error, u, tiny)
-    return max(_projected(spec, sides, out, error, size, u, tiny) for out in _different(spec))
+    return max(_projected(spec, sides, out, error, size, u, tiny, off) for out in _different(spec))
 
 
 def _read(
@@ -213,7 +215,7 @@ def _read(
 
 
 def _projected(
-    spec: SelfSpec, sides: Sides, out: int, error: Array, size: Array, u: float, tiny: float
+    spec: SelfSpec, sides: Sides, out: int, error: Array, size: Array, u: float, tiny: float, off: float
 ) -> float:
     """The error of one output: heads through W_O, then the layer's own additions: (heads + Z S) + s."""
     weight = np.abs(spec.W_O[:, :, out])
@@ -225,7 +227,7 @@ def _projected(
     corners = np.multiply.outer(x, y)
     line = np.add.outer(spec.S[out, out] * x, spec.S[-1, out] * y)
     others = np.abs(np.delete(spec.S[:-1, out], out)).sum() * sides.sizes[0]
-    plain = np.abs(corners - line - spec.s[out]).max() + others + heads.max()  # what the heads add up to, bilinear
+    plain = np.abs(corners - line - spec.s[out]).max() + others + off  # the sum of the heads; bilinear, so corners do
     joined = terms.sum((-2, -1))
     adding = np.where(count <= 2, u * (count > 1) * np.minimum(joined, plain + heads), gamma(count, u) * joined)
     largest = float(up((heads + adding).max(), 64 + 8 * count))
@@ -234,11 +236,11 @@ def _projected(
     reach = np.abs(column) * np.array([*[sides.sizes[0]] * (len(column) - 1), sides.sizes[1]])
     used = int(np.count_nonzero(column))
     skip = u * (reach * ~power_of_two(column)).sum() + float(gamma(max(used - 1, 0), u)) * reach.sum()
-    final = np.abs(corners).max() + largest + skip
+    largest_out = np.abs(corners).max() + off + largest
     if used:
-        skip += u * (np.abs(corners - spec.s[out]).max() + largest + skip)
+        skip += u * (np.abs(corners - spec.s[out]).max() + off + largest + skip)
     if spec.s[out] != 0:
-        skip += u * (final + skip)
+        skip += u * (largest_out + skip)
     lost = tiny * 8 * (1 + weight.sum()) * (1 + size.shape[-1])
     return float(up(largest + skip * (1 + 8 * u) + lost, 64))
 

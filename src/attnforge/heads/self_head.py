@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 
 import numpy as np
 import numpy.typing as npt
@@ -132,7 +133,7 @@ def shipped(dtype: torch.dtype) -> torch.dtype:
 
 def number(name: str, value: object) -> float:
     """A finite number, or an error that names the argument."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ArgumentError(f"{name} must be a finite number, got {value!r}")
     return float(value)
 
