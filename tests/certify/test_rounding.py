@@ -1,0 +1,144 @@
+"""The rounding model: what is assumed of the machine is measured on it, and what follows dominates measured errors."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnforge.certify.rounding import (
+    ASSUMPTIONS,
+    EXP_ULPS,
+    TINY,
+    UNIT,
+    gamma,
+    refuse_reduced_precision,
+    softmax_rounding,
+    unit,
+    up,
+)
+from attnforge.errors import PrecisionError
+
+LONG = np.longdouble
+BOTH = (torch.float32, torch.float64)
+# The exponential shows up as it is where the other slot takes the whole sum: below log(u/2).
+DEEP = {torch.float32: (-87.0, -18.0), torch.float64: (-708.0, -40.0)}
+
+
+@pytest.mark.parametrize("dtype", BOTH, ids=str)
+@pytest.mark.parametrize("slots", [2, 3, 8, 17, 33, 64, 300])
+def test_the_exponential_inside_softmax_is_as_accurate_as_assumed(dtype: torch.dtype, slots: int) -> None:
+    lo, hi = DEEP[dtype]
+    generator = torch.Generator().manual_seed(slots)
+    x = (lo + (hi - lo) * torch.rand(60_000 // slots * 8, generator=generator, dtype=torch.float64)).to(dtype)
+    logits = torch.full((len(x), slots), -1e30, dtype=dtype)
+    logits[:, 0], logits[:, -1] = 0.0, x
+    weights = torch.softmax(logits, -1)
+    assert bool((weights[:, 0] == 1).all()), "the first slot takes all, so the last one shows the exponential itself"
+    exact = np.exp(x.double().numpy().astype(LONG))
+    off = np.abs(weights[:, -1].double().numpy().astype(LONG) / exact - 1)
+    assert float(off.max()) <= EXP_ULPS * unit(dtype)
+
+
+@pytest.mark.parametrize("dtype", BOTH, ids=str)
+def test_normalising_costs_what_is_assumed(dtype: torch.dtype) -> None:
+    lo = {torch.float32: -18.0, torch.float64: -40.0}[dtype]
+    x = torch.linspace(lo, 0, 200_001, dtype=torch.float64).to(dtype)
+    weights = torch.softmax(torch.stack([x, torch.zeros_like(x)], -1), -1).double().numpy().astype(LONG)
+    e = np.exp(x.double().numpy().astype(LONG))
+    exact = np.stack([e / (1 + e), 1 / (1 + e)], -1)
+    # exponential, one addition (in the sum), reciprocal, product
+    assert float(np.abs(weights / exact - 1).max()) <= (EXP_ULPS + 3) * unit(dtype) * (1 + 1e-6)
+
+
+def exact_head(logits: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and output in extended precision."""
+    wide = logits.astype(LONG)
+    weight = np.exp(wide - wide.max(-1, keepdims=True))
+    weight /= weight.sum(-1, keepdims=True)
+    return weight, (weight * values).sum(-1)
+
+
+@given(
+    st.integers(2, 80),
+    st.floats(0.1, 60.0),
+    st.floats(-6.0, 6.0),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=150, derandomize=True, deadline=None)
+def test_the_rounding_lemma_dominates_what_torch_does(
+    slots: int, reach: float, size: float, drowned: bool, seed: int
+) -> None:
+    """A5: logits that are exact numbers of the dtype, values of one sign or of both, sums that cancel or do not."""
+    rng = np.random.default_rng(seed)
+    for dtype in BOTH:
+        u = unit(dtype)
+        logits = torch.from_numpy(reach * rng.standard_normal((40, slots))).to(dtype)
+        values = torch.from_numpy(10**size * (rng.standard_normal(slots) + (1e3 if drowned else 0))).to(dtype)
+        found = (torch.softmax(logits, -1) @ values).double().numpy().astype(LONG)
+        wide, value = logits.double().numpy(), values.double().numpy()
+        weight, output = exact_head(wide, value.astype(LONG))
+        gap = wide.max(-1, keepdims=True) - wide
+        spread = np.abs(value - output[:, None]).astype(np.float64)
+        bound = softmax_rounding(
+            up(weight.astype(np.float64)), up(u * gap), np.broadcast_to(np.abs(value), wide.shape), up(spread), u,
+            TINY[dtype],
+        )  # fmt: skip
+        assert bool((np.abs(found - output) <= bound).all())
+
+
+def test_the_rounding_lemma_would_notice_a_coarser_exponential() -> None:
+    """Weights that are off by a hundred units break the bound: it is not so loose that anything passes."""
+    u, rng = unit(torch.float64), np.random.default_rng(0)
+    wide, value = rng.standard_normal((500, 8)), rng.standard_normal(8)
+    weight, output = exact_head(wide, value.astype(LONG))
+    off = weight * (1 + 100 * u * np.sign(value - output[:, None]))
+    off /= off.sum(-1, keepdims=True)
+    gap = wide.max(-1, keepdims=True) - wide
+    spread, size = np.abs(value - output[:, None]).astype(np.float64), np.broadcast_to(np.abs(value), wide.shape)
+    bound = softmax_rounding(up(weight.astype(np.float64)), up(u * gap), size, up(spread), u, TINY[torch.float64])
+    assert bool((np.abs((off * value).sum(-1) - output) > bound).any())
+
+
+@given(st.floats(0, 1e300), st.integers(1, 64))
+def test_up_is_an_upper_bound_after_so_many_roundings(x: float, steps: int) -> None:
+    exact = Fraction(x) * (1 + Fraction(1, 2**53)) ** steps
+    assert Fraction(float(up(x, steps))) >= exact
+    assert float(up(x)) > x or x == 0
+
+
+@given(st.integers(0, 10**7), st.sampled_from(BOTH))
+def test_gamma_is_never_below_its_definition(terms: int, dtype: torch.dtype) -> None:
+    k = Fraction(terms) * Fraction(unit(dtype))
+    found = float(gamma(terms, unit(dtype)))
+    assert found == float("inf") or Fraction(found) >= k / (1 - k)
+    assert float(gamma(2.0**52, 2.0**-53)) == float("inf"), "when nothing is left of the precision"
+
+
+def test_units() -> None:
+    for dtype in BOTH:
+        one = torch.ones((), dtype=dtype)
+        assert one + unit(dtype) == 1 and one + unit(dtype) * 1.0000001 > 1
+        assert torch.finfo(dtype).tiny == TINY[dtype] and UNIT[dtype] == torch.finfo(dtype).eps / 2
+    assert any(f"{EXP_ULPS:g} u" in text for text in ASSUMPTIONS)
+
+
+def test_reduced_precision_is_refused() -> None:
+    x = torch.ones(2)
+    refuse_reduced_precision(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(PrecisionError, match="autocast"):
+        refuse_reduced_precision(x)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for level in ("high", "medium"):
+            torch.set_float32_matmul_precision(level)
+            with pytest.raises(PrecisionError, match="highest"):
+                refuse_reduced_precision(x)
+            assert refuse_reduced_precision(x.double()) is None, "float64 products are never reduced"
+    finally:
+        torch.set_float32_matmul_precision(before)
