@@ -61,9 +61,11 @@ def fixed_terms(heads: Heads, target: Array, channels: int, lo: float, hi: float
     for h in range(weight.shape[0]):
         g = min(h, len(value) - 1)
         count = live[h].sum(-1)
-        rows = softmax_rounding(
-            weight[h], error[h], np.full_like(weight[h], value[g]), np.full_like(weight[h], spread[g]), u, tiny
-        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            like = np.ones_like(weight[h])
+            rows = softmax_rounding(weight[h], error[h], value[g] * like, spread[g] * like, u, tiny)
+        # Whatever the weights are, they are weights: the output stays among the values.
+        rows = np.fmin(rows, up(spread[g] + gamma(2 * like.shape[-1] + 8, u) * value[g]))
         rows = np.where(even[h], up(gamma(count + 2, u) * value[g] + 2 * count * tiny), rows)
         read = np.where(count == 1, 0.0, rows) + slip[g] * (1 + EXP_ULPS * u)
         through = np.abs(out[h]).sum(0).max()
