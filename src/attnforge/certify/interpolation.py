@@ -69,7 +69,30 @@ class AnchorBound:
     interpolation: float
     rounding: float
     where: float
-    cells: int
+    low: Array
+    high: Array
+    error: Array
+
+    @property
+    def cells(self) -> int:
+        """How many cells the bound took."""
+        return len(self.low)
+
+    def over(self, low: Array, high: Array) -> Array:
+        """The bound on each of the intervals [low, high], which must lie inside: the largest error of their cells."""
+        order = np.argsort(self.low)
+        starts, levels = self.low[order], [self.error[order]]
+        while 2 ** len(levels) <= len(starts):  # largest error of 2^k neighbours, for range queries
+            half, last = 2 ** (len(levels) - 1), levels[-1]
+            levels.append(np.maximum(last[:-half], last[half:]))
+        first = np.clip(np.searchsorted(starts, low, side="right") - 1, 0, len(starts) - 1)
+        final = np.clip(np.searchsorted(starts, high, side="right") - 1, first, len(starts) - 1)
+        depth = np.floor(np.log2(final - first + 1)).astype(int)
+        worst = np.zeros(np.shape(low))
+        for k, level in enumerate(levels):
+            at = depth == k
+            worst[at] = np.maximum(level[first[at]], level[final[at] - 2**k + 1])
+        return worst
 
 
 def anchor_bound(
@@ -102,7 +125,8 @@ def anchor_bound(
     at_worst = int(np.argmax(interpolation + rounding))
     parts = float(interpolation[at_worst]), float(rounding[at_worst])
     bound = float(up(sum(parts), 2))
-    return AnchorBound(bound, *parts, float(0.5 * (low[at_worst] + high[at_worst])), len(low))
+    where = float(0.5 * (low[at_worst] + high[at_worst]))
+    return AnchorBound(bound, *parts, where, low, high, up(interpolation + rounding, 2))
 
 
 def _cells(

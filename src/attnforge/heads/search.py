@@ -210,3 +210,45 @@ def for_eps(q: Question, eps: float) -> tuple[Candidate | None, Candidate | None
         else:
             low = middle
     return seen[count], best_seen
+
+
+@lru_cache(maxsize=4096)
+def quick(fn: Univariate, lo: float, hi: float, dtype: torch.dtype, eps: float) -> Candidate | None:
+    """A head for eps found with few trials: what a compiler asks for, many times. The best seen when none reaches eps."""
+    choice = candidates(fn, lo, hi)
+    kinked = any(lo < k < hi for k in fn.knots)
+    kappas = (0.42, 1.0) if kinked else (0.14, 0.27)
+
+    def at(count: int, potentials: tuple[Potential, ...]) -> Candidate | None:
+        q = Question(fn, lo, hi, dtype, False, potentials)
+        guards = [g for g in ((1, 3) if count < 14 else (3, 6)) if count - 2 * g >= 2] or [0]
+        best: Candidate | None = None
+        for potential in potentials:
+            for g in guards:
+                for kappa in kappas:
+                    best = _better(best, _try(q, Shape(potential, count, g, kappa), (True,)))
+        return best
+
+    first = at(12, choice)
+    if first is None:
+        return None
+    one = (first.shape.potential,)
+    if first.estimate <= eps:
+        for count in (6, 8, 10):
+            found = at(count, one)
+            if found is not None and found.estimate <= eps:
+                return found
+        return first
+    before, best, count = first, first, 16
+    while True:
+        found = at(count, one)
+        if found is None:
+            return best
+        best = found if found.estimate < best.estimate else best
+        if found.estimate <= eps:
+            return found
+        fall = math.log(before.estimate / found.estimate) / (count - before.shape.count)
+        if count >= MOST_ANCHORS // 2 or fall < 0.01 * math.log(2):
+            return best
+        step = math.ceil(math.log(found.estimate / (0.8 * eps)) / fall)
+        before, count = found, min(count + max(2, min(step, count)), MOST_ANCHORS // 2)

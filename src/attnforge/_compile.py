@@ -1,0 +1,73 @@
+"""The compiler on one page: capture, enclose, plan, lower, assemble, certify."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .box import Box
+from .certify.certificate import upper_text
+from .certify.rules import Propagation
+from .certify.split import NetworkBound, outward_cells
+from .compiled import CompiledNetwork
+from .errors import PrecisionError
+from .ir.enclose import ranges
+from .ir.program import Program
+from .lower.forms import is_head
+from .lower.layout import lay_out
+from .lower.plan import Plan, make_plan
+from .purity import structural
+
+ROUNDS = 4
+GRID = 256
+SPEND = 0.7  # the share of eps that is given out to heads; the rest is for affine maps and second order
+
+
+def build(program: Program, eps: float, dtype: torch.dtype, boxes: tuple[Box, ...] = ()) -> CompiledNetwork:
+    """A network for a program whose certified bound is at most eps, or `PrecisionError` with what can be reached."""
+    found = ranges(program, *outward_cells(program, GRID, dtype))  # enclose
+    heads = [i for i in range(len(program.ops)) if is_head(program, i)]
+    shares = {i: SPEND / max(1, len(heads)) for i in heads}
+    best: tuple[CompiledNetwork, Propagation, NetworkBound] | None = None
+    for _ in range(ROUNDS):
+        net = lower(make_plan(program, found, eps, dtype, shares), eps, dtype, boxes)  # plan, lower, assemble
+        propagation, bound = net.analyse()
+        if best is not None and bound.bound > 0.8 * best[2].bound > eps:
+            break  # what is left is rounding
+        if best is None or bound.bound < best[2].bound:
+            best = (net, propagation, bound)
+        if bound.bound <= eps:
+            break
+        shares = _tighter(net, bound, shares, eps)
+    assert best is not None
+    net, propagation, bound = best
+    if bound.bound > eps:
+        wider = "" if dtype == torch.float64 else ", use dtype=torch.float64"
+        raise PrecisionError(
+            f"eps = {eps:g} cannot be certified for '{program.source[:60]}' in {str(dtype).removeprefix('torch.')}: "
+            f"{upper_text(bound.bound)} can be; ask for that{wider}, or choose a smaller box",
+            reachable=bound.bound,
+        )
+    net.attach(net.certificate_of(propagation, bound))  # certify
+    structural(net.network)
+    return net.eval()
+
+
+def lower(plan: Plan, eps: float, dtype: torch.dtype, boxes: tuple[Box, ...]) -> CompiledNetwork:
+    """The network of a plan."""
+    layout = lay_out(plan.program, plan.sites)
+    tables, flats = [t.weights for t in plan.tables], [t.flat for t in plan.tables]
+    return CompiledNetwork(layout, tables, flats, dtype, eps, boxes)
+
+
+def _tighter(net: CompiledNetwork, bound: NetworkBound, shares: dict[int, float], eps: float) -> dict[int, float]:
+    """Smaller shares for the sites that cost most: each is cut to what is left for it."""
+    if not math.isfinite(bound.bound):
+        return {i: 0.1 * share for i, share in shares.items()}
+    allowed = SPEND * eps / max(1, len(shares))
+    cut = dict(shares)
+    for site, part in zip(net.layout.sites, bound.parts, strict=False):
+        if part > allowed:
+            cut[site.op] = shares[site.op] * max(1e-3, 0.7 * allowed / float(part))
+    return cut

@@ -1,0 +1,201 @@
+"""How errors travel through a network: from the columns of one stage to the next (section H of docs/theory.md).
+
+For every value the analysis keeps, on many cells of the box at once, a bound on |computed - exact| split by the site
+that caused
+it. The rules are linear in what comes in, so the parts at the worst cell are a ledger that adds up to the bound.
+What is
+executed is read from the network itself: an affine map by the difference of its stored numbers from the exact ones,
+a head by
+the certified error of its stored table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..errors import CertificateError
+from ..heads.gate import gate_domain
+from ..heads.gate_bounds import gate_error
+from ..heads.gate_specs import gate_spec
+from ..heads.product_bounds import Sides, product_error
+from ..ir.clipped import clipped
+from ..ir.enclose import Range
+from ..ir.ops import Apply, Array
+from ..ir.slopes import lipschitz, modulus, spread
+from ..ir.univariate import Univariate
+from ..lower.assemble import affine_map, folding_error, site_spec, tables_of
+from ..lower.forms import Column, forms
+from ..lower.layout import Layout, Site, Stage
+from ..network import AttentionLayer, AttentionOnly
+from .interpolation import CELLS, AnchorBound, AnchorWeights, anchor_bound
+from .rounding import gamma, unit
+
+Errors = dict[int, Array]  # value -> (cell, token, channel, source); the last source is the affine maps
+
+
+@dataclass(frozen=True)
+class Local:
+    """The certified error of one site's heads on the interval(s) they were built for."""
+
+    intervals: tuple[tuple[float, float], ...]
+    total: float
+    rounding: float
+    profile: AnchorBound | None = None
+
+    def over(self, low: Array, high: Array) -> Array:
+        """The error for arguments in [low, high]."""
+        return np.full(low.shape, self.total) if self.profile is None else self.profile.over(low, high)
+
+
+def anchor_edges(table: AnchorWeights, fn: Univariate, low: float, high: float, flat: Array | None = None) -> Array:
+    """First cells for the bound of a table: dense where its anchors are, kinks on boundaries."""
+    inner = np.linspace(low, high, CELLS + 1) if flat is None else flat
+    places = np.sort(inner[(inner > low) & (inner < high)])
+    knots = [k for k in fn.knots if low < k < high]
+    return np.unique(np.concatenate([[low], places, knots, [high]]))
+
+
+class Propagation:
+    """The error analysis of one network: local bounds once, then the rules on as many cells as wanted."""
+
+    def __init__(self, layout: Layout, network: AttentionOnly, flats: Sequence[Array], dtype: torch.dtype):
+        self.layout, self.network, self.dtype, self.u = layout, network, dtype, unit(dtype)
+        self.forms = forms(layout.program)
+        self.sites = layout.sites
+        self._cache: dict[tuple[int, str], AnchorBound] = {}
+        self.local = {
+            site.op: self._local(stage, i, site, flats) for i, stage in enumerate(layout.stages) for site in stage.sites
+        }
+
+    def layer(self, index: int) -> AttentionLayer:
+        """One of the layers: affine maps are even, attention layers odd."""
+        layer = self.network.layers[index]
+        assert isinstance(layer, AttentionLayer)
+        return layer
+
+    def _local(self, stage: Stage, index: int, site: Site, flats: Sequence[Array]) -> Local:
+        config = site.config
+        if site.family == "anchor":
+            number = int(config["table"])
+            group = self.layer(2 * index + 1).heads()[list(tables_of(stage)).index(number)]
+            keys, value = (t.detach().cpu().double().numpy()[0] for t in (group.M_K, group.M_V))
+            skip = (float(config["skip"][0]), float(config["skip"][1]))
+            table = AnchorWeights(keys[:, 0], keys[:, 1], value[:, 0], -float(group.b_Q[0, 0]), skip)
+            op = self.layout.program.ops[site.op]
+            assert isinstance(op, Apply)
+            fn = clipped(op.function)
+            low, high = (float(x) for x in config["interval"])
+            key = (number, fn.name)
+            if key not in self._cache:
+                edges = anchor_edges(table, fn, low, high, flats[number])
+                self._cache[key] = anchor_bound(table, fn, edges, self.dtype)
+            found = self._cache[key]
+            return Local(((low, high),), found.bound, found.rounding, found)
+        if site.family == "gate":
+            low, high = (float(x) for x in config["interval"])
+            spec = gate_spec(config["name"], float(config["sharpness"]), **config["parameters"])
+            error = gate_error(
+                spec.heads.rounded(self.dtype), spec.target, gate_domain(spec, low, high, self.dtype), self.dtype
+            )
+            return Local(((low, high),), error.total, error.rounding)
+        if site.family == "product":
+            x, y = ((float(a), float(b)) for a, b in config["intervals"])
+            found_product = product_error(site_spec(site).rounded(self.dtype), Sides(x, y), self.dtype)
+            return Local((x, y), found_product.total, found_product.rounding)
+        raise CertificateError(f"there is no error rule for heads of the family '{site.family}'")
+
+    def run(self, found: list[Range]) -> tuple[Array, Errors]:
+        """The error of the output on each cell, split by source: shape (cell, source); and that of every value."""
+        errors: Errors = {}
+        cells, tokens = found[0].low.shape[:2]
+        sources = len(self.sites) + 1
+        for value, _ in self.layout.first:
+            errors.setdefault(value, np.zeros((cells, tokens, self.layout.program.ops[value].width, sources)))
+        for i, stage in enumerate(self.layout.stages):
+            reads = self._affine(2 * i, stage.before, stage.columns, errors, found)
+            for site in stage.sites:
+                inputs = [
+                    np.stack([reads[value, c] for c in range(self.layout.program.ops[value].width)], 2)
+                    for value in self.layout.program.ops[site.op].inputs
+                ]
+                errors[site.op] = self._site(site, inputs, found)
+        last = self._affine(2 * len(self.layout.stages), self.layout.last, self.layout.output, errors, found)
+        output = np.stack([last[column] for column in self.layout.output], 2)
+        rows = output if self.layout.program.output_rows == "all" else output[:, :1]
+        totals = rows.sum(-1)
+        flat = totals.reshape(cells, -1)
+        worst = np.argmax(flat, -1)
+        return rows.reshape(cells, -1, sources)[np.arange(cells), worst], errors
+
+    def _affine(
+        self, index: int, before: Sequence[Column], after: Sequence[Column], errors: Errors, found: list[Range]
+    ) -> dict[Column, Array]:
+        """The errors of the columns that an affine map makes."""
+        layer = self.layer(index)
+        assert layer.S is not None
+        assert layer.s is not None
+        stored, stored_bias = layer.S.detach().cpu().double().numpy(), layer.s.detach().cpu().double().numpy()
+        exact, exact_bias = affine_map(self.forms, before, after)
+        slack, slack_bias = folding_error(self.forms, before, after)
+        off = np.abs(stored - exact) * (1 + 2.0**-50) + slack
+        off_bias = np.abs(stored_bias - exact_bias) * (1 + 2.0**-50) + slack_bias
+        size = np.stack([found[v].size[..., c] for v, c in before], -1)
+        coming = np.stack([errors[v][..., c, :] for v, c in before], 2)
+        weight = np.abs(stored)
+        out = np.einsum("ctbs,bw->ctws", coming, weight)
+        terms = _roundings(stored, stored_bias)
+        reach = (size + coming.sum(-1)) @ weight + np.abs(stored_bias)
+        own = size @ off + off_bias + gamma(terms, self.u) * reach
+        out[..., -1] += own
+        out *= 1 + (len(before) + out.shape[-1] + 8) * 2.0**-52
+        return {column: out[:, :, i] for i, column in enumerate(after)}
+
+    def _site(self, site: Site, inputs: list[Array], found: list[Range]) -> Array:
+        local = self.local[site.op]
+        op = self.layout.program.ops[site.op]
+        ranges = [found[value] for value in op.inputs]
+        totals = [e.sum(-1) for e in inputs]
+        for (low, high), r, e in zip(
+            local.intervals if not site.config.get("swapped") else local.intervals[::-1], ranges, totals, strict=True
+        ):
+            if np.any(r.low - e < low) or np.any(r.high + e > high):
+                raise CertificateError(
+                    f"the heads of '{self.layout.program.sites[site.op]}' are certified on [{low:g}, {high:g}], but their argument "
+                    f"can reach [{np.min(r.low - e):g}, {np.max(r.high + e):g}]"
+                )
+        if site.family == "product":
+            (x, y), (e_x, e_y) = ranges, inputs
+            out = x.size[..., None] * e_y + (y.size + totals[1])[..., None] * e_x
+            added = np.full(x.size.shape, local.total)
+        else:
+            assert isinstance(op, Apply)
+            out, added = self._apply(op, ranges[0], inputs[0], totals[0], local)
+        out = out * (1 + 2.0**-48)
+        out[..., self.sites.index(site)] += added
+        return out
+
+    def _apply(self, op: Apply, r: Range, e: Array, total: Array, local: Local) -> tuple[Array, Array]:
+        """Error coming in times the slope, or, where the slope is unbounded, what the range of the function allows."""
+        widest = float(np.max(total)) * (1 + 2.0**-40)
+        low, high = r.low - widest, r.high + widest
+        slope = lipschitz(op.function, low, high)
+        passed = slope * total
+        most = np.minimum(np.where(np.isnan(passed), np.inf, passed), spread(op.function, low, high))
+        most = np.minimum(most, modulus(op.function, total))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factor = np.where(total > 0, most / np.where(total > 0, total, 1.0), 0.0)
+        return factor[..., None] * e, local.over(low, high)
+
+
+def _roundings(matrix: Array, bias: Array) -> Array:
+    """How many roundings a column of Z S + s can suffer: none when it is one entry times a power of two."""
+    used = matrix != 0
+    count = used.sum(0)
+    mantissa, _ = np.frexp(np.abs(matrix))
+    exact = np.all(~used | (mantissa == 0.5), 0)
+    products = np.where(exact, 0, 1)
+    return np.maximum(count - 1, 0) + products * (count > 0) + ((bias != 0) & (count > 0))

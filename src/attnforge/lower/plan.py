@@ -1,0 +1,189 @@
+"""`Plan`: which head family carries out each operation, on which interval, at what error.
+
+Ranges come from `ir.enclose`; sensitivities run backwards through the program; eps is split over the operations in
+proportion to what their errors do to the output; then each operation gets the smallest head that keeps its share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..certify.interpolation import CELLS, AnchorWeights
+from ..errors import PrecisionError, UnsupportedOperation
+from ..heads import search
+from ..heads.gate import sharpness_for
+from ..heads.product import NODES, arrange
+from ..heads.product_bounds import Sides
+from ..heads.product_specs import gain_for
+from ..heads.solve import Shape
+from ..ir.enclose import Range
+from ..ir.functions import parse
+from ..ir.ops import Apply, Array, Constant, Input, Linear, Op, Product
+from ..ir.program import Program
+from ..ir.univariate import Univariate
+from .layout import Site
+from .sensitivity import sensitivities
+
+EXACT_GATES = ("sigmoid", "tanh", "silu")
+KINKS = {"relu": "relu", "abs": "abs", "hardtanh": "hard_tanh"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """An anchor table: the function and interval it is for, its shape, and its numbers."""
+
+    function: str
+    interval: tuple[float, float]
+    shape: Shape | None
+    weights: AnchorWeights
+    flat: Array
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One site for each operation that heads carry out, the anchor tables they share, and the error each was given."""
+
+    program: Program
+    sites: Mapping[int, Site]
+    tables: tuple[Table, ...]
+    budget: Mapping[int, float]
+
+    def __str__(self) -> str:
+        lines = [f"plan of {len(self.sites)} sites, {len(self.tables)} tables: {self.program.source}"]
+        for op, site in self.sites.items():
+            size = f"{len(self.tables[site.config['table']].weights.slope)} anchors" if site.family == "anchor" else ""
+            lines.append(f"  %{op} {site.family:9s} {self.program.sites[op]:30s} error {self.budget[op]:.2e} {size}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Hull:
+    """The interval of one operand over the whole box, widened so that errors of earlier layers stay inside."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, r: Range, fn: Univariate | None = None, margin: float = 2.0**-9) -> Hull:
+        low, high = float(np.min(r.low)), float(np.max(r.high))
+        wide = margin * max(high - low, 2.0**-20 * max(abs(low), abs(high)), 1e-30)
+        below = above = wide
+        if fn is not None:
+            for end in (fn.domain.lo, fn.domain.hi, *fn.domain.poles):
+                if not math.isfinite(end):
+                    continue
+                if end < low:
+                    below = min(below, 0.1 * (low - end))
+                if end > high:
+                    above = min(above, 0.1 * (end - high))
+        return cls(low - below, high + above)
+
+
+def make_plan(
+    program: Program, found: list[Range], eps: float, dtype: torch.dtype, shares: Mapping[int, float]
+) -> Plan:
+    """A plan that gives operation i the error shares[i] * eps / sensitivity of the output to it."""
+    sensitivity = sensitivities(program, found)
+    sites: dict[int, Site] = {}
+    tables: list[Table] = []
+    budget: dict[int, float] = {}
+    for i, op in enumerate(program.ops):
+        if isinstance(op, (Input, Constant, Linear)):
+            continue
+        budget[i] = shares.get(i, 0.0) * eps / max(sensitivity[i], 1e-300)
+        choose = CHOICES.get(type(op))
+        if choose is None:
+            raise UnsupportedOperation(f"'{op.word}' ({program.sites[i]}) has no attention-only form here yet")
+        sites[i] = choose(i, op, [found[j] for j in op.inputs], budget[i], dtype, tables)
+    return Plan(program, sites, tuple(tables), budget)
+
+
+def _apply(i: int, op: Op, reads: list[Range], eps: float, dtype: torch.dtype, tables: list[Table]) -> Site:
+    assert isinstance(op, Apply)
+    fn = op.function
+    hull = Hull.of(reads[0], fn)
+    gate = _gate(fn)
+    if gate is not None:
+        name, parameters = gate
+        beta = 1.0 if name in EXACT_GATES else sharpness_for(name, None, hull.low, hull.high, dtype, **parameters)
+        config = {"name": name, "parameters": parameters, "sharpness": beta, "interval": [hull.low, hull.high]}
+        return Site(i, "gate", config)
+    table = _table(fn, hull, eps, dtype, tables)
+    chosen = tables[table]
+    weights = chosen.weights
+    config = {
+        "table": table,
+        "interval": list(chosen.interval),
+        "anchors": len(weights.slope),
+        "centre": weights.centre,
+        "skip": list(weights.skip),
+    }
+    return Site(i, "anchor", config)
+
+
+def _gate(fn: Univariate) -> tuple[str, dict[str, Any]] | None:
+    """The gate that is this function, if there is one."""
+    if fn.name in EXACT_GATES:
+        return fn.name, {}
+    if fn.name in KINKS:
+        return KINKS[fn.name], {}
+    if fn.name == "relu6":
+        return "ramp", {"a": 0.0, "b": 6.0}
+    if fn.name.startswith("leaky_relu("):
+        return "leaky_relu", {"slope": float(fn.name[11:-1])}
+    if fn.name.startswith("piecewise_linear("):
+        xs = list(fn.knots)
+        points = [xs[0] - 1.0, *xs, xs[-1] + 1.0]
+        ys = fn.value(torch.tensor(points, dtype=torch.float64)).tolist()
+        return "piecewise_linear", {"xs": points, "ys": ys}
+    return None
+
+
+def _table(fn: Univariate, hull: Hull, eps: float, dtype: torch.dtype, tables: list[Table]) -> int:
+    """The number of an anchor table for a function on an interval: one that is there already, or a new one."""
+    low, high = max(hull.low, fn.domain.lo), min(hull.high, fn.domain.hi)
+    for number, table in enumerate(tables):
+        if table.function == fn.name and table.interval[0] <= hull.low and hull.high <= table.interval[1]:
+            return number
+    found = search.quick(fn, low, high, dtype, float(f"{max(eps, 1e-300):.2g}"))
+    if found is None:
+        raise PrecisionError(f"no anchor head was found for {fn.name} on [{low:g}, {high:g}]")
+    ends = np.sort(found.shape.potential.flat(np.array([low, high])))
+    flat = found.shape.potential.unflat(np.linspace(ends[0], ends[1], CELLS + 1))
+    tables.append(Table(fn.name, (hull.low, hull.high), found.shape, found.weights, flat))
+    return len(tables) - 1
+
+
+def _product(i: int, op: Op, reads: list[Range], eps: float, dtype: torch.dtype, tables: list[Table]) -> Site:
+    x, y = (Hull.of(r) for r in reads)
+    sides = Sides(_fat(x.low, x.high), _fat(y.low, y.high))
+    arranged = arrange(sides, dtype)
+    config = {
+        "nodes": NODES[dtype],
+        "gain": gain_for(arranged.reach[1]),
+        "centre": list(arranged.centre),
+        "swapped": arranged.swapped,
+        "intervals": [list(arranged.sides.value), list(arranged.sides.query)],
+    }
+    return Site(i, "product", config)
+
+
+def _fat(low: float, high: float) -> tuple[float, float]:
+    """An interval that is not a point."""
+    return (low, high) if high > low else (low - 1e-9 * max(abs(low), 1e-9), high + 1e-9 * max(abs(high), 1e-9))
+
+
+Choice = Callable[[int, Op, list[Range], float, torch.dtype, list[Table]], Site]
+#: How each operation gets its site.
+CHOICES: dict[type[Op], Choice] = {Apply: _apply, Product: _product}
+
+
+def rebuilt_function(name: str) -> Univariate:
+    """A function from its name in a file."""
+    return parse(name)

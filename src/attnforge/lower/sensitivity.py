@@ -1,0 +1,102 @@
+"""How much the output moves when a value moves: bounds on derivatives, backwards through the program (section H)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..ir.enclose import Range
+from ..ir.ops import Apply, Array, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
+from ..ir.program import Program
+from ..ir.slopes import lipschitz
+
+Rule = Callable[[Op, Array, list[Range]], list[Array]]
+
+
+def sensitivities(program: Program, found: list[Range]) -> list[float]:
+    """For each value the largest change of an output per unit change of all its entries, over the cells of `found`.
+
+    A planning figure, not a bound: slopes that are infinite at a point (sqrt at 0) are replaced by secants.
+    """
+    shape = found[0].low.shape[:2]
+    adjoint = [np.zeros((*shape, op.width)) for op in program.ops]
+    adjoint[program.output][:] = 1.0 / max(1, program.ops[program.output].width)
+    for i in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[i]
+        parts = RULES[type(op)](op, adjoint[i], [found[j] for j in op.inputs])
+        for j, part in zip(op.inputs, parts, strict=True):
+            adjoint[j] = adjoint[j] + part
+    return [float(np.max(a.sum((1, 2)))) for a in adjoint]
+
+
+def _nothing(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    return []
+
+
+def _linear(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    assert isinstance(op, Linear)
+    return [out @ np.abs(w).T for w in op.weights]
+
+
+def _mix(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    assert isinstance(op, Mix)
+    return [np.abs(op.matrix).T @ out]
+
+
+def _apply(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    assert isinstance(op, Apply)
+    r = reads[0]
+    width = np.maximum(float(np.max(r.high)) - float(np.min(r.low)), 1e-300)
+    slope = lipschitz(op.function, r.low, r.high)
+    secant = np.ptp(op.function.value(_ends(r)).numpy()) / (1e-4 * width)
+    return [out * np.minimum(slope, max(float(secant), 1.0))]
+
+
+def _ends(r: Range):  # type: ignore[no-untyped-def]
+    import torch
+
+    return torch.tensor([float(np.min(r.low)), float(np.max(r.high))], dtype=torch.float64)
+
+
+def _product(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    x, y = reads
+    return [out * y.size, out * x.size]
+
+
+def _softmax(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    return [0.25 * out.sum(-1, keepdims=True) * np.ones_like(out)]
+
+
+def _attention(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    assert isinstance(op, Attention)
+    query, key, value = reads
+    spread = float(np.max(value.high) - np.min(value.low))
+    total = out.sum((1, 2), keepdims=True)
+    to_query = np.broadcast_to(total * spread * abs(op.scale) * float(key.size.max()), query.low.shape)
+    to_key = np.broadcast_to(total * spread * abs(op.scale) * float(query.size.max()), key.low.shape)
+    return [to_query, to_key, np.broadcast_to(out.sum(1, keepdims=True), out.shape)]
+
+
+def _normalise(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    assert isinstance(op, Normalise)
+    return [np.broadcast_to(out.sum(-1, keepdims=True), out.shape) / np.sqrt(max(op.eps, 1e-12))]
+
+
+def _max_tokens(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    return [np.broadcast_to(out.sum(1, keepdims=True), out.shape)]
+
+
+#: How each operation hands its sensitivity to what it reads.
+RULES: dict[type[Op], Rule] = {
+    Input: _nothing,
+    Constant: _nothing,
+    Linear: _linear,
+    Mix: _mix,
+    Apply: _apply,
+    Product: _product,
+    Softmax: _softmax,
+    Attention: _attention,
+    Normalise: _normalise,
+    MaxTokens: _max_tokens,
+}
