@@ -87,8 +87,8 @@ def check(path: str | Path) -> Certificate:
         raise
     except AttnforgeError as error:
         raise CertificateError(f"{Path(path).name}: no certificate can be computed for this file: {error}") from error
-    if stated.kind != found.kind or (found.target, found.box, found.dtype) != (stated.target, stated.box, stated.dtype):
-        raise CertificateError(f"{Path(path).name}: the stated certificate speaks of another target, box or dtype")
+    if any(getattr(stated, field) != getattr(found, field) for field in ("kind", "target", "box", "dtype", "relative")):
+        raise CertificateError(f"{Path(path).name}: the stated certificate speaks of another target, box, dtype, unit")
     if found.bound is not None and (stated.bound is None or found.bound > stated.bound):
         raise CertificateError(
             f"{Path(path).name}: the file states the bound {stated.bound}, but only {found.bound:.6e} can be proved"
@@ -112,7 +112,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         raise CertificateError(f"{path.name}: the header is not JSON: {error}") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise CertificateError(f"{path.name}: expected format {FORMAT}; upgrade attnforge, or write the file again")
-    if header.get("family") not in CertifiedModule.families:
+    if str(header.get("family")) not in CertifiedModule.families:
         raise CertificateError(f"{path.name}: unknown kind of network {header.get('family')!r}")
     return header, tensors
 

@@ -270,7 +270,7 @@ class AnchorHead(CertifiedModule):
         slope, constant = self.layer.S, self.layer.s
         skip = (0.0, 0.0) if slope is None or constant is None else (float(slope.item()), float(constant.item()))
         table, value = (t.detach().cpu().double().numpy()[0] for t in (group.M_K, group.M_V))
-        return AnchorWeights(table[:, 0], table[:, 1], value[:, 0], -float(group.b_Q[0, 0]), skip)
+        return AnchorWeights(table[:, 0], table[:, 1], value[:, 0], -float(group.b_Q.detach()[0, 0]), skip)
 
     def cells(self) -> np.ndarray:
         """The boundaries of the first cells of the bound: even in the potential's flat coordinate, kinks on
