@@ -377,7 +377,7 @@ def _check(
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
             raise ArgumentError(f"{name} must be a finite number >= 0, got {number!r}")
     limits = torch.finfo(dtype)
-    if hi * channels > limits.max / 8 or lo < limits.tiny * 2**30:
+    if hi * channels > limits.max / 4096 or lo < limits.tiny * 2**30:
         raise ArgumentError(
             f"squares of rows with variances in ({lo:g}, {hi:g}) leave the range of {dtype}: rescale them"
         )

@@ -60,7 +60,7 @@ class NormSpec:
 
     def __call__(self, v: Tensor) -> Tensor:
         """The fitted function, for looking at it."""
-        scales, shifts, weights = (torch.tensor(x, dtype=v.dtype) for x in (self.scales, self.shifts, self.weights))
+        scales, shifts, weights = (v.new_tensor(x) for x in (self.scales, self.shifts, self.weights))
         return torch.sigmoid(shifts - v.unsqueeze(-1) * scales) @ weights
 
 
