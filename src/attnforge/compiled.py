@@ -46,7 +46,8 @@ class Size:
 
 
 class CompiledNetwork(CertifiedModule):
-    """What `attnforge.compile` returns: softmax attention and affine maps that compute a program, with a certificate."""
+    """What `attnforge.compile` returns: softmax attention and affine maps that compute a program, with a
+    certificate."""
 
     family = "network"
 
@@ -183,7 +184,8 @@ class CompiledNetwork(CertifiedModule):
         for name, parameter in self.network.named_parameters():
             if not parameter.requires_grad and not torch.equal(parameter.detach().cpu(), wanted[name].detach()):
                 raise CertificateError(
-                    f"{name} is part of the network's structure and was changed: only affine maps and anchor tables may be"
+                    f"{name} is part of the network's structure and was changed; only affine maps and anchor tables "
+                    "may be trained"
                 )
 
     def _table_shapes(self) -> list[tuple[int, float, tuple[float, float]]]:

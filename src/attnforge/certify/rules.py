@@ -11,7 +11,7 @@ the certified error of its stored table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,8 +105,11 @@ class Propagation:
         if site.family == "product":
             x, y = ((float(a), float(b)) for a, b in config["intervals"])
             found_product = product_error(site_spec(site).rounded(self.dtype), Sides(x, y), self.dtype)
-            return Local((x, y), found_product.total, found_product.rounding)
-        raise CertificateError(f"there is no error rule for heads of the family '{site.family}'")
+            reads = (y, x) if config["swapped"] else (x, y)
+            return Local(reads, found_product.total, found_product.rounding)
+        if site.family not in LOCALS:
+            raise CertificateError(f"there is no error rule for heads of the family '{site.family}'")
+        return LOCALS[site.family](self, site, self.layer(2 * index + 1))
 
     def run(self, found: list[Range]) -> tuple[Array, Errors]:
         """The error of the output on each cell, split by source: shape (cell, source); and that of every value."""
@@ -155,40 +158,44 @@ class Propagation:
         return {column: out[:, :, i] for i, column in enumerate(after)}
 
     def _site(self, site: Site, inputs: list[Array], found: list[Range]) -> Array:
-        local = self.local[site.op]
+        """The error of a site's result: what comes in, passed on, and what its own heads add."""
         op = self.layout.program.ops[site.op]
         ranges = [found[value] for value in op.inputs]
-        totals = [e.sum(-1) for e in inputs]
-        for (low, high), r, e in zip(
-            local.intervals if not site.config.get("swapped") else local.intervals[::-1], ranges, totals, strict=True
-        ):
-            if np.any(r.low - e < low) or np.any(r.high + e > high):
-                raise CertificateError(
-                    f"the heads of '{self.layout.program.sites[site.op]}' are certified on [{low:g}, {high:g}], but their argument "
-                    f"can reach [{np.min(r.low - e):g}, {np.max(r.high + e):g}]"
-                )
-        if site.family == "product":
-            (x, y), (e_x, e_y) = ranges, inputs
-            out = x.size[..., None] * e_y + (y.size + totals[1])[..., None] * e_x
-            added = np.full(x.size.shape, local.total)
-        else:
-            assert isinstance(op, Apply)
-            out, added = self._apply(op, ranges[0], inputs[0], totals[0], local)
+        self._inside(site, ranges, [e.sum(-1) for e in inputs])
+        out, added = PASSES[site.family](self, site, ranges, inputs)
         out = out * (1 + 2.0**-48)
         out[..., self.sites.index(site)] += added
         return out
 
-    def _apply(self, op: Apply, r: Range, e: Array, total: Array, local: Local) -> tuple[Array, Array]:
-        """Error coming in times the slope, or, where the slope is unbounded, what the range of the function allows."""
+    def _inside(self, site: Site, ranges: list[Range], totals: list[Array]) -> None:
+        """Raise unless every argument, errors included, stays where the site's heads are certified."""
+        intervals = self.local[site.op].intervals
+        for (low, high), r, e in zip(intervals, ranges, totals, strict=False):
+            if np.any(r.low - e < low) or np.any(r.high + e > high):
+                raise CertificateError(
+                    f"the heads of '{self.layout.program.sites[site.op]}' are certified on [{low:g}, {high:g}], "
+                    f"but their argument can reach [{np.min(r.low - e):g}, {np.max(r.high + e):g}]"
+                )
+
+    def apply(self, site: Site, ranges: list[Range], inputs: list[Array]) -> tuple[Array, Array]:
+        """A univariate function: error times slope, or, where the slope is unbounded, what its range allows."""
+        op, local, (r,), (e,) = self.layout.program.ops[site.op], self.local[site.op], ranges, inputs
+        assert isinstance(op, Apply)
+        total = e.sum(-1)
         widest = float(np.max(total)) * (1 + 2.0**-40)
         low, high = r.low - widest, r.high + widest
-        slope = lipschitz(op.function, low, high)
-        passed = slope * total
+        passed = lipschitz(op.function, low, high) * total
         most = np.minimum(np.where(np.isnan(passed), np.inf, passed), spread(op.function, low, high))
         most = np.minimum(most, modulus(op.function, total))
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = np.where(total > 0, most / np.where(total > 0, total, 1.0), 0.0)
         return factor[..., None] * e, local.over(low, high)
+
+    def product(self, site: Site, ranges: list[Range], inputs: list[Array]) -> tuple[Array, Array]:
+        """|x y - x' y'| <= |x| |y - y'| + |y'| |x - x'|."""
+        (x, y), (e_x, e_y) = ranges, inputs
+        out = x.size[..., None] * e_y + (y.size + e_y.sum(-1))[..., None] * e_x
+        return out, np.full(x.size.shape, self.local[site.op].total)
 
 
 def _roundings(matrix: Array, bias: Array) -> Array:
@@ -199,3 +206,10 @@ def _roundings(matrix: Array, bias: Array) -> Array:
     exact = np.all(~used | (mantissa == 0.5), 0)
     products = np.where(exact, 0, 1)
     return np.maximum(count - 1, 0) + products * (count > 0) + ((bias != 0) & (count > 0))
+
+
+Pass = Callable[[Propagation, Site, list[Range], list[Array]], tuple[Array, Array]]
+#: How each family passes errors on: (error coming in, multiplied; error its own heads add).
+PASSES: dict[str, Pass] = {"anchor": Propagation.apply, "gate": Propagation.apply, "product": Propagation.product}
+#: The certified error of one site's own heads, for families beyond anchors, gates and products.
+LOCALS: dict[str, Callable[[Propagation, Site, AttentionLayer], Local]] = {}

@@ -29,7 +29,7 @@ class NetworkBound:
 
 
 def network_bound(propagation: Propagation, goal: float, effort: int = 2000, first: int = FIRST) -> NetworkBound:
-    """An upper bound of the error; cells are split until it is at most `goal`, or `effort` cells have been looked at."""
+    """An upper bound of the error; cells are split until it is at most `goal` or `effort` cells have been seen."""
     program = propagation.layout.program
     low, high = outward_cells(program, first, propagation.dtype)
     parts, slope = _evaluate(propagation, low, high)
@@ -76,7 +76,7 @@ def _evaluate(propagation: Propagation, low: Array, high: Array) -> tuple[Array,
 
 
 def _influence(found: list[Range]) -> Array:
-    """For each cell and input coordinate the sum of its relative influence on all values: what splitting it would calm."""
+    """For each cell and input coordinate its relative influence, summed over all values: what a split would calm."""
     cells_, symbols = len(found[0].low), found[0].low[0].size
     total = np.zeros((cells_, symbols))
     for r in found:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..certify.interpolation import AnchorWeights
 from ..heads.gate_specs import gate_spec
@@ -17,7 +19,7 @@ from .forms import Column, Form, forms
 from .layout import Layout, Site, Stage
 
 Index = Mapping[Column, int]
-TRAINABLE = ("M_K", "M_V")  # of an anchor head; and the affine maps. Everything else is structure.
+ANCHORS = "anchors: "  # how the purpose of a group with a trainable table begins
 
 
 def assemble(layout: Layout, tables: Sequence[AnchorWeights], dtype: torch.dtype) -> AttentionOnly:
@@ -90,69 +92,106 @@ def _affine_layer(
     return AttentionLayer([], S=torch.from_numpy(matrix).to(dtype), s=torch.from_numpy(bias).to(dtype))
 
 
+@dataclass
+class Frame:
+    """What the heads of a stage are built into: where columns are read and written, and the linear skip, which they
+    extend."""
+
+    layout: Layout
+    stage: Stage
+    dtype: torch.dtype
+    read: Index
+    write: Index
+    skip: Array
+    bias: Array
+
+    @classmethod
+    def of(cls, layout: Layout, stage: Stage, dtype: torch.dtype) -> Frame:
+        read = {column: i for i, column in enumerate(stage.columns)}
+        write = {column: i for i, column in enumerate(stage.after)}
+        skip = np.zeros((len(read), len(write)))
+        for column in stage.carried:
+            skip[read[column], write[column]] = 1.0
+        return cls(layout, stage, dtype, read, write, skip, np.zeros(len(write)))
+
+    def width(self, site: Site) -> int:
+        """The number of channels of a site."""
+        return self.layout.program.ops[site.op].width
+
+    def number(self, x: object) -> Tensor:
+        """An array as a tensor of the dtype that ships."""
+        return torch.from_numpy(np.ascontiguousarray(np.asarray(x, dtype=np.float64))).to(self.dtype)
+
+    def purpose(self, sites: Sequence[Site]) -> str:
+        """What a group of heads is for: the names of its sites."""
+        return "; ".join(self.layout.program.sites[site.op] or f"%{site.op}" for site in sites)
+
+
 def _attention_layer(
     layout: Layout, stage: Stage, tables: Sequence[AnchorWeights], dtype: torch.dtype
 ) -> AttentionLayer:
-    read = {column: i for i, column in enumerate(stage.columns)}
-    write = {column: i for i, column in enumerate(stage.after)}
-    skip, bias = np.zeros((len(read), len(write))), np.zeros(len(write))
-    for column in stage.carried:
-        skip[read[column], write[column]] = 1.0
-    groups: list[Heads] = []
-    for number, sites in tables_of(stage).items():
-        table = tables[number]
-        places = [
-            (read[operands(layout, site, c)[0]], write[site.op, c])
-            for site in sites
-            for c in range(layout.program.ops[site.op].width)
-        ]
-        groups.append(_anchor_group(table, places, len(read), len(write), dtype, _purpose(layout, sites)))
-        for source, target in places:
-            skip[source, target], bias[target] = table.skip
-    kinds: dict[tuple[int, int, int], list[tuple[SelfSpec, list[int], list[int]]]] = {}
-    named: dict[tuple[int, int, int], list[Site]] = {}
+    frame = Frame.of(layout, stage, dtype)
+    groups = _anchor_groups(frame, tables) + _self_groups(frame)
     for site in stage.sites:
-        if site.family in ("gate", "product"):
-            spec = site_spec(site)
-            named.setdefault(spec.kind, []).append(site)
-            for c in range(layout.program.ops[site.op].width):
-                columns = [read[column] for column in operands(layout, site, c)]
-                kinds.setdefault(spec.kind, []).append((spec, columns, [write[site.op, c]]))
-    for kind, placed in kinds.items():
-        packed = pack(placed, len(read), len(write))
-        skip, bias = skip + packed.S, bias + packed.s
-        groups.append(_self_group(packed, dtype, _purpose(layout, named[kind])))
-    layer = AttentionLayer(groups, S=torch.from_numpy(skip).to(dtype), s=torch.from_numpy(bias).to(dtype))
+        if site.family in BUILDERS:
+            groups += BUILDERS[site.family](frame, site)
+    layer = AttentionLayer(groups, S=frame.number(frame.skip), s=frame.number(frame.bias))
     for name, parameter in layer.named_parameters():
-        parameter.requires_grad_(name.endswith(TRAINABLE) and layer.heads()[int(name.split(".")[1])].scope == "memory")
+        anchors = ".M_" in name and layer.heads()[int(name.split(".")[1])].purpose.startswith(ANCHORS)
+        parameter.requires_grad_(anchors)  # everything else of an attention layer is structure
     return layer
 
 
-def _purpose(layout: Layout, sites: Sequence[Site]) -> str:
-    return "; ".join(layout.program.sites[site.op] or f"%{site.op}" for site in sites)
+def _anchor_groups(frame: Frame, tables: Sequence[AnchorWeights]) -> list[Heads]:
+    """One group of heads for each table: a head for each scalar that is looked up in it."""
+    groups = []
+    for number, sites in tables_of(frame.stage).items():
+        table = tables[number]
+        places = [
+            (frame.read[operands(frame.layout, site, c)[0]], frame.write[site.op, c])
+            for site in sites
+            for c in range(frame.width(site))
+        ]
+        query = np.zeros((len(places), len(frame.read), 2))
+        output = np.zeros((len(places), 1, len(frame.write)))
+        for h, (source, target) in enumerate(places):
+            query[h, source, 0], output[h, 0, target] = 1.0, 1.0
+            frame.skip[source, target], frame.bias[target] = table.skip
+        groups.append(
+            Heads(
+                "memory",
+                W_Q=frame.number(query),
+                b_Q=frame.number([[-table.centre, 1.0]]),
+                M_K=frame.number(np.stack([table.slope, table.offset], -1)[None]),
+                M_V=frame.number(table.value[None, :, None]),
+                W_O=frame.number(output),
+                purpose=ANCHORS + frame.purpose(sites),
+            )
+        )
+    return groups
 
 
-def _anchor_group(
-    table: AnchorWeights, places: Sequence[tuple[int, int]], columns: int, writes: int, dtype: torch.dtype, purpose: str
-) -> Heads:
-    heads = len(places)
-    query, output = np.zeros((heads, columns, 2)), np.zeros((heads, 1, writes))
-    for h, (source, target) in enumerate(places):
-        query[h, source, 0] = 1.0
-        output[h, 0, target] = 1.0
-    number = lambda x: torch.from_numpy(np.asarray(x, dtype=np.float64)).to(dtype)  # noqa: E731
-    return Heads(
-        "memory",
-        W_Q=number(query),
-        b_Q=number([[-table.centre, 1.0]]),
-        M_K=number(np.stack([table.slope, table.offset], -1)[None]),
-        M_V=number(table.value[None, :, None]),
-        W_O=number(output),
-        purpose=purpose,
-    )
+def _self_groups(frame: Frame) -> list[Heads]:
+    """Gates and products, packed into as few groups as their shapes allow."""
+    kinds: dict[tuple[int, int, int], list[tuple[SelfSpec, list[int], list[int]]]] = {}
+    named: dict[tuple[int, int, int], list[Site]] = {}
+    for site in frame.stage.sites:
+        if site.family in ("gate", "product"):
+            spec = site_spec(site)
+            named.setdefault(spec.kind, []).append(site)
+            for c in range(frame.width(site)):
+                columns = [frame.read[column] for column in operands(frame.layout, site, c)]
+                kinds.setdefault(spec.kind, []).append((spec, columns, [frame.write[site.op, c]]))
+    groups = []
+    for kind, placed in kinds.items():
+        packed = pack(placed, len(frame.read), len(frame.write))
+        frame.skip += packed.S
+        frame.bias += packed.s
+        names = ("W_Q", "b_Q", "b_K", "W_V", "b_V", "M_K", "M_V", "W_O")
+        numbers = {name: frame.number(getattr(packed, name)) for name in names}
+        groups.append(Heads("self", purpose=frame.purpose(named[kind]), **numbers))
+    return groups
 
 
-def _self_group(spec: SelfSpec, dtype: torch.dtype, purpose: str) -> Heads:
-    number = lambda x: torch.from_numpy(np.ascontiguousarray(x)).to(dtype)  # noqa: E731
-    named = {name: number(getattr(spec, name)) for name in ("W_Q", "b_Q", "b_K", "W_V", "b_V", "M_K", "M_V", "W_O")}
-    return Heads("self", purpose=purpose, **named)
+#: Families whose heads see other tokens or whole vectors: each site builds its own groups.
+BUILDERS: dict[str, Callable[[Frame, Site], list[Heads]]] = {}
