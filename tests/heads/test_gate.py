@@ -171,6 +171,14 @@ def test_any_interval_any_sharpness(data: st.DataObject) -> None:
     assert measured(head, changed, 150) <= head.bound
 
 
+def test_a_weight_that_rounds_to_one_still_owes_what_the_others_weigh() -> None:
+    """Far out, silu(y) and y differ by less than a rounding, and the head gives y: the bound knows both."""
+    case = Case("silu", 50, 150, CASES[6].truth)
+    head = case.fit()
+    worst = measured(head, case, 100)
+    assert 0 < worst <= head.bound < 1e-19
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.kinks or case.name in ("max", "min")], ids=str)
 def test_eps_chooses_the_smallest_power_of_two(case: Case) -> None:
     bounds = []

@@ -259,11 +259,11 @@ class GateHead(CertifiedModule):
         return self.layer(torch.stack(inputs, dim=-1)).squeeze(-1)
 
     def guard(self, *inputs: Tensor) -> None:
-        super().guard(*inputs)
-        shapes = {tuple(x.shape) for x in inputs}
+        shapes = {tuple(x.shape) for x in inputs if isinstance(x, Tensor)}
         if len(shapes) > 1:
             given = " and ".join(map(str, sorted(shapes)))
             raise ArgumentError(f"'{self.name}' takes tensors of one shape, got {given}")
+        super().guard(*inputs)
 
     def error(self) -> GateError:
         """The certified error of the present weights, split by where it comes from."""

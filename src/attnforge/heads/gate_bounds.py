@@ -256,7 +256,9 @@ class _State:
         reading = gamma(np.maximum(joined.sum(-1) - 1, 0), self.u) * mean
         stray = slots * 1.01 * (losers * size * ~heavy).sum(-1)  # light parts
         settled = self.settled()
-        light = gamma(slots + 4, self.u) * small + np.minimum(gamma(slots, self.u) * mean, slots * 1.01 * small)
+        # settled: the winner's weight is 1 although the losers have some, then their parts and adding them
+        light = losers.sum(-1) * large + gamma(slots + 4, self.u) * small
+        light = light + np.minimum(gamma(slots, self.u) * mean, slots * 1.01 * small)
         rough = (normalise + products + reading) * (1 + 16 * self.u) + stray
         own = self.value_error * np.where(self.winner[..., 0] == 0, 1.0, losers[..., 0])
         lost = self.tiny * 4 * slots * (1 + size.max(-1))

@@ -205,13 +205,14 @@ class ProductHead(CertifiedModule):
         return self.layer(torch.cat((x, y if y.dim() == x.dim() else y.unsqueeze(-1)), dim=-1))
 
     def guard(self, *inputs: Tensor) -> None:
+        if len(inputs) == 2 and all(isinstance(tensor, Tensor) for tensor in inputs):
+            x, y = (tuple(tensor.shape) for tensor in inputs)
+            if self.width is None and x != y:
+                raise ArgumentError(f"a product takes tensors of one shape, got {x} and {y}; width= is for vectors")
+            if self.width is not None and (x[-1:] != (self.width,) or y not in (x[:-1], (*x[:-1], 1))):
+                wanted = f"x of shape (..., {self.width}) and y of shape (...) or (..., 1)"
+                raise ArgumentError(f"expected {wanted}, got {x} and {y}")
         super().guard(*inputs)
-        x, y = (tuple(tensor.shape) for tensor in inputs)
-        if self.width is None and x != y:
-            raise ArgumentError(f"a product takes two tensors of one shape, got {x} and {y}; use width= for vectors")
-        if self.width is not None and (x[-1:] != (self.width,) or y not in (x[:-1], (*x[:-1], 1))):
-            wanted = f"x of shape (..., {self.width}) and y of shape (...) or (..., 1)"
-            raise ArgumentError(f"expected {wanted}, got {x} and {y}")
 
     def example_input(self) -> tuple[Tensor, ...]:
         x, y = super().example_input()
