@@ -27,6 +27,12 @@ from .errors import ArgumentError
 
 Scope = Literal["memory", "self", "tokens"]
 CHUNK = 1 << 21  # softmax entries alive at once: 8 MB in float32
+SIZES = {  # which axes of the tables mean the same thing
+    "channels": {"W_Q": 1, "W_K": 1, "W_V": 1},
+    "key coordinates": {"W_Q": 2, "b_Q": 1, "W_K": 2, "b_K": 1, "M_K": 2},
+    "value coordinates": {"W_V": 2, "b_V": 1, "M_V": 2, "W_O": 1},
+    "memory slots": {"M_K": 1, "M_V": 1},
+}
 
 
 class Heads(nn.Module):
@@ -91,6 +97,11 @@ class Heads(nn.Module):
             (self.W_K is None and self.b_K is None) or (self.W_V is None and self.b_V is None)
         ):
             raise ArgumentError(f"a head of scope '{self.scope}' needs token keys (W_K or b_K) and values (W_V or b_V)")
+        for what, axes in SIZES.items():
+            sizes = {name: t.shape[axis] for name, axis in axes.items() if (t := given[name]) is not None}
+            if len(set(sizes.values())) > 1:
+                shown = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+                raise ArgumentError(f"these tables must have the same number of {what}: {shown}")
 
     @property
     def heads(self) -> int:
