@@ -1,0 +1,218 @@
+"""The runtime against a reference written straight from its formula, one head and one token at a time."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import attnforge.network
+from attnforge.errors import ArgumentError
+from attnforge.network import AttentionLayer, AttentionOnly, Heads
+
+SCOPES = ("memory", "self", "tokens")
+
+
+def weights(
+    scope: str, heads: int, channels: int, key: int, value: int, out: int, slots: int, shared: bool, seed: int = 0,
+    bias: bool = True, constant_keys: bool = False,
+) -> dict[str, Tensor]:  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    table = 1 if shared else heads
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    given = dict(W_Q=draw(heads, channels, key), W_O=draw(table, value, out))
+    if bias:
+        given["b_Q"] = draw(heads, key)
+    if scope == "memory" or slots:
+        given |= dict(M_K=draw(table, max(1, slots), key), M_V=draw(table, max(1, slots), value))
+    if scope != "memory":
+        given |= dict(W_V=draw(table, channels, value))
+        given |= dict(b_K=draw(table, key)) if constant_keys else dict(W_K=draw(table, channels, key))
+        if bias:
+            given |= dict(b_K=draw(table, key), b_V=draw(table, value))
+    return given
+
+
+def reference(given: dict[str, Tensor], Z: Tensor, scope: str, causal: bool = False) -> Tensor:
+    """sum_h softmax(Q_h K_h^T + mask) V_h O_h for one sequence Z of shape (token, channel)."""
+    tokens, heads = Z.shape[0], given["W_Q"].shape[0]
+
+    def of(name: str, h: int) -> Tensor | None:
+        tensor = given.get(name)
+        return None if tensor is None else tensor[h if len(tensor) > 1 else 0]
+
+    def affine(x: Tensor, W: Tensor | None, b: Tensor | None) -> Tensor:
+        return (0 if W is None else x @ W) + (0 if b is None else b)  # type: ignore[return-value]
+
+    out = []
+    for i in range(tokens):
+        total = torch.zeros(given["W_O"].shape[-1], dtype=Z.dtype)
+        seen = {"memory": [], "self": [i], "tokens": list(range(i + 1 if causal else tokens))}[scope]
+        for h in range(heads):
+            q = affine(Z[i], of("W_Q", h), of("b_Q", h))
+            keys = [affine(Z[j], of("W_K", h), of("b_K", h)) for j in seen]
+            values = [affine(Z[j], of("W_V", h), of("b_V", h)) for j in seen]
+            if given.get("M_K") is not None:
+                keys += list(of("M_K", h))  # type: ignore[arg-type]
+                values += list(of("M_V", h))  # type: ignore[arg-type]
+            weight = torch.softmax(torch.stack([q @ k for k in keys]), 0)
+            total = total + (weight @ torch.stack(values)) @ of("W_O", h)
+        out.append(total)
+    return torch.stack(out)
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= 1e-12 * (1 + b.abs().max()))
+
+
+@given(
+    st.sampled_from(SCOPES), st.booleans(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3),
+    st.integers(1, 3), st.integers(0, 3), st.booleans(), st.booleans(), st.booleans(), st.integers(0, 1000),
+)  # fmt: skip
+@settings(max_examples=80, derandomize=True, deadline=None)
+def test_every_scope_is_its_formula(
+    scope: str, causal: bool, heads: int, channels: int, key: int, value: int, out: int, slots: int, shared: bool,
+    bias: bool, constant_keys: bool, seed: int,
+) -> None:  # fmt: skip
+    causal = causal and scope == "tokens"
+    given = weights(scope, heads, channels, key, value, out, slots, shared, seed, bias, constant_keys)
+    group = Heads(scope, **given, causal=causal)  # type: ignore[arg-type]
+    Z = torch.randn(4, channels, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    assert close(group(Z), reference(given, Z, scope, causal))
+    batch = torch.stack([Z, -Z, 2 * Z]).reshape(3, 1, 4, channels)
+    assert close(group(batch)[1, 0], group(-Z)) and group(batch).shape == (3, 1, 4, out)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("shared", [False, True])
+def test_weights_are_a_distribution_over_slots(scope: str, shared: bool) -> None:
+    group = Heads(scope, **weights(scope, 2, 3, 2, 2, 2, 4, shared))  # type: ignore[arg-type]
+    Z = torch.randn(5, 3, dtype=torch.float64)
+    slots = {"memory": 4, "self": 5, "tokens": 9}[scope]
+    assert group.weights(Z).shape == (5, 2, slots)
+    assert close(group.weights(Z).sum(-1), torch.ones(5, 2, dtype=torch.float64))
+    assert group.slots == 4 and group.heads == 2 and scope in repr(group)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_chunks_change_nothing(scope: str, causal: bool, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Heads(scope, **weights(scope, 2, 3, 2, 2, 3, 4, shared), causal=causal and scope == "tokens")  # type: ignore[arg-type]
+    Z = torch.randn(2, 3, 11, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = group(Z)
+    for chunk in (1, 37, 101, 1000):
+        monkeypatch.setattr(attnforge.network, "CHUNK", chunk)
+        parts = group(Z)
+        assert parts.shape == whole.shape and close(parts, whole)
+
+
+def test_a_causal_head_does_not_see_what_comes_later() -> None:
+    group = Heads("tokens", **weights("tokens", 2, 3, 2, 2, 3, 0, False), causal=True)
+    Z = torch.randn(6, 3, dtype=torch.float64)
+    later = Z.clone()
+    later[4:] += 1.0
+    assert torch.equal(group(Z)[:4], group(later)[:4]) and not torch.equal(group(Z)[4:], group(later)[4:])
+    assert bool((group.weights(Z)[0, :, 1:] == 0).all()), "the first token sees itself"
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_gradients(scope: str) -> None:
+    given = weights(scope, 2, 2, 2, 2, 2, 2, False)
+    group = Heads(scope, **given)  # type: ignore[arg-type]
+    Z = torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    assert torch.autograd.gradcheck(group, (Z,))
+    names = [name for name, _ in group.named_parameters()]
+    assert set(names) == set(given)
+    values = tuple(p.detach().clone().requires_grad_() for p in group.parameters())
+
+    def by_weights(*tensors: Tensor) -> Tensor:
+        return torch.func.functional_call(group, dict(zip(names, tensors, strict=True)), (Z.detach(),))
+
+    assert torch.autograd.gradcheck(by_weights, values)
+
+
+def test_a_layer_is_heads_plus_skip_and_a_network_is_layers_in_a_row() -> None:
+    groups = [Heads(scope, **weights(scope, 2, 3, 2, 2, 3, 2, False, seed)) for seed, scope in enumerate(SCOPES)]  # type: ignore[arg-type]
+    S, s = torch.randn(3, 3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    Z = torch.randn(2, 4, 3, dtype=torch.float64)
+    layer = AttentionLayer(groups, S=S, s=s)
+    wanted = sum((group(Z) for group in groups), Z @ S + s)
+    assert close(layer(Z), wanted)
+    assert close(AttentionLayer(groups)(Z), wanted - Z @ S - s)
+    assert close(AttentionLayer([], S=S)(Z), Z @ S)
+    network = AttentionOnly([layer, AttentionLayer([], S=S, s=s), layer])
+    assert close(network(Z), layer(layer(Z) @ S + s))
+    assert [*network.groups()] == [*groups, *groups]
+    state = {name: t.clone() for name, t in network.state_dict().items()}
+    other = copy.deepcopy(network)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    other.load_state_dict(state)
+    assert torch.equal(other(Z), network(Z)) and other.to(torch.float32)(Z.float()).dtype == torch.float32
+
+
+def one(*shape: int) -> Tensor:
+    return torch.ones(*shape)
+
+
+MEMORY: dict[str, Any] = dict(W_Q=one(2, 3, 1), W_O=one(2, 1, 1), M_K=one(2, 4, 1), M_V=one(2, 4, 1))
+SELF: dict[str, Any] = dict(W_Q=one(2, 3, 1), W_O=one(2, 1, 1), W_K=one(2, 3, 1), W_V=one(2, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("scope", "given", "words"),
+    [
+        ("everything", MEMORY, "scope must be"),
+        ("memory", {**MEMORY, "W_Q": one(3, 1)}, "W_Q must have 3 dimensions"),
+        ("memory", {**MEMORY, "b_Q": one(1)}, "b_Q must have 2 dimensions"),
+        ("memory", {**MEMORY, "M_V": one(3, 4, 1)}, "M_V is for 3 heads"),
+        ("memory", {**MEMORY, "M_V": None}, "both M_K and M_V"),
+        ("memory", {**MEMORY, "M_K": None, "M_V": None}, "only memory slots"),
+        ("memory", {**MEMORY, "W_K": one(2, 3, 1)}, "no token slots"),
+        ("memory", {**MEMORY, "b_V": one(2, 1)}, "no token slots"),
+        ("self", {**SELF, "W_K": None}, "needs token keys"),
+        ("tokens", {**SELF, "W_V": None}, "needs token keys"),
+        ("memory", {**MEMORY, "M_K": one(2, 4, 2)}, "key"),
+        ("memory", {**MEMORY, "b_Q": one(2, 2)}, "key"),
+        ("self", {**SELF, "W_K": one(2, 3, 2)}, "key"),
+        ("memory", {**MEMORY, "M_V": one(2, 4, 2)}, "value"),
+        ("self", {**SELF, "W_O": one(2, 2, 1)}, "value"),
+        ("memory", {**MEMORY, "M_K": one(2, 5, 1)}, "slots"),
+        ("self", {**SELF, "W_V": one(2, 4, 1)}, "channels"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(scope: Any, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        Heads(scope, **given)
+
+
+def test_an_empty_layer_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="heads or a linear skip"):
+        AttentionLayer([])
+
+
+def test_weights_are_copied_and_trainable() -> None:
+    table = one(2, 4, 1)
+    group = Heads("memory", **{**MEMORY, "M_V": table})
+    table += 1
+    assert float(group.M_V.detach().sum()) == 8.0 and all(p.requires_grad for p in group.parameters())
+
+
+def test_far_logits_underflow_to_an_exact_zero() -> None:
+    for dtype, omega in ((torch.float32, 104.0), (torch.float64, 745.2)):
+        key = torch.tensor([[[0.0], [-omega]]], dtype=dtype)
+        value = torch.tensor([[[1.0], [math.pi]]], dtype=dtype)
+        unit = torch.ones(1, 1, 1, dtype=dtype)
+        group = Heads("memory", W_Q=unit, M_K=key, M_V=value, W_O=unit)
+        assert group(unit[0]).item() == 1.0
