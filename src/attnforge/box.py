@@ -123,7 +123,7 @@ class Box:
             )
         wide = x.to(torch.float64)
         inside = (wide >= self.lower.to(x.device)) & (wide <= self.upper.to(x.device))
-        return inside.reshape(*kept, -1).all(-1)
+        return inside.reshape(*kept, self.dim).all(-1)
 
     def sample(self, count: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         """`count` points drawn uniformly, reproducibly, and inside the box after rounding to `dtype`."""
@@ -158,11 +158,16 @@ class Box:
             names, shape, low, high = (data[key] for key in ("names", "shape", "lower", "upper"))
             shape = tuple(int(s) for s in shape)  # type: ignore[attr-defined]
             pairs = [_interval(f"entry {i}", pair) for i, pair in enumerate(zip(low, high, strict=True))]  # type: ignore[call-overload]
+            named: tuple[str, ...] | None = None if names is None else tuple(names)  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(f"this is not the description of a box: {error}") from error
-        if math.prod(shape) != len(pairs) or (names is not None and len(names) != len(pairs)):  # type: ignore[arg-type]
-            raise ArgumentError("the description of a box has a shape or names that do not fit its bounds")
-        return cls._make(tuple(names) if names else None, shape, [p[0] for p in pairs], [p[1] for p in pairs])  # type: ignore[arg-type]
+        if min(shape, default=1) < 1 or math.prod(shape) != len(pairs):
+            raise ArgumentError(f"the description of a box has the shape {shape}, which does not fit its bounds")
+        if named is not None and (
+            isinstance(names, str) or not all(isinstance(name, str) for name in named) or shape != (len(set(named)),)
+        ):
+            raise ArgumentError(f"the description of a box has names that do not fit its bounds: {names!r}")
+        return cls._make(named, shape, [p[0] for p in pairs], [p[1] for p in pairs])
 
     def __repr__(self) -> str:
         if self.names:
