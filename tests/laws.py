@@ -271,7 +271,7 @@ def _sigmoid(y: arb) -> arb:
 
 
 def _softplus(y: arb) -> arb:
-    return (y.exp() + 1).log()
+    return y.exp().log1p()
 
 
 def _selu(y: arb) -> arb:
@@ -297,8 +297,8 @@ FUNCTIONS: dict[str, Callable[[arb], arb]] = {
     "exp": arb.exp,
     "exp2": lambda y: arb(2) ** y,
     "expm1": arb.expm1,
-    "gelu": lambda y: y * (1 + (y / arb(2).sqrt()).erf()) / 2,
-    "gelu_tanh": lambda y: y * (1 + ((2 / arb.pi()).sqrt() * (y + arb("0.044715") * y**3)).tanh()) / 2,
+    "gelu": lambda y: y * (-y / arb(2).sqrt()).erfc() / 2,
+    "gelu_tanh": lambda y: y * _sigmoid(2 * (2 / arb.pi()).sqrt() * (y + arb("0.044715") * y**3)),
     "hardsigmoid": lambda y: _clip((y + 3) / 6, 0, 1),
     "hardswish": lambda y: y * _clip((y + 3) / 6, 0, 1),
     "hardtanh": lambda y: _clip(y, -1, 1),
