@@ -92,6 +92,10 @@ def parse(text: str) -> Univariate:
     >>> parse("power(2.5)").name, parse("power(2)").name
     ('power(2.5)', 'square')
     """
+    if text.startswith("expr:"):
+        from .composite import composite  # a formula in y; composites are made of the functions registered here
+
+        return composite(text)
     match = _CALL.fullmatch(text)
     word, arguments = (match[1], match[2]) if match else (text.strip(), None)
     word = _ALIASES.get(word, word)

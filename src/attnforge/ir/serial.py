@@ -93,9 +93,7 @@ _READERS: dict[type[Op], Callable[[_Fields], Op]] = {
     Apply: lambda f: Apply(f["input"], parse(f["function"]), f["width"]),
     Product: lambda f: Product(f["left"], f["right"], f["width"]),
     Softmax: lambda f: Softmax(f["input"], f["width"]),
-    Attention: lambda f: Attention(
-        f["query"], f["key"], f["value"], f["width"], f["scale"], f["causal"], f["mask"]
-    ),
+    Attention: lambda f: Attention(f["query"], f["key"], f["value"], f["width"], f["scale"], f["causal"], f["mask"]),
     Normalise: lambda f: Normalise(f["input"], f["width"], f["eps"], f["centred"]),
     MaxTokens: lambda f: MaxTokens(f["input"], f["width"]),
 }

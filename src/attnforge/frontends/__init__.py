@@ -1,0 +1,1 @@
+"""Front ends: what a user hands in becomes a `Program`."""

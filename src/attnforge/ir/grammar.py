@@ -1,0 +1,270 @@
+"""The formula language: a tokenizer and a precedence parser that build expression nodes, and nothing else.
+
+Nothing in a formula is ever evaluated as code: names are looked up in the box, in two constants and in a fixed table of
+functions. Length, depth and the size of constants are limited before anything is computed.
+
+    sum      a + b - c          product   a * b / c        sign    -a, +a
+    power    a ** b             call      name(a, ...)     group   (a)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ..errors import ArgumentError, DomainError, FormulaError, closest
+from .constants import constant_e, constant_pi, within_range
+from .expression import Expr
+from .graph import Graph
+from .special import ALIASES, REFUSED, words
+
+LONGEST = 20_000
+DEEPEST = 150
+_TOKEN = re.compile(
+    r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[^\W\d]\w*)|(?P<operator>\*\*|[-+*/^(),])|(?P<space>\s+)"
+)
+_CONSTANTS = {"pi": constant_pi, "e": constant_e}
+_SUM, _PRODUCT, _SIGN, _POWER = 1, 2, 3, 4
+
+
+class UnknownNames(FormulaError, ArgumentError):
+    """Names in a formula that are neither in the box nor constants."""
+
+
+@dataclass(frozen=True)
+class Token:
+    kind: str  # "number", "name", "operator", "strange" or "end"
+    text: str
+    position: int
+
+
+def read(formula: str, graph: Graph, variables: Container[str]) -> tuple[Expr, set[str]]:
+    """The node that a formula spells, and the variables it mentions (also those that cancel).
+
+    >>> graph = Graph({"x": (-1.0, 1.0)})
+    >>> read("2*x**2 - sin(x) + 1e-3", graph, {"x"})
+    (Expr(2*x**2 - sin(x) + 0.001), {'x'})
+    >>> read("2x", graph, {"x"})
+    Traceback (most recent call last):
+    attnforge.errors.FormulaError: a multiplication sign is missing: write 2*x
+      2x
+       ^
+    """
+    parser = _Parser(formula, graph, variables)
+    node = parser.whole()
+    return node, parser.mentioned
+
+
+def tokens(formula: str) -> list[Token]:
+    """The tokens of a formula, ending with one of kind "end"."""
+    if not isinstance(formula, str):
+        raise ArgumentError(f"a formula is a string, got {type(formula).__name__}")
+    if len(formula) > LONGEST:
+        raise FormulaError(f"the formula has {len(formula)} characters; at most {LONGEST} are read", formula, LONGEST)
+    found: list[Token] = []
+    position = 0
+    while position < len(formula):
+        match = _TOKEN.match(formula, position)
+        if match is None:  # refused when the parser comes to it: what stands before it may be the real mistake
+            found.append(Token("strange", formula[position], position))
+            position += 1
+            continue
+        kind = match.lastgroup or ""
+        if kind != "space":
+            found.append(Token(kind, match[0], position))
+        position = match.end()
+    return [*found, Token("end", "", len(formula))]
+
+
+def _strange(character: str) -> str:
+    hints = {
+        "=": "write the formula alone, without 'y ='",
+        ".": "attributes are not part of the language; a number needs a digit",
+        "%": "the remainder jumps, and attention-only networks are continuous",
+        "[": "write each variable as its own name, x1 instead of x[1]",
+        "×": "write * for a product",
+        "·": "write * for a product",
+        "−": "this is a typographic minus; write -",
+        "√": "write sqrt(x)",
+        "|": "write abs(x)",
+        "!": "write out the factorial as a number",
+    }
+    hint = hints.get(character, "a formula has names, numbers, + - * / ** , and parentheses")
+    return f"the character {character!r} has no meaning here: {hint}"
+
+
+class _Parser:
+    def __init__(self, formula: str, graph: Graph, variables: Container[str]):
+        self.formula, self.graph, self.variables = formula, graph, variables
+        self.tokens = tokens(formula)
+        self.next = 0
+        self.depth = 0
+        self.mentioned: set[str] = set()
+        self.unknown: dict[str, int] = {}
+
+    def fail(self, problem: str, token: Token) -> FormulaError:
+        return FormulaError(problem, self.formula, token.position)
+
+    def peek(self) -> Token:
+        return self.tokens[self.next]
+
+    def take(self) -> Token:
+        self.next += 1
+        return self.tokens[self.next - 1]
+
+    def whole(self) -> Expr:
+        if self.peek().kind == "end":
+            raise self.fail("the formula is empty; write something like sin(x) + y", self.peek())
+        node = self.expression(_SUM)
+        token = self.peek()
+        if token.kind != "end":
+            raise self.fail(self._trailing(token), token)
+        if self.unknown:
+            raise self._unknown_names()
+        return node
+
+    def _trailing(self, token: Token) -> str:
+        if token.kind == "strange":
+            return _strange(token.text)
+        if token.text == ")":
+            return "this closing parenthesis has no opening one"
+        if token.text == ",":
+            return (
+                "a comma has no meaning outside of a function's arguments; give several outputs as a list of formulas"
+            )
+        if token.text == "^":
+            return "write ** for a power"
+        before = self.tokens[self.next - 1]
+        return f"a multiplication sign is missing: write {before.text}*{token.text}"
+
+    def _unknown_names(self) -> UnknownNames:
+        known = [*(self.variables if isinstance(self.variables, (set, tuple, list, dict)) else ()), *_CONSTANTS]
+        hints = [f"{name!r}{closest(name, known)}" for name in self.unknown]
+        given = ", ".join(str(name) for name in known if name not in _CONSTANTS) or "none"
+        problem = (
+            f"the box has no interval for {', '.join(hints)} (its variables: {given}); add each to the box, "
+            f"for example Box({next(iter(self.unknown))}=(-1, 1))"
+        )
+        return UnknownNames(problem, self.formula, min(self.unknown.values()))
+
+    def guarded(self, token: Token, build: Callable[..., Expr], *arguments: object) -> Expr:
+        """Build a node; what is wrong with its numbers is shown at the token."""
+        try:
+            return build(*arguments)
+        except FormulaError:
+            raise
+        except ArgumentError as error:
+            raise self.fail(str(error), token) from error
+        except DomainError as error:
+            raise DomainError(str(self.fail(str(error), token))) from error
+
+    def expression(self, level: int) -> Expr:
+        """An expression whose operators bind at least as tightly as `level`."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise self.fail(f"the formula is nested more than {DEEPEST} deep", self.peek())
+        node = self.operand()
+        terms: list[tuple[Expr, int]] = []  # what stands before a + or - at this level
+        factors: list[tuple[Expr, int]] = []  # what stands before a * or / at this level
+        sign, start = 1, self.tokens[self.next - 1]
+        while True:
+            token = self.peek()
+            if token.text == "**" and level <= _POWER:
+                self.take()
+                exponent = self.expression(_SIGN)  # right associative, and 2**-x needs no parentheses
+                node = self.guarded(token, self.graph.power, node, exponent)
+            elif token.text in ("*", "/") and level <= _PRODUCT:
+                self.take()
+                factors = factors or [(node, 1)]
+                factors.append((self.expression(_SIGN), 1 if token.text == "*" else -1))
+                start = token
+            elif factors:
+                node, factors = self.guarded(start, self.graph.product, factors), []
+            elif token.text in ("+", "-") and level <= _SUM:
+                self.take()
+                terms.append((node, sign))
+                sign = 1 if token.text == "+" else -1
+                node = self.expression(_PRODUCT)
+                start = token
+            else:
+                break
+        self.depth -= 1
+        return self.guarded(start, self.graph.sum, [*terms, (node, sign)]) if terms else node
+
+    def operand(self) -> Expr:
+        token = self.take()
+        if token.kind == "number":
+            return self.number(token)
+        if token.kind == "name":
+            return self.call(token) if self.peek().text == "(" else self.name(token)
+        if token.text in ("+", "-"):
+            node = self.expression(_SIGN)
+            return -node if token.text == "-" else node
+        if token.text == "(":
+            node = self.expression(_SUM)
+            self.close(token)
+            return node
+        raise self.fail(self._missing(token), token)
+
+    def _missing(self, token: Token) -> str:
+        if token.kind == "strange":
+            return _strange(token.text)
+        if token.kind == "end":
+            return "the formula ends where a number, a name or a parenthesis is expected"
+        if token.text == "^":
+            return "write ** for a power"
+        return f"a number, a name or a parenthesis is expected here, not {token.text!r}"
+
+    def close(self, opening: Token) -> None:
+        token = self.peek()
+        if token.text == ")":
+            self.take()
+        elif token.kind == "end":
+            raise self.fail("this opening parenthesis is never closed", opening)
+        else:
+            raise self.fail(self._trailing(token), token)
+
+    def number(self, token: Token) -> Expr:
+        if len(token.text) > 400 or len(token.text.lower().partition("e")[2]) > 6:
+            raise self.fail("this number is too long or too large; numbers reach from 5e-324 to 1.8e308", token)
+        try:
+            value = within_range(Fraction(token.text))
+        except ArgumentError as error:
+            raise self.fail(f"this number is beyond float64: {error}", token) from error
+        return self.graph.number(value)
+
+    def name(self, token: Token) -> Expr:
+        name = token.text
+        if name in self.variables:
+            self.mentioned.add(name)
+            return self.graph.variable(name)
+        if name in _CONSTANTS:
+            return self.graph.number(_CONSTANTS[name]())
+        if ALIASES.get(name, name) in words():
+            raise self.fail(f"{name} is a function: write {name}(...)", token)
+        self.unknown.setdefault(name, token.position)
+        return self.graph.variable(name)
+
+    def call(self, token: Token) -> Expr:
+        name = ALIASES.get(token.text, token.text)
+        if name not in words():
+            raise self.fail(self._unknown_function(token.text), token)
+        opening = self.take()
+        arguments: list[Expr] = []
+        if self.peek().text != ")":
+            arguments.append(self.expression(_SUM))
+            while self.peek().text == ",":
+                self.take()
+                arguments.append(self.expression(_SUM))
+        self.close(opening)
+        return self.guarded(token, self.graph.apply, name, arguments)
+
+    def _unknown_function(self, name: str) -> str:
+        if name in REFUSED:
+            return f"{name} cannot be built: {REFUSED[name]}"
+        if name in self.variables or name in _CONSTANTS:
+            return f"{name} is not a function: for a product write {name}*(...)"
+        hint = closest(name, (*words(), *ALIASES))
+        return f"unknown function {name!r}{hint}; known are {', '.join(words())}"

@@ -1,0 +1,141 @@
+"""Points of the box where a formula is undefined or unbounded, found by search and confirmed in ball arithmetic.
+
+A refusal names such a point. Where the search finds none nothing is refused: the enclosure of the ranges has the last
+word, and an argument of a root may touch 0 (mathematics H1, item 8).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from flint import arb
+from torch import Tensor
+
+from ..box import Box
+from ..errors import DomainError
+from .domain import Domain
+from .evaluate import Formula, balls, tensors
+from .expression import Expr
+from .graph import Partial
+from .rounding import precision
+
+_SAMPLES, _CORNERS, _ROUNDS = 512, 256, 60
+_TINY = 1e-20  # an argument that is this close to a pole, exactly evaluated, counts as touching it
+Score = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Search:
+    """Where to look for witnesses: the box, by the names of its variables."""
+
+    box: Box
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.box.names or ()
+
+    def refuse(self, partial: Partial, stated: Domain | None = None) -> None:
+        """Raise `DomainError` when the box has a point at which the argument leaves the domain or meets a pole.
+
+        The message speaks of the domain that is `stated`, where that is another one.
+        """
+        words = stated or partial.domain
+        domain, argument = partial.domain, partial.argument
+        below, above = domain.reaches(*argument.range)
+        formula = Formula.of(argument)
+        if below:
+            relation = f"{'>=' if words.lo_closed else '>'} {domain.lo:g}"
+            point = self._lowest(formula, argument, lambda v: v - domain.lo)
+            value = self.exact(formula, point)
+            if value < domain.lo or (not domain.lo_closed and abs(value - domain.lo) < _TINY):
+                raise DomainError(self._undefined(partial, point, value, relation))
+        if above:
+            relation = f"{'<=' if words.hi_closed else '<'} {domain.hi:g}"
+            point = self._lowest(formula, argument, lambda v: domain.hi - v)
+            value = self.exact(formula, point)
+            if value > domain.hi or (not domain.hi_closed and abs(value - domain.hi) < _TINY):
+                raise DomainError(self._undefined(partial, point, value, relation))
+        pole = domain.pole_in(*argument.range) if math.isfinite(sum(argument.range)) else None
+        for place in (pole,) if domain.period is not None else domain.poles:
+            if place is not None and argument.range[0] <= place <= argument.range[1]:
+                self._refuse_pole(partial, formula, place)
+
+    def _undefined(self, partial: Partial, point: Tensor, value: arb, relation: str) -> str:
+        argument = partial.argument.short()
+        return (
+            f"{partial.text} is undefined at {self.words(point)}: there {argument} is {_number(value)}, "
+            f"but it must be {relation}; choose a box on which it is"
+        )
+
+    def _refuse_pole(self, partial: Partial, formula: Formula, place: float) -> None:
+        argument = partial.argument
+        point = self._crossing(formula, argument, place)
+        if point is not None:
+            name = "0" if place == 0 else f"{place:.10g}"
+            raise DomainError(
+                f"{partial.text} is unbounded: {argument.short()} is {name} at {self.words(point)}; "
+                f"choose a box on which {argument.short()} stays away from {name}"
+            )
+
+    def _crossing(self, formula: Formula, argument: Expr, place: float) -> Tensor | None:
+        points = self.points()
+        values = self._values(formula, argument, points) - place
+        low, high = points[values.argmin()], points[values.argmax()]
+        if values.min() < 0 < values.max() and self.exact(formula, low) < place and self.exact(formula, high) > place:
+            for _ in range(80):
+                middle = 0.5 * (low + high)
+                under = bool(self._values(formula, argument, middle[None])[0] < place)
+                low, high = (middle, high) if under else (low, middle)
+            return high
+        point = self._lowest(formula, argument, lambda v: (v - place).abs())
+        return point if abs(self.exact(formula, point) - place) < _TINY else None
+
+    def exact(self, formula: Formula, point: Tensor) -> arb:
+        """A tight ball of the formula's only root at a point; NaN where it is undefined."""
+        with precision(256):
+            inputs = {name: arb(x) for name, x in zip(self.names, point.tolist(), strict=True)}
+            return balls(formula, inputs)[formula.roots[0]]
+
+    def points(self) -> Tensor:
+        """Corners, the centre, the centres of the faces, and uniform points."""
+        low, high = self.box.lower, self.box.upper
+        middle = 0.5 * (low + high)
+        faces = middle.repeat(2 * len(middle), 1)
+        for i in range(len(middle)):
+            faces[2 * i, i], faces[2 * i + 1, i] = low[i], high[i]
+        # 0 is where quotients fail: a copy of the centre with every coordinate that can be 0 set to it
+        origin = torch.where((low <= 0) & (high >= 0), torch.zeros_like(middle), middle)
+        parts = (self.box.corners(_CORNERS), middle[None], origin[None], faces, self.box.sample(_SAMPLES, seed=1))
+        return torch.cat(parts)
+
+    def _values(self, formula: Formula, argument: Expr, points: Tensor) -> Tensor:
+        return tensors(formula, {name: points[:, i] for i, name in enumerate(self.names)})[argument]
+
+    def _lowest(self, formula: Formula, argument: Expr, score: Score) -> Tensor:
+        """The point of the lowest score: the best sample, improved by a pattern search unless it is below 0 already."""
+        points = self.points()
+        scores = score(self._values(formula, argument, points)).nan_to_num(nan=math.inf)
+        best, value = points[scores.argmin()], float(scores.min())
+        low, high = self.box.lower, self.box.upper
+        step = 0.25 * (high - low)
+        directions = torch.cat([torch.eye(len(low)), -torch.eye(len(low))]).double()
+        for _ in range(_ROUNDS):
+            if value < 0 or not float(step.max()) > 0:
+                break
+            tries = torch.minimum(torch.maximum(best + directions * step, low), high)
+            scores = score(self._values(formula, argument, tries)).nan_to_num(nan=math.inf)
+            if float(scores.min()) < value:
+                best, value = tries[scores.argmin()], float(scores.min())
+            else:
+                step = step * 0.5
+        return best
+
+    def words(self, point: Tensor) -> str:
+        return ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.names, point.tolist(), strict=True))
+
+
+def _number(value: arb) -> str:
+    return f"{float(value):.6g}" if value.is_finite() else "undefined"
