@@ -24,13 +24,13 @@ from torch import Tensor
 from ..box import Box
 from ..certify.certificate import Certificate, total
 from ..certify.certified import CertifiedModule
-from ..certify.rounding import ASSUMPTIONS, TINY, UNIT
+from ..certify.rounding import ASSUMPTIONS
 from ..errors import ArgumentError, CertificateError, PrecisionError
 from ..network import Heads
-from .token_bounds import UNDERFLOW, fixed_terms, lambert_upper, peak_error, peak_terms
+from .token_bounds import UNDERFLOW, fixed_terms, peak_terms
+from .token_weights import OMEGA, average_heads, average_matrix, gather_heads, mix_heads, peak_heads, sharpest
 
 Mode = Literal["gather", "mean", "prefix_mean", "mix", "max", "min"]
-OMEGA = {torch.float32: 128.0, torch.float64: 768.0}  # deeper than any exponential: 104 and 745.2
 
 
 class TokenHead(CertifiedModule):
@@ -82,19 +82,7 @@ class TokenHead(CertifiedModule):
         _check_sizes(tokens, channels, dtype)
         if isinstance(source, bool) or not isinstance(source, int) or not 0 <= source < tokens:
             raise ArgumentError(f"source must be the number of a token, 0 to {tokens - 1}, got {source!r}")
-        key = torch.zeros(1, channels + tokens, 1, dtype=dtype)
-        key[0, channels + source] = OMEGA[dtype]
-        value = torch.eye(channels + tokens, channels, dtype=dtype).unsqueeze(0)
-        attention = Heads(
-            "tokens",
-            W_Q=torch.zeros_like(key),
-            b_Q=torch.ones(1, 1, dtype=dtype),
-            W_K=key,
-            b_K=torch.full((1, 1), -OMEGA[dtype], dtype=dtype),
-            W_V=value,
-            W_O=torch.eye(channels, dtype=dtype).unsqueeze(0),
-            purpose="gather",
-        )
+        attention = gather_heads(tokens, source, channels, dtype)
         matrix = torch.zeros(tokens, tokens, dtype=torch.float64)
         matrix[:, source] = 1
         return cls._finish(attention, "gather", tokens, channels, lo, hi, matrix)
@@ -126,33 +114,7 @@ class TokenHead(CertifiedModule):
         target = _matrix(matrix)
         n = target.shape[0]
         _check_sizes(n, channels, dtype)
-        parts = [(sign, part) for sign in (1.0, -1.0) if (part := (sign * target).clamp(min=0)).any()]
-        parts = parts or [(1.0, torch.zeros_like(target))]
-        scale = float(max(part.sum(1).max() for _, part in parts)) or 1.0
-        scale = float(torch.tensor(scale, dtype=dtype))
-        if not 1e-30 < scale < 1e30:
-            raise ArgumentError(f"matrix has rows of absolute sum {scale:g}; expected 1e-30 to 1e30: rescale it")
-        dead = -(OMEGA[dtype] + math.ceil(math.log(n + 1)))
-        keys, sinks = [], []
-        for _, part in parts:
-            share = part / scale
-            missing = (1 - share.sum(1)).clamp(min=0)
-            missing = torch.where(missing > 8 * n * 2.0**-53, missing, 0)
-            logit = torch.where(share > 0, share.log().clamp(min=dead), dead)
-            keys.append(torch.cat([torch.zeros(channels, n, dtype=torch.float64), logit.T]))
-            sinks.append(torch.where(missing > 0, missing.log(), dead).unsqueeze(0))
-        query = torch.cat([torch.zeros(channels, n), torch.eye(n)]).expand(len(parts), -1, -1)
-        eye = torch.eye(channels, dtype=torch.float64)
-        attention = Heads(
-            "tokens",
-            W_Q=query.to(dtype),
-            W_K=torch.stack(keys).to(dtype),
-            W_V=torch.eye(channels + n, channels, dtype=dtype).unsqueeze(0),
-            M_K=torch.stack(sinks).to(dtype),
-            M_V=torch.zeros(1, 1, channels, dtype=dtype),
-            W_O=torch.stack([sign * scale * eye for sign, _ in parts]).to(dtype),
-            purpose="mix",
-        )
+        attention = mix_heads(target, channels, dtype)
         return cls._finish(attention, "mix", n, channels, lo, hi, target)
 
     @classmethod
@@ -190,17 +152,8 @@ class TokenHead(CertifiedModule):
     @classmethod
     def _average(cls, mode: Mode, n: int, channels: int, lo: float, hi: float, dtype: torch.dtype) -> TokenHead:
         _check_sizes(n, channels, dtype)
-        eye = torch.eye(channels, dtype=dtype).unsqueeze(0)
-        attention = Heads(
-            "tokens",
-            W_Q=torch.zeros(1, channels, 1, dtype=dtype),
-            b_K=torch.zeros(1, 1, dtype=dtype),
-            W_V=eye,
-            W_O=eye,
-            causal=mode == "prefix_mean",
-            purpose=mode,
-        )
-        return cls._finish(attention, mode, n, channels, lo, hi, _average_matrix(mode, n))
+        attention = average_heads(channels, mode == "prefix_mean", dtype)
+        return cls._finish(attention, mode, n, channels, lo, hi, average_matrix(mode == "prefix_mean", n))
 
     @classmethod
     def _peak(
@@ -222,17 +175,8 @@ class TokenHead(CertifiedModule):
             if number is not None and not 0 < number < math.inf:
                 raise ArgumentError(f"{name} must be a finite number > 0, got {number!r}")
         (low, high), *_ = box.outward(dtype).intervals()
-        beta = _sharpest(n, low, high, eps, dtype) if sharpness is None else float(sharpness)
-        eye = torch.eye(channels, dtype=dtype)
-        attention = Heads(
-            "tokens",
-            W_Q=torch.zeros(channels, channels, 1, dtype=dtype),
-            b_Q=torch.ones(channels, 1, dtype=dtype),
-            W_K=((beta if mode == "max" else -beta) * eye).unsqueeze(-1),
-            W_V=eye.unsqueeze(-1),
-            W_O=eye.unsqueeze(1),
-            purpose=mode,
-        )
+        beta = sharpest(n, low, high, eps, dtype) if sharpness is None else float(sharpness)
+        attention = peak_heads(channels, beta if mode == "max" else -beta, dtype)
         return cls._finish(attention, mode, n, channels, lo, hi, None)
 
     @classmethod
@@ -307,43 +251,12 @@ class TokenHead(CertifiedModule):
         attention = Heads("tokens", causal=mode == "prefix_mean", purpose=mode, **weights)  # type: ignore[arg-type]
         given = config["matrix"]
         matrix = None if given is None else torch.tensor(given, dtype=torch.float64)
-        matrix = _average_matrix(mode, n) if mode in ("mean", "prefix_mean") else matrix
+        matrix = average_matrix(mode == "prefix_mean", n) if mode in ("mean", "prefix_mean") else matrix
         sizes = {key: config[key] for key in ("tokens", "channels", "lo", "hi")}
         return cls(attention, mode=mode, matrix=matrix, **sizes)
 
     def extra_repr(self) -> str:
         return self._described()
-
-
-def _sharpest(n: int, lo: float, hi: float, eps: float | None, dtype: torch.dtype) -> float:
-    """The inverse of D4 with rounding: the smallest beta that certifies eps, or the beta with the smallest bound."""
-    u, tiny = UNIT[dtype], TINY[dtype]
-    size = max(abs(lo), abs(hi), hi - lo) or 1.0
-
-    def bound(beta: float) -> float:
-        return total(peak_error(n, float(torch.tensor(beta, dtype=dtype)), lo, hi, u, tiny))
-
-    grid = [2.0 ** (k / 4) / size for k in range(0, int(-4 * math.log2(u)) + 8)]
-    best = min(grid, key=bound)
-    if eps is None or n == 1:
-        return best
-    if bound(best) > eps:
-        raise PrecisionError(
-            f"the maximum of {n} tokens in [{lo:g}, {hi:g}] is certified to {bound(best):.3g} in "
-            f"{str(dtype).removeprefix('torch.')}, not to eps = {eps:g}; use float64 or a smaller interval",
-            reachable=bound(best),
-        )
-    low, high = min(best, lambert_upper(n) / eps), best
-    while high / low > 1 + 2.0**-10:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if bound(middle) <= eps else (middle, high)
-    return high
-
-
-def _average_matrix(mode: Mode, n: int) -> Tensor:
-    if mode == "mean":
-        return torch.full((n, n), 1.0, dtype=torch.float64) / n
-    return torch.ones(n, n, dtype=torch.float64).tril() / torch.arange(1, n + 1, dtype=torch.float64).unsqueeze(1)
 
 
 def _matrix(matrix: object) -> Tensor:
