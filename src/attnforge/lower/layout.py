@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..ir.ops import Constant, Input
+from ..ir.positions import reads
 from ..ir.program import Program
 from .forms import Column, Form, forms, is_head, levels
 
@@ -96,10 +97,10 @@ def lay_out(program: Program, sites: Mapping[int, Site]) -> Layout:
     for number in range(1, depth + 1):
         here = [i for i in heads if level[i] == number]
         carried = tuple(column for column in state if last_use.get(column, 0) > number)
-        wanted = dict.fromkeys((j, c) for i in here for j in program.ops[i].inputs for c in range(program.ops[j].width))
-        reads = tuple(column for column in wanted if column not in carried)
+        wanted = dict.fromkeys((j, c) for i in here for j in reads(program, i) for c in range(program.ops[j].width))
+        read = tuple(column for column in wanted if column not in carried)
         writes = tuple((i, c) for i in here for c in range(program.ops[i].width))
-        stages.append(Stage(state, carried, reads, tuple(sites[i] for i in here), writes))
+        stages.append(Stage(state, carried, read, tuple(sites[i] for i in here), writes))
         state = stages[-1].after
     output = tuple((program.output, c) for c in range(program.ops[program.output].width))
     return Layout(program, tuple(stages), first, output)
@@ -108,7 +109,7 @@ def lay_out(program: Program, sites: Mapping[int, Site]) -> Layout:
 def _last_use(program: Program, of: list[Form], level: list[int], depth: int) -> dict[Column, int]:
     """For each atom's column the last stage whose affine map reads it; depth + 1 is the read-out."""
     last: dict[Column, int] = {}
-    readers = [(j, level[i]) for i in range(len(program.ops)) if is_head(program, i) for j in program.ops[i].inputs]
+    readers = [(j, level[i]) for i in range(len(program.ops)) if is_head(program, i) for j in reads(program, i)]
     for value, stage in [*readers, (program.output, depth + 1)]:
         for atom, weight in of[value].weight.items():
             for channel in range(weight.shape[0]):
