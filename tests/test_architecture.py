@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_compile",),
     ("convert", "lab"),
     ("report",),
+    ("demo",),
     ("cli",),
     ("", "__main__"),  # the front door, attnforge/__init__.py
 )

@@ -1,0 +1,5 @@
+"""`python -m attnforge` is the command `attnforge`."""
+
+from .cli import main
+
+main()

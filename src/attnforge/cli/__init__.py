@@ -1,0 +1,54 @@
+"""The command line: parse, call, show. One file for each command, one place where errors become words."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ..report.html import versions
+from . import check, demo, functions, head
+from .common import Forge, say, stop
+
+app = typer.Typer(
+    cls=Forge,
+    name="attnforge",
+    help="Functions become softmax attention heads, with a certificate of the largest error.",
+    epilog="Exit codes: 0 fine, 1 a check failed, 2 wrong use.",
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # an interval such as [lo, hi] is no markup
+)
+app.command("head", short_help="Fit one head to a function and print its certificate.")(head.head)
+app.command("check", short_help="Recompute the certificate of a saved head.")(check.check)
+app.command("functions", short_help="List the functions that a head can be fitted to.")(functions.functions)
+app.command("demo", short_help="Fit a handful of heads and write a page that shows them.")(demo.demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        say(f"attnforge {dict(versions())['attnforge']}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        say(context.get_help())
+
+
+def main() -> None:
+    """What the command `attnforge` runs."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:  # a terminal without some character should cost that character, not the result
+            reconfigure(errors="replace")
+    stop(app(prog_name="attnforge", standalone_mode=False))

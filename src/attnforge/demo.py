@@ -1,0 +1,274 @@
+"""The demonstration: a handful of heads with their certified bounds, and one page that shows them.
+
+`run` computes, `write` draws and writes; the command line only shows what they give.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .certify.certificate import upper_text
+from .certify.certified import CertifiedModule
+from .heads.anchor import AnchorHead
+from .heads.gate import GateHead
+from .heads.norm import NormHead
+from .heads.product import ProductHead
+from .report.demo_page import Shown, demo_page
+from .report.figures import Comparison, comparison_figure, save
+from .report.pictures import figure_of
+from .report.style import Builder, Pair, svg
+from .report.sweeps import Curve, Panel, Shapes, sweep_figure
+
+Step = Callable[[str], None]
+BOTH = {"float64": torch.float64, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function to build, and how large."""
+
+    function: str
+    lo: float
+    hi: float
+    anchors: int = 32
+    relative: bool = False
+
+
+CASES = (
+    Case("gelu", -8, 8),
+    Case("sin", -6.3, 6.3),
+    Case("exp", -4, 2),
+    Case("log", 1e-3, 1e3, anchors=64),
+    Case("reciprocal", 0.3, 200, relative=True),
+    Case("rsqrt", 1e-3, 1e3, anchors=64, relative=True),
+    Case("sqrt", 1e-4, 10, relative=True),
+    Case("tanh", -4, 4, anchors=2),
+)
+OTHERS: tuple[tuple[str, str, Callable[[torch.dtype], CertifiedModule]], ...] = (
+    ("relu(y)", "y in [-1, 1]", lambda dtype: GateHead.relu(-1, 1, dtype=dtype)),
+    ("clip(y, -1, 1)", "y in [-3, 3]", lambda dtype: GateHead.ramp(-1, 1, dtype=dtype)),
+    ("max(x, y)", "x, y in [-1, 1]", lambda dtype: GateHead.max(-1, 1, dtype=dtype)),
+    ("x * y", "x, y in [-1, 1]", lambda dtype: ProductHead.fit((-1, 1), (-1, 1), dtype=dtype)),
+    (
+        "layer norm, 384 channels",
+        "variance in [0.4, 130]",
+        lambda dtype: NormHead.layer_norm(384, variance=(0.4, 130), dtype=dtype),
+    ),
+)
+COUNTS = (8, 12, 16, 20, 24, 28, 32, 40, 48, 64)
+KAPPAS = (0.05, 0.08, 0.12, 0.17, 0.25, 0.36, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 8.0, 14.0, 20.0)
+STEPS = 2 * len(CASES) + len(OTHERS) + 6  # every head is fitted and drawn; two sweeps, three figures, the page
+HEADER = ("function", "interval", "anchors", "float64", "float32", "cold selection")
+OTHER_HEADER = ("no anchors needed", "where", "float64", "float32")
+NOTE = (
+    "float64, float32: certified bounds of the largest error, rounding included. cold selection: the largest error\n"
+    "measured when as many anchors are selected instead of interpolated between. (relative): of the function's size."
+)
+LABELS = {"float64": "certified, float64", "float32": "certified, float32", "cold": "cold selection, same anchors"}
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One case, built in both dtypes, and the error of cold selection with as many anchors."""
+
+    case: Case
+    float64: AnchorHead
+    float32: AnchorHead
+    cold: float
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """This case as a row of the table."""
+        case = self.case
+        name = f"{case.function} (relative)" if case.relative else case.function
+        bounds = (upper_text(head.bound) for head in (self.float64, self.float32))
+        return (name, f"[{case.lo:g}, {case.hi:g}]", str(self.float64.size), *bounds, f"{self.cold:.2g}")
+
+
+@dataclass(frozen=True)
+class Other:
+    """A head that needs no anchors, in both dtypes."""
+
+    name: str
+    where: str
+    float64: CertifiedModule
+    float32: CertifiedModule
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """This head as a row of the table."""
+        return (self.name, self.where, upper_text(self.float64.bound), upper_text(self.float32.bound))
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything the demonstration computes."""
+
+    heads: tuple[Fitted, ...]
+    others: tuple[Other, ...]
+    panels: tuple[Panel, ...]
+    shapes: Shapes
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where things are."""
+
+    page: Path
+    figures: tuple[Path, ...]
+    network: Path
+    numbers: Path
+
+
+def run(step: Step = lambda text: None) -> Results:
+    """Fit every head; `step` is told what comes next."""
+    start = time.perf_counter()
+    heads = []
+    for case in CASES:
+        step(f"fitting {case.function}")
+        heads.append(fitted(case))
+    others = []
+    for name, where, build in OTHERS:
+        step(f"building {name}")
+        others.append(Other(name, where, build(torch.float64), build(torch.float32)))
+    step("sweeping temperatures")
+    temperature = _temperature("sin", -6.3, 6.3, 32)
+    step("sweeping anchors")
+    panels = (temperature, _anchors("gelu", -8, 8))
+    shapes = _shapes("sin", -6.3, 6.3, 12)
+    return Results(tuple(heads), tuple(others), panels, shapes, time.perf_counter() - start)
+
+
+def fitted(case: Case) -> Fitted:
+    """The heads of one case."""
+    double, single = (
+        AnchorHead.fit(
+            case.function, case.lo, case.hi, anchors=case.anchors, dtype=dtype, relative=case.relative
+        )
+        for dtype in BOTH.values()
+    )  # fmt: skip
+    return Fitted(case, double, single, cold_error(case, double.size))
+
+
+def cold_error(case: Case, anchors: int, kappa: float | None = None) -> float:
+    """The largest error measured, for the better of two cold heads: even spacing, or as suits the function."""
+    found = []
+    for potential in ("square", "auto"):
+        head = AnchorHead.fit(
+            case.function, case.lo, case.hi, anchors=anchors, dtype=torch.float64, relative=case.relative,
+            temperature="cold", potential=potential, kappa=kappa,
+        )  # fmt: skip
+        assert head.measured is not None
+        found.append(head.measured)
+    return min(found)
+
+
+def _temperature(function: str, lo: float, hi: float, anchors: int) -> Panel:
+    """Bounds against kappa; cold heads, whose values are the function at its anchors, from kappa = 1 on."""
+    curves = []
+    for role, dtype in BOTH.items():
+        fits = ((k, AnchorHead.fit(function, lo, hi, anchors=anchors, kappa=k, dtype=dtype).bound) for k in KAPPAS)
+        curves.append(Curve(LABELS[role], role, tuple((k, bound) for k, bound in fits if bound is not None)))
+    case = Case(function, lo, hi)
+    cold = tuple((k, cold_error(case, anchors, k)) for k in KAPPAS if k >= 1)
+    notes = ((0.13, 2e-9, "warm heads\ninterpolate"), (7.0, 3e-4, "cold heads\nselect"))
+    title = f"{function}, {anchors} anchors"
+    knob = "inverse temperature κ"
+    return Panel(title, knob, (*curves, Curve(LABELS["cold"], "cold", cold)), True, (0.05, 0.2, 1, 5, 20), notes)
+
+
+@torch.no_grad()
+def _shapes(function: str, lo: float, hi: float, anchors: int) -> Shapes:
+    """What a cold and a warm head with few anchors compute."""
+    cold, warm = (
+        AnchorHead.fit(
+            function, lo, hi, anchors=anchors, dtype=torch.float64, potential="square", temperature=temperature
+        )
+        for temperature in ("cold", "warm")
+    )  # fmt: skip
+    y = torch.linspace(lo, hi, 601, dtype=torch.float64)
+    rows = (x.numpy() for x in (y, cold.function.value(y), cold(y), warm(y), cold.anchors))
+    return Shapes(f"{function}, {anchors} anchors", *rows)
+
+
+def _anchors(function: str, lo: float, hi: float) -> Panel:
+    """Bounds against the number of anchors."""
+    curves = []
+    for role, dtype in BOTH.items():
+        fits = ((n, AnchorHead.fit(function, lo, hi, anchors=n, dtype=dtype).bound) for n in COUNTS)
+        curves.append(Curve(LABELS[role], role, tuple((n, bound) for n, bound in fits if bound is not None)))
+    case = Case(function, lo, hi)
+    cold = Curve(LABELS["cold"], "cold", tuple((n, cold_error(case, n)) for n in COUNTS))
+    return Panel(f"{function}, best temperature", "anchors", (*curves, cold), ticks=(8, 16, 24, 32, 48, 64))
+
+
+def comparison(heads: tuple[Fitted, ...]) -> Builder:
+    """The figure that puts all cases next to each other."""
+    return comparison_figure(
+        [
+            Comparison(h.case.function, (h.case.lo, h.case.hi), h.float64.bound or 0, h.float32.bound or 0, h.cold)
+            for h in heads
+        ]
+    )
+
+
+def write(results: Results, folder: Path, step: Step = lambda text: None) -> Written:
+    """Draw every figure, write the page, one network and the numbers."""
+    builders = {"bounds": comparison(results.heads), "temperature": sweep_figure(results.panels, results.shapes)}
+    builders |= {h.case.function: figure_of(h.float32) for h in results.heads}
+    relu = results.others[0].float32
+    assert isinstance(relu, GateHead)
+    builders["relu"] = figure_of(relu)
+    files, pictures = [], {}
+    for name, builder in builders.items():
+        step(f"drawing {name}")
+        pictures[name] = svg(builder)
+        files += _images(folder / "figures" / name, pictures[name])
+    files += [save(builders[name], folder / "figures" / f"{name}.png") for name in ("bounds", "temperature")]
+    step("writing the page")
+    shown = Shown(
+        HEADER, tuple(h.cells for h in results.heads), NOTE, OTHER_HEADER, tuple(o.cells for o in results.others),
+        pictures, tuple((h.case.function, h.cells, str(h.float32.certificate)) for h in results.heads), results.seconds,
+    )  # fmt: skip
+    page = demo_page(shown).save(folder / "index.html")
+    network = folder / "gelu.safetensors"
+    results.heads[0].float32.save(network)
+    numbers = folder / "numbers.json"
+    numbers.write_text(json.dumps(_numbers(results), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return Written(page, tuple(files), network, numbers)
+
+
+def _images(stem: Path, pair: Pair) -> list[Path]:
+    """The two drawings of a figure as files."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    files = [stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}-dark.svg")]
+    for file, text in zip(files, (pair.light, pair.dark), strict=True):
+        file.write_text(text, encoding="utf-8", newline="\n")
+    return files
+
+
+def _numbers(results: Results) -> dict[str, Any]:
+    """What the tables and figures show, for other programs."""
+    heads = [
+        {
+            "function": h.case.function, "interval": [h.case.lo, h.case.hi], "anchors": h.float64.size,
+            "relative": h.case.relative, "float64": h.float64.bound, "float32": h.float32.bound,
+            "measured float64": h.float64.measured, "measured float32": h.float32.measured, "cold": h.cold,
+        }
+        for h in results.heads
+    ]  # fmt: skip
+    others = [
+        {"name": o.name, "where": o.where, "float64": o.float64.bound, "float32": o.float32.bound}
+        for o in results.others
+    ]
+    curves = [{c.role: c.points for c in panel.curves} for panel in results.panels]
+    sweeps = [{"title": p.title, "knob": p.knob, "curves": c} for p, c in zip(results.panels, curves, strict=True)]
+    return {"heads": heads, "others": others, "sweeps": sweeps}
