@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from .box import Box
 from .certify.certificate import upper_text
 from .certify.rules import Propagation
-from .certify.split import NetworkBound, outward_cells
+from .certify.split import FIRST, NetworkBound, outward_cells
 from .compiled import CompiledNetwork
-from .errors import PrecisionError
-from .ir.enclose import ranges
+from .errors import DomainError, PrecisionError
+from .ir.enclose import Range, ranges
+from .ir.positions import prepared
 from .ir.program import Program
 from .lower.forms import is_head
 from .lower.layout import lay_out
@@ -20,18 +22,19 @@ from .lower.plan import Plan, make_plan
 from .purity import structural
 
 ROUNDS = 4
-GRID = 256
+GRIDS = (FIRST, 16 * FIRST, 256 * FIRST)  # cells for the ranges heads are built for; the certificate starts from them
 SPEND = 0.7  # the share of eps that is given out to heads; the rest is for affine maps and second order
 
 
 def build(program: Program, eps: float, dtype: torch.dtype, boxes: tuple[Box, ...] = ()) -> CompiledNetwork:
     """A network for a program whose certified bound is at most eps, or `PrecisionError` with what can be reached."""
-    found = ranges(program, *outward_cells(program, GRID, dtype))  # enclose
+    program = prepared(program)
+    found, grid = enclose(program, dtype)
     heads = [i for i in range(len(program.ops)) if is_head(program, i)]
     shares = {i: SPEND / max(1, len(heads)) for i in heads}
     best: tuple[CompiledNetwork, Propagation, NetworkBound] | None = None
     for _ in range(ROUNDS):
-        net = lower(make_plan(program, found, eps, dtype, shares), eps, dtype, boxes)  # plan, lower, assemble
+        net = lower(make_plan(program, found, eps, dtype, shares), eps, dtype, boxes, grid)  # plan, lower, assemble
         propagation, bound = net.analyse()
         if best is not None and bound.bound > 0.8 * best[2].bound > eps:
             break  # what is left is rounding
@@ -54,11 +57,26 @@ def build(program: Program, eps: float, dtype: torch.dtype, boxes: tuple[Box, ..
     return net.eval()
 
 
-def lower(plan: Plan, eps: float, dtype: torch.dtype, boxes: tuple[Box, ...]) -> CompiledNetwork:
+def enclose(program: Program, dtype: torch.dtype) -> tuple[list[Range], int]:
+    """The ranges of all values on a grid fine enough that every one is finite, and the size of the grid."""
+    for grid in GRIDS:
+        with np.errstate(invalid="ignore", over="ignore"):
+            found = ranges(program, *outward_cells(program, grid, dtype))
+        endless = [i for i, r in enumerate(found) if not (np.isfinite(r.low).all() and np.isfinite(r.high).all())]
+        if not endless:
+            return found, grid
+    name = program.sites[endless[0]] or program.ops[endless[0]].word
+    raise DomainError(
+        f"'{name}' cannot be shown to be bounded on {program.box!r}: its argument may come too close to a singularity; "
+        "choose a smaller box"
+    )
+
+
+def lower(plan: Plan, eps: float, dtype: torch.dtype, boxes: tuple[Box, ...], grid: int) -> CompiledNetwork:
     """The network of a plan."""
     layout = lay_out(plan.program, plan.sites)
     tables, flats = [t.weights for t in plan.tables], [t.flat for t in plan.tables]
-    return CompiledNetwork(layout, tables, flats, dtype, eps, boxes)
+    return CompiledNetwork(layout, tables, flats, dtype, eps, boxes, grid)
 
 
 def _tighter(net: CompiledNetwork, bound: NetworkBound, shares: dict[int, float], eps: float) -> dict[int, float]:

@@ -17,7 +17,7 @@ from .certify.certified import CertifiedModule
 from .certify.interpolation import AnchorWeights
 from .certify.rounding import ASSUMPTIONS
 from .certify.rules import Propagation
-from .certify.split import NetworkBound, network_bound
+from .certify.split import FIRST, NetworkBound, network_bound
 from .errors import ArgumentError, CertificateError
 from .ir.ops import Array, Constant
 from .ir.program import Program
@@ -59,10 +59,17 @@ class CompiledNetwork(CertifiedModule):
         dtype: torch.dtype,
         eps: float,
         boxes: tuple[Box, ...] = (),
+        grid: int = FIRST,
         strict: bool = False,
     ):
         super().__init__()
-        self.layout, self.flats, self.eps, self.strict = layout, [np.asarray(f) for f in flats], eps, strict
+        self.layout, self.flats, self.eps, self.grid, self.strict = (
+            layout,
+            [np.asarray(f) for f in flats],
+            eps,
+            grid,
+            strict,
+        )
         self.box = layout.program.box
         self.boxes = boxes or (self.box,)
         self.network: AttentionOnly = assemble(layout, tables, dtype)
@@ -151,7 +158,7 @@ class CompiledNetwork(CertifiedModule):
     def analyse(self, effort: int = 2000) -> tuple[Propagation, NetworkBound]:
         """The error analysis of the present weights, and the bound it gives."""
         propagation = Propagation(self.layout, self.network, self.flats, self.dtype)
-        return propagation, network_bound(propagation, self.eps, effort)
+        return propagation, network_bound(propagation, self.eps, effort, self.grid)
 
     def certificate_of(self, propagation: Propagation, found: NetworkBound) -> Certificate:
         """An analysis as a certificate."""
@@ -208,6 +215,7 @@ class CompiledNetwork(CertifiedModule):
             "boxes": [box.to_json() for box in self.boxes],
             "dtype": str(self.dtype).removeprefix("torch."),
             "eps": self.eps,
+            "grid": self.grid,
             "strict": self.strict,
         }
 
@@ -227,7 +235,9 @@ class CompiledNetwork(CertifiedModule):
                 skip = (float(site.config["skip"][0]), float(site.config["skip"][1]))
                 shapes[int(site.config["table"])] = AnchorWeights(zero, zero, zero, float(site.config["centre"]), skip)
         tables = [shapes[i] for i in sorted(shapes)]
-        return cls(layout, tables, flats, dtype, float(config["eps"]), boxes, bool(config["strict"]))
+        return cls(
+            layout, tables, flats, dtype, float(config["eps"]), boxes, int(config["grid"]), bool(config["strict"])
+        )
 
 
 def _pairs(site: Site) -> list[Sequence[float]]:

@@ -25,6 +25,7 @@ from ..heads.product_bounds import Sides, product_error
 from ..ir.clipped import clipped
 from ..ir.enclose import Range
 from ..ir.ops import Apply, Array
+from ..ir.positions import reads as values_read
 from ..ir.slopes import lipschitz, modulus, spread
 from ..ir.univariate import Univariate
 from ..lower.assemble import affine_map, folding_error, site_spec, tables_of
@@ -112,7 +113,19 @@ class Propagation:
         return LOCALS[site.family](self, site, self.layer(2 * index + 1))
 
     def run(self, found: list[Range]) -> tuple[Array, Errors]:
-        """The error of the output on each cell, split by source: shape (cell, source); and that of every value."""
+        """The error of the output on each cell, split by source: shape (cell, source); and that of every value.
+
+        On a cell where nothing can be said the error is infinite.
+        """
+        with np.errstate(invalid="ignore", over="ignore"):
+            parts, errors = self._run(found)
+        blind = np.zeros(len(parts), dtype=bool)
+        for r in found:
+            blind |= ~np.all(np.isfinite(r.low) & np.isfinite(r.high), axis=(1, 2))
+        parts[blind | np.isnan(parts).any(-1)] = np.inf
+        return parts, errors
+
+    def _run(self, found: list[Range]) -> tuple[Array, Errors]:
         errors: Errors = {}
         cells, tokens = found[0].low.shape[:2]
         sources = len(self.sites) + 1
@@ -123,7 +136,7 @@ class Propagation:
             for site in stage.sites:
                 inputs = [
                     np.stack([reads[value, c] for c in range(self.layout.program.ops[value].width)], 2)
-                    for value in self.layout.program.ops[site.op].inputs
+                    for value in values_read(self.layout.program, site.op)
                 ]
                 errors[site.op] = self._site(site, inputs, found)
         last = self._affine(2 * len(self.layout.stages), self.layout.last, self.layout.output, errors, found)
@@ -159,23 +172,19 @@ class Propagation:
 
     def _site(self, site: Site, inputs: list[Array], found: list[Range]) -> Array:
         """The error of a site's result: what comes in, passed on, and what its own heads add."""
-        op = self.layout.program.ops[site.op]
-        ranges = [found[value] for value in op.inputs]
-        self._inside(site, ranges, [e.sum(-1) for e in inputs])
+        ranges = [found[value] for value in values_read(self.layout.program, site.op)]
         out, added = PASSES[site.family](self, site, ranges, inputs)
         out = out * (1 + 2.0**-48)
         out[..., self.sites.index(site)] += added
+        out[self._outside(site, ranges, [e.sum(-1) for e in inputs])] = np.inf
         return out
 
-    def _inside(self, site: Site, ranges: list[Range], totals: list[Array]) -> None:
-        """Raise unless every argument, errors included, stays where the site's heads are certified."""
-        intervals = self.local[site.op].intervals
-        for (low, high), r, e in zip(intervals, ranges, totals, strict=False):
-            if np.any(r.low - e < low) or np.any(r.high + e > high):
-                raise CertificateError(
-                    f"the heads of '{self.layout.program.sites[site.op]}' are certified on [{low:g}, {high:g}], "
-                    f"but their argument can reach [{np.min(r.low - e):g}, {np.max(r.high + e):g}]"
-                )
+    def _outside(self, site: Site, ranges: list[Range], totals: list[Array]) -> Array:
+        """The cells on which an argument, errors included, may leave the interval its heads are certified on."""
+        bad = np.zeros(len(ranges[0].low), dtype=bool)
+        for (low, high), r, e in zip(self.local[site.op].intervals, ranges, totals, strict=False):
+            bad |= np.any((r.low - e < low) | (r.high + e > high), axis=(1, 2))
+        return bad
 
     def apply(self, site: Site, ranges: list[Range], inputs: list[Array]) -> tuple[Array, Array]:
         """A univariate function: error times slope, or, where the slope is unbounded, what its range allows."""
@@ -184,12 +193,12 @@ class Propagation:
         total = e.sum(-1)
         widest = float(np.max(total)) * (1 + 2.0**-40)
         low, high = r.low - widest, r.high + widest
-        passed = lipschitz(op.function, low, high) * total
-        most = np.minimum(np.where(np.isnan(passed), np.inf, passed), spread(op.function, low, high))
-        most = np.minimum(most, modulus(op.function, total))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            factor = np.where(total > 0, most / np.where(total > 0, total, 1.0), 0.0)
-        return factor[..., None] * e, local.over(low, high)
+        slope = lipschitz(op.function, low, high)
+        loose = np.minimum(spread(op.function, low, high), modulus(op.function, total))
+        with np.errstate(invalid="ignore", over="ignore"):
+            factor = np.where(total > 0, np.minimum(slope, loose / np.where(total > 0, total, 1.0)), 0.0)
+            passed = np.where(e > 0, factor[..., None] * e, 0.0)
+        return passed, local.over(low, high)
 
     def product(self, site: Site, ranges: list[Range], inputs: list[Array]) -> tuple[Array, Array]:
         """|x y - x' y'| <= |x| |y - y'| + |y'| |x - x'|."""

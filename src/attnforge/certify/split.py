@@ -40,7 +40,7 @@ def network_bound(propagation: Propagation, goal: float, effort: int = 2000, fir
         if worst <= goal or evaluated >= effort:
             break
         chosen = np.argsort(total)[::-1][:BATCH]
-        chosen = chosen[total[chosen] > max(goal, 0.5 * worst)]
+        chosen = chosen[total[chosen] >= (max(goal, 0.5 * worst) if np.isfinite(worst) else worst)]
         children = _split(propagation, low[chosen], high[chosen], slope[chosen], total[chosen])
         if children is None:
             break
@@ -50,7 +50,7 @@ def network_bound(propagation: Propagation, goal: float, effort: int = 2000, fir
         keep[chosen] = False
         low, high = np.concatenate([low[keep], new_low]), np.concatenate([high[keep], new_high])
         parts, slope = np.concatenate([parts[keep], new_parts]), np.concatenate([slope[keep], new_slope])
-        if float(parts.sum(-1).max()) > 0.999 * worst and len(chosen) < BATCH:
+        if np.isfinite(worst) and float(parts.sum(-1).max()) > 0.999 * worst and len(chosen) < BATCH:
             break
     at = int(np.argmax(parts.sum(-1)))
     bound = float(np.nextafter(parts[at].sum() * (1 + parts.shape[-1] * 2.0**-52), np.inf))
@@ -70,7 +70,8 @@ def outward_cells(program: Program, count: int, dtype: torch.dtype) -> tuple[Arr
 
 def _evaluate(propagation: Propagation, low: Array, high: Array) -> tuple[Array, Array]:
     """The parts of the error on each cell, and how much each input coordinate matters there."""
-    found = ranges(propagation.layout.program, low, high)
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = ranges(propagation.layout.program, low, high)
     parts, _ = propagation.run(found)
     return np.where(np.isfinite(parts), parts, np.inf), _influence(found)
 
@@ -82,6 +83,8 @@ def _influence(found: list[Range]) -> Array:
     for r in found:
         if r.slope is None:
             return np.reshape(found[0].high - found[0].low, (cells_, symbols))
+        if not np.isfinite(r.slope).all():
+            continue
         width = np.maximum(np.max(np.abs(r.slope).sum(-1), axis=(1, 2)), 1e-300)
         total += np.abs(r.slope).max(axis=(1, 2)) / width[:, None]
     return total

@@ -9,7 +9,7 @@ import numpy as np
 from ..ir.enclose import Range
 from ..ir.ops import Apply, Array, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from ..ir.program import Program
-from ..ir.slopes import lipschitz
+from ..ir.slopes import lipschitz, spread
 
 Rule = Callable[[Op, Array, list[Range]], list[Array]]
 
@@ -46,17 +46,13 @@ def _mix(op: Op, out: Array, reads: list[Range]) -> list[Array]:
 
 def _apply(op: Op, out: Array, reads: list[Range]) -> list[Array]:
     assert isinstance(op, Apply)
-    r = reads[0]
-    width = np.maximum(float(np.max(r.high)) - float(np.min(r.low)), 1e-300)
+    r, domain = reads[0], op.function.domain
     slope = lipschitz(op.function, r.low, r.high)
-    secant = np.ptp(op.function.value(_ends(r)).numpy()) / (1e-4 * width)
-    return [out * np.minimum(slope, max(float(secant), 1.0))]
-
-
-def _ends(r: Range):  # type: ignore[no-untyped-def]
-    import torch
-
-    return torch.tensor([float(np.min(r.low)), float(np.max(r.high))], dtype=torch.float64)
+    if np.isfinite(slope).all():
+        return [out * slope]
+    low, high = max(float(np.min(r.low)), domain.lo), min(float(np.max(r.high)), domain.hi)
+    rise = float(np.max(spread(op.function, np.array([low]), np.array([high]))))
+    return [out * np.minimum(slope, max(100.0 * rise / max(high - low, 1e-300), 1.0))]
 
 
 def _product(op: Op, out: Array, reads: list[Range]) -> list[Array]:
