@@ -1,4 +1,4 @@
-"""The documentation runs: every fenced Python block of every page, page by page in one namespace, with its assertions."""
+"""The documentation runs: every Python block of every page, page by page in one namespace, with its assertions."""
 
 from __future__ import annotations
 
