@@ -1,0 +1,19 @@
+"""All handlers together, and the table of them that the documentation prints."""
+
+from __future__ import annotations
+
+from . import ops_attention, ops_linear, ops_movement, ops_pointwise, ops_reduce
+from .table import TABLE
+
+__all__ = ["TABLE", "supported_operations"]
+
+_FILES = (ops_movement, ops_pointwise, ops_reduce, ops_linear, ops_attention)  # importing them fills the table
+
+
+def supported_operations() -> list[tuple[str, str]]:
+    """Every operation that a function or module may use, with a note; composites of them are supported as well.
+
+    >>> ("relu", "a registered function, entry by entry") in supported_operations()
+    True
+    """
+    return sorted((name, handler.note) for name, handler in TABLE.items())

@@ -1,0 +1,278 @@
+"""The front end for functions of tensors and PyTorch modules: `lower_module` turns one into a `Program`.
+
+The target is captured on a small batch of points and then executed on symbols. Programs of one token treat the input as
+one vector; where the input has shape (tokens, channels), a program that keeps the tokens apart is tried as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..box import Box
+from ..errors import ArgumentError, UnsupportedOperation
+from ..ir.interpret import every_value, values
+from ..ir.ops import Attention, Constant, Input, Linear, MaxTokens, Mix
+from ..ir.program import Program
+from .graph.aten import supported_operations
+from .graph.atoms import BatchRefusal, Refusal, Tape
+from .graph.capture import Captured, CaptureError, FunctionModule, describe, evaluation, exported, traced
+from .graph.mixing import broadcast
+from .graph.precise import double
+from .graph.simplify import simplify
+from .graph.values import Atoms, Unknown, atoms
+from .graph.walk import Problem, Walk
+
+__all__ = ["join", "lower_module", "supported_operations"]
+
+#: How many points the example batch holds, and how many are compared afterwards.
+BATCH, CHECKED = 2, 64
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the target takes its input: a batch of points, or one point at a time."""
+
+    net: nn.Module
+    boxes: tuple[Box, ...]
+    batch: int | None
+
+    def examples(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        device = next((p.device for p in self.net.parameters()), torch.device("cpu"))
+        points = [box.sample(self.batch or 1, seed=i, dtype=dtype) for i, box in enumerate(self.boxes)]
+        return tuple((p if self.batch else p[0]).to(device) for p in points)
+
+    def truth(self, points: tuple[Tensor, ...]) -> Tensor:
+        """What the target gives at points with one batch dimension, computed in float64."""
+        if self.batch is None:
+            return torch.stack([double(self.net, tuple(p[i] for p in points)) for i in range(len(points[0]))])
+        return double(self.net, points)
+
+
+def lower_module(target: nn.Module | Callable[..., Tensor], boxes: Box | tuple[Box, ...]) -> Program:
+    """The program that computes what a module or function of tensors does, on the box of its input.
+
+    The target gets a batch of points, batch dimension first; a function that cannot treat a batch point by point gets
+    one point at a time. Several boxes mean several arguments; `join` lays their tensors out for the program. What
+    cannot be lowered is listed in one `UnsupportedOperation`, with source lines.
+
+    >>> print(lower_module(lambda x: torch.tanh(2 * x + 1), Box.cube(-1, 1, shape=3)))
+    program of 1 token: <lambda>
+      %0 = input : 3
+      %1 = linear %0 [3x3]         # mul in ...
+      %2 = apply tanh %1           # tanh in ...
+      output %2 : 3
+    """
+    boxes = (boxes,) if isinstance(boxes, Box) else tuple(boxes)
+    if not boxes or not all(isinstance(box, Box) for box in boxes):
+        raise ArgumentError("expected a box, or a tuple of boxes, one for each argument of the target")
+    if not callable(target):
+        raise ArgumentError(f"expected a module or a function of tensors, got {type(target).__name__}")
+    net = target if isinstance(target, nn.Module) else FunctionModule(target)
+    failure: Exception | None = None
+    with evaluation(net):
+        for batch in (BATCH, None):
+            try:
+                return _lowered(Reading(net, boxes, batch))
+            except _Failure as problem:
+                failure = failure if failure and problem.weak else problem.error
+                if not problem.retry:
+                    break
+    assert failure is not None
+    raise failure
+
+
+def join(program: Program, *tensors: Tensor) -> Tensor:
+    """The tensors of a function of several arguments, batch dimension first, as the one input of its program."""
+    if len(tensors) == 1:
+        return tensors[0]
+    if len(program.box.shape) == 2:
+        return torch.cat(tensors, -1)
+    return torch.cat([t.reshape(len(t), -1) for t in tensors], -1)
+
+
+class _Failure(Exception):
+    """A reading that did not work; `retry`: another one might; `weak`: the error of another one says more."""
+
+    def __init__(self, error: Exception, retry: bool, weak: bool = False):
+        super().__init__(str(error))
+        self.error, self.retry, self.weak = error, retry, weak
+
+
+def _lowered(reading: Reading) -> Program:
+    """By torch.export; by a trace where export fails or what it gave is not the target."""
+    problem: _Failure | None = None
+    for capture in (exported, traced):
+        try:
+            captured = _captured(capture, reading)
+        except CaptureError as error:
+            problem = problem or _Failure(error.error, retry=True, weak=reading.batch is None)
+            continue
+        program = _best(captured, reading)
+        wrong = _difference(program, reading)
+        if wrong is None:
+            return program
+        problem = _Failure(wrong, retry=False)
+    assert problem is not None
+    raise problem
+
+
+def _captured(capture: Callable[[nn.Module, tuple[Tensor, ...]], Captured], reading: Reading) -> Captured:
+    """In the dtype of the target's parameters; in float64 where its own constants ask for that."""
+    own = next((p.dtype for p in reading.net.parameters() if p.is_floating_point()), torch.get_default_dtype())
+    try:
+        return capture(reading.net, reading.examples(own))
+    except CaptureError as error:
+        if own == torch.float64 or "dtype" not in str(error):
+            raise
+        return capture(reading.net, reading.examples(torch.float64))
+
+
+def _best(captured: Captured, reading: Reading) -> Program:
+    """The cheaper one of the programs with and without tokens."""
+    attempts = []
+    for tokens in _layouts(reading.boxes):
+        program, problems = _attempt(captured, reading, tokens)
+        if program is not None:
+            attempts.append(program)
+            if program.count(Attention, MaxTokens):
+                break
+    if attempts:
+        return min(attempts, key=_cost)
+    name, batch = describe(reading.net), [p for p in problems if p.batch]
+    if len(batch) == len(problems):
+        what = "".join(f"\n  {problem}" for problem in problems)
+        error: Exception = ArgumentError(f"{name} does not treat a batch point by point{what}")
+        raise _Failure(error, retry=True, weak=reading.batch is None)
+    lines = "\n".join(f"  {problem}" for problem in problems)
+    count = f"{len(problems)} operation{'s' if len(problems) > 1 else ''}"
+    verb = "have" if len(problems) > 1 else "has"
+    error = UnsupportedOperation(
+        f"{name} uses {count} that {verb} no attention-only form here\n{lines}\n"
+        "attnforge.frontends.module.supported_operations() lists what can be used"
+    )
+    raise _Failure(error, retry=bool(batch))
+
+
+def _layouts(boxes: tuple[Box, ...]) -> Iterator[int]:
+    """The numbers of tokens to try, the larger one first."""
+    if len(boxes[0].shape) == 2 and boxes[0].shape[0] > 1 and len({box.shape[:-1] for box in boxes}) == 1:
+        yield boxes[0].shape[0]
+    yield 1
+
+
+def _joined(boxes: tuple[Box, ...], tokens: int) -> Box:
+    if len(boxes) == 1:
+        return boxes[0]
+    bounds = [[getattr(box, side).reshape(tokens, -1) for box in boxes] for side in ("lower", "upper")]
+    low, high = (torch.cat(side, -1) for side in bounds)
+    return Box.between(low, high) if tokens > 1 else Box.between(low[0], high[0])
+
+
+def _cost(program: Program) -> int:
+    """Heads, roughly: a column of an operation that is not affine is one head, a mixing of tokens two."""
+    free = (Input, Constant, Linear)
+    return sum(2 if isinstance(op, Mix) else op.width for op in program.ops if not isinstance(op, free))
+
+
+def _attempt(captured: Captured, reading: Reading, tokens: int) -> tuple[Program | None, list[Problem]]:
+    """The program with this many tokens, or why there is none."""
+    tape = Tape(_joined(reading.boxes, tokens), tokens, reading.batch or 1)
+    walk = Walk(tape, captured.places)
+    bound: dict[str, Any] = dict(captured.constants)
+    bound |= dict(zip(captured.inputs, _inputs(tape, reading), strict=True))
+    wanted = [captured.output, *captured.stored]
+    result, *_ = walk.run(captured.module.graph, bound, wanted, captured.module)
+    problems = list(walk.problems)
+    for node in captured.stored:
+        where = captured.places.source(node), captured.places.module(node)
+        problems.append(Problem(str(node), "its result is kept for the next call: the target has a state", *where))
+    if problems or isinstance(result, Unknown):
+        return None, problems
+    try:
+        ids = _one_point(tape, atoms(tape, result), reading.batch)
+        output, rows = _output(tape, ids)
+    except Refusal as refusal:
+        why, batch = str(refusal), isinstance(refusal, BatchRefusal)
+        return None, [Problem("the output", why, captured.places.source(captured.output), batch=batch)]
+    build, output = simplify(tape.build, output)
+    return build.program(output, describe(reading.net), tuple(ids.shape), rows), []
+
+
+def _inputs(tape: Tape, reading: Reading) -> list[Atoms]:
+    """The atoms of the target's arguments."""
+    found, start = [], 0
+    for box in reading.boxes:
+        width = box.dim // tape.tokens
+        slots = tape.input_slots[start : start + width]
+        start += width
+        slot, token = np.tile(slots, tape.tokens), np.repeat(np.arange(1, tape.tokens + 1), width)
+        points = [tape.pack(slot, token, i + 1).reshape(box.shape) for i in range(tape.batch)]
+        found.append(Atoms(torch.stack(points) if reading.batch else points[0]))
+    return found
+
+
+def _one_point(tape: Tape, ids: Tensor, batch: int | None) -> Tensor:
+    """The atoms of the first point's output; every other point's must be the same, of that point."""
+    if batch is None:
+        return ids
+    if ids.dim() == 0 or len(ids) != batch:
+        raise BatchRefusal(f"its shape {tuple(ids.shape)} does not begin with the batch dimension, {batch}")
+    parts = tape.unpack(ids)
+    own = np.arange(1, batch + 1).reshape(-1, *[1] * (ids.dim() - 1))
+    like = all((part == part[:1]).all() for part in (parts.slot, parts.token))
+    if not like or ((parts.point != own) & (parts.point != 0)).any():
+        raise BatchRefusal("its points depend on one another, or on their place in the batch")
+    return ids[0]
+
+
+def _output(tape: Tape, ids: Tensor) -> tuple[int, Any]:
+    """The output's value and rows: one row for each token where the tokens make up the result, else only the first."""
+    parts, n = tape.unpack(ids.reshape(-1)), tape.tokens
+    if not len(parts.slot):
+        raise Refusal("it has no entries")
+    if n > 1 and parts.token.any() and len(parts.slot) % n == 0:
+        slot, token = parts.slot.reshape(n, -1), parts.token.reshape(n, -1)
+        own = np.arange(1, n + 1)[:, None]
+        if (slot == slot[0]).all() and ((token == own) | (token == 0)).all():
+            return tape.columns(slot[0]), "all"
+    tape.site = "output"
+    if ((parts.token != 0) & (parts.token != 1)).any():
+        parts = broadcast(tape, parts)
+    return tape.columns(parts.slot), "all" if n == 1 else "first"
+
+
+def _difference(program: Program, reading: Reading) -> Exception | None:
+    """What the program and the target disagree about, at random points of the box; None when they agree."""
+    for count in (CHECKED, BATCH):
+        points = tuple(box.sample(count, seed=100 + i) for i, box in enumerate(reading.boxes))
+        joined = join(program, *points)
+        truth, found = reading.truth(points), values(program, joined)
+        if truth.shape == found.shape:
+            inner = max(_size(v) for v in every_value(program, joined))
+            slack = 1e-9 * _size(truth) + 1e-13 * inner
+            gap = _size(torch.nan_to_num(truth) - torch.nan_to_num(found))
+            if gap <= slack:
+                if count == CHECKED:
+                    return None
+                return ArgumentError(
+                    f"what {describe(reading.net)} does to a point depends on how many points are in the batch"
+                )
+        else:
+            gap = math.inf
+        if not torch.equal(torch.nan_to_num(reading.truth(points)), torch.nan_to_num(truth)):
+            return ArgumentError(f"{describe(reading.net)} gives other numbers when it is called again")
+    return AssertionError(
+        f"the program lowered from {describe(reading.net)} differs from it by {gap:.3g}: this is a mistake in attnforge"
+    )
+
+
+def _size(x: Tensor) -> float:
+    finite = x[torch.isfinite(x)].abs()
+    return float(finite.max()) if finite.numel() else 0.0
