@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from ..ir.functions import Taylor, Univariate, taylor
-from .rounding import TINY, gamma, softmax_rounding, unit, up
+from .rounding import TINY, gamma, largest_mean, softmax_rounding, unit, up
 
 Array = np.ndarray
 ORDER = 8  # Taylor order of the cell expansion
@@ -143,8 +143,8 @@ def _cells(
 
 def _chunk(head: AnchorWeights, table: Taylor, dtype: torch.dtype, relative: bool) -> tuple[Array, Array]:
     """Interpolation and rounding bounds for the cells of a table, one number each per cell."""
-    r = table.radius[:, None]
-    slope, offset, value, dropped = _window(head, table.centre, table.radius)
+    r, u = table.radius[:, None], unit(dtype)
+    slope, offset, value, dropped = _window(head, table.centre, table.radius, u)
     weight, gap, logit, rest, scale = _weights_at(table.centre, head.centre, slope, offset)
     s = slope - np.sum(weight * slope, -1, keepdims=True)
     sr = np.abs(s) * r
@@ -196,11 +196,12 @@ def _chunk(head: AnchorWeights, table: Taylor, dtype: torch.dtype, relative: boo
     arithmetic = np.sum(lifted * own * (away_size + g_size[:, None]), -1)
     spread_dropped = dropped * (np.max(np.abs(head.value)) + np.abs(h0) + g_size)
     interpolation = main + nu_tail + g_size * mu_tail + g_error * mu_size + arithmetic + spread_dropped
-    interpolation = up(interpolation / least, 32)
+    anywhere = largest_mean(up(lifted / least[:, None]), away_size) + spread_dropped  # |h - h0| on a cell of any width
+    interpolation = up(np.fmin(interpolation / least, anywhere + g_size), 32)
 
     # rounding of the head's evaluation in dtype
-    u = unit(dtype)
     moved = (np.sum(np.abs(nu) * powers[:, : ORDER + 1], -1) + nu_tail + arithmetic + spread_dropped) / least
+    moved = np.fmin(moved, anywhere)
     reach = (np.abs(table.centre - head.centre) + table.radius)[:, None] * (1 + 4 * U)
     bump = np.max(sr - gap, -1, keepdims=True)
     logit_size = np.abs(logit) + np.abs(slope) * r
@@ -238,15 +239,18 @@ def _weights_at(at: Array, centre: float, slope: Array, offset: Array) -> tuple[
     return weight * scale, -below, logit, np.abs(rest), scale
 
 
-def _window(head: AnchorWeights, at: Array, radius: Array) -> tuple[Array, Array, Array, Array]:
-    """Slopes, offsets and values of the anchors that matter near each cell, and a bound on the weight of all others."""
+def _window(head: AnchorWeights, at: Array, radius: Array, u: float) -> tuple[Array, Array, Array, Array]:
+    """Slopes, offsets and values of the anchors that matter near each cell, and a bound on the weight of all others,
+    also when evaluated with roundoff u: the errors of logits must not lift what is left out."""
     count = len(head.slope)
     if count <= WINDOW:
         return head.slope[None, :], head.offset[None, :], head.value[None, :], np.zeros(len(at))
     logit = np.multiply.outer(at - head.centre, head.slope) + head.offset
     top = np.argmax(logit, -1)
     spread = np.abs(head.slope - head.slope[top][:, None]) * radius[:, None]
-    matters = logit + 2 * spread > np.max(logit, -1, keepdims=True) - NEGLIGIBLE
+    reach = np.abs(at - head.centre) + radius
+    unsure = 8 * u * (np.max(np.abs(head.slope)) * reach + np.max(np.abs(head.offset)) + 1)
+    matters = logit + 2 * spread > np.max(logit, -1, keepdims=True) - (NEGLIGIBLE + unsure[:, None])
     first, last = np.argmax(matters, -1), count - 1 - np.argmax(matters[:, ::-1], -1)
     width = int(np.max(last - first)) + 1
     index = np.minimum(first, count - width)[:, None] + np.arange(width)

@@ -65,6 +65,24 @@ def refuse_reduced_precision(x: torch.Tensor) -> None:
         )
 
 
+def largest_mean(weight: Array, size: Array) -> Array:
+    """The largest sum of w * size over slots, for any w that add up to at most 1 and are at most `weight`; rounded up.
+
+    >>> largest_mean(np.array([[0.25, 1.0, 1.0]]), np.array([[8.0, 2.0, 4.0]])).round(6).tolist()
+    [5.0]
+    """
+    weight = np.fmin(weight, 1.0)  # a weight that is not known is at most 1
+    slots = weight.shape[-1]
+    found = np.sum(weight * size, -1)
+    crowded = np.sum(weight, -1) > 1.0
+    if crowded.any():
+        order = np.argsort(-size[crowded], -1)
+        most, left = (np.take_along_axis(x[crowded], order, -1) for x in (weight, size))
+        share = np.clip(1.0 - (np.cumsum(most, -1) - most), 0.0, most)
+        found[crowded] = np.sum(share * left, -1) + slots * 2.0**-50 * left[:, 0]
+    return up(found, slots + 2)
+
+
 def softmax_rounding(weight: Array, logit_error: Array, value: Array, spread: Array, u: float, tiny: float) -> Array:
     """How far the computed output of a softmax head can be from its exact one (lemma A5), one number per row.
 
@@ -72,18 +90,22 @@ def softmax_rounding(weight: Array, logit_error: Array, value: Array, spread: Ar
     error of its logit before the exponential, the size |V| of its value and its distance |V - h| from the head's
     output.
 
-    Perturbing logits by at most d moves the output by at most exp(E d) E[expm1(d) |V - h|]; adding up, normalising and
-    reading the values costs `terms` relative roundings of E|V|. A slot whose share is below u / slots is not worth a
-    rounding of its own: adding it errs by at most its own size, and all of those together by at most u.
+    Perturbing logits by at most d moves the output by at most exp(E d) E[expm1(d) |V - h|]; and since the computed
+    weights are at most w exp(d + E d) and add up to 1, by no more than the largest mean of |V - h| that they allow:
+    useful where a dtype cannot tell neighbouring anchors apart. Adding up, normalising and reading costs `terms`
+    relative roundings of the computed E|V|. A slot whose share is below u / slots is not worth a rounding of its own:
+    adding it errs by at most its own size, and all of those together by at most u.
     """
     d = up(logit_error + EXP_ULPS * u)
-    shift = up(np.sum(weight * d, -1), weight.shape[-1] + 2)
-    moved = up(np.exp(shift) * np.sum(np.maximum(weight, 5e-324) * np.expm1(d) * spread, -1), 4 * weight.shape[-1] + 16)
-    size = up(np.sum(weight * value, -1), weight.shape[-1] + 2)
     slots = weight.shape[-1]
-    heavy_sum = np.sum(weight > u / slots, -1)
-    heavy_dot = np.sum(weight * value > u * size[..., None] / slots, -1)
-    terms = (
-        heavy_sum + heavy_dot + 4.0
-    )  # sums: heavy - 1 each, light slots 1 each; reciprocal, scaling, product: 3; spare: 1
-    return up(moved + gamma(terms, u) * up(size + moved, 4) + 2 * slots * tiny * (1 + np.max(value, -1)), 8)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows, and 0 times that, counts as 1
+        shift = np.fmin(up(np.sum(weight * d, -1), slots + 2), np.max(d, -1))
+        computed = np.fmin(1.0, up(weight * np.exp(up(d + shift[..., None])), 16))
+        small = np.exp(shift) * np.sum(np.maximum(weight, 5e-324) * np.expm1(d) * spread, -1)
+        moved = up(np.fmin(small, largest_mean(computed, spread)), 4 * slots + 16)
+    size = np.fmin(up(np.sum(computed * value, -1), slots + 2), np.max(value, -1))
+    heavy_sum = np.sum(computed > u / slots, -1)
+    heavy_dot = np.sum(computed * value > u * size[..., None] / slots, -1)
+    # sums: heavy - 1 and light slots 1 each; reciprocal, scaling, product: 3; spare: 1
+    terms = heavy_sum + heavy_dot + 4.0
+    return up(moved + gamma(terms, u) * size + 2 * slots * tiny * (1 + np.max(value, -1)), 8)

@@ -280,7 +280,8 @@ class AnchorHead(CertifiedModule):
         domain = self.function.domain
         lo, hi = max(lo, domain.lo), min(hi, domain.hi)
         ends = np.sort(self.potential.flat(np.array([lo, hi])))
-        inner = self.potential.unflat(np.linspace(ends[0], ends[1], CELLS + 1)[1:-1])
+        count = max(CELLS, min(int(self.size * max(4.0, self.kappa)), 64 * CELLS))  # cold heads turn quickly
+        inner = self.potential.unflat(np.linspace(ends[0], ends[1], count + 1)[1:-1])
         knots = [k for k in self.function.knots if lo < k < hi]
         return np.unique(np.clip(np.concatenate([[lo], inner, knots, [hi]]), lo, hi))
 
