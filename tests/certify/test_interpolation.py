@@ -158,6 +158,19 @@ def test_a_huge_value_outside_the_window_is_not_forgotten() -> None:
         assert error <= arb(anchor_bound(head, F.get("gelu"), edges("gelu", -6.0, 5.0), torch.float64).bound)
 
 
+@pytest.mark.parametrize("kappa", [1.0, 200.0])
+def test_float32_that_cannot_tell_neighbours_apart(kappa: float) -> None:
+    """4096 anchors: errors of the logits reach dozens, so that float32 mixes up anchors; the bound says by how much."""
+    count, lo, hi = 4096, -25.0, 25.0
+    head = af.AnchorHead.fit("identity", lo, hi, anchors=count, temperature="cold", kappa=kappa)
+    spacing, split = (hi - lo) / (count - 1), head.certificate.by_source()
+    y = torch.linspace(lo, hi, 20_011)
+    with torch.no_grad():
+        error = float((head.core(y).double() - y.double()).abs().max())
+    assert error > 0.5 * spacing, "the theorem, without rounding, promises half a spacing"
+    assert error <= head.bound < 20 * spacing and split["rounding"] > split["interpolation"]
+
+
 def test_the_bound_is_tight_where_interpolation_dominates() -> None:
     head = af.AnchorHead.fit("gelu", -8, 8, anchors=24, dtype=torch.float64)
     assert head.measured is not None and head.measured <= head.bound <= 1.02 * head.measured

@@ -16,6 +16,7 @@ from attnforge.certify.rounding import (
     TINY,
     UNIT,
     gamma,
+    largest_mean,
     refuse_reduced_precision,
     softmax_rounding,
     unit,
@@ -90,6 +91,43 @@ def test_the_rounding_lemma_dominates_what_torch_does(
             TINY[dtype],
         )  # fmt: skip
         assert bool((np.abs(found - output) <= bound).all())
+
+
+@given(st.integers(2, 30), st.floats(0.1, 300.0), st.floats(-9.0, 2.7), st.booleans(), st.integers(0, 2**32 - 1))
+@settings(max_examples=200, derandomize=True, deadline=None)
+def test_the_rounding_lemma_dominates_any_error_of_the_logits(
+    slots: int, reach: float, size: float, extreme: bool, seed: int
+) -> None:
+    """Errors from 1e-9 to 500 in the logits, all to one side or anywhere: the output moves by less than the bound."""
+    rng, u = np.random.default_rng(seed), unit(torch.float64)
+    wide, value = reach * rng.standard_normal((60, slots)), rng.standard_normal(slots)
+    allowed = 10**size * rng.random((60, slots))
+    weight, output = exact_head(wide, value.astype(LONG))
+    for side in (-1.0, 1.0):
+        push = np.sign(value - output[:, None]) * side if extreme else rng.uniform(-1, 1, wide.shape)
+        _, moved = exact_head(wide.astype(LONG) + push * allowed, value.astype(LONG))
+        spread, sizes = np.abs(value - output[:, None]).astype(np.float64), np.broadcast_to(np.abs(value), wide.shape)
+        tight = up(weight.astype(np.float64)), up(allowed), sizes, up(spread)
+        bound = softmax_rounding(*tight, u, TINY[torch.float64])
+        assert bool((np.abs(moved - output) <= bound).all())
+        assert bool((bound <= up(spread.max(-1) * (1 + 1e-12) + 1e-12)).all()), "never more than the farthest value"
+
+
+@given(st.integers(1, 6), st.integers(0, 2**32 - 1))
+def test_the_largest_mean_is_the_largest(slots: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    weight, size = rng.random((20, slots)) * rng.choice([0.1, 1.0, 5.0]), rng.random((20, slots))
+    found = largest_mean(weight, size)
+    for _ in range(30):  # anything that is allowed
+        share = rng.random((20, slots)) * np.minimum(weight, 1.0)
+        share /= np.maximum(1.0, share.sum(-1, keepdims=True))
+        assert bool(((share * size).sum(-1) <= found).all())
+    for row, top in enumerate(found):  # and it is reached: greedily, the largest first
+        left, total = 1.0, 0.0
+        for k in np.argsort(-size[row]):
+            taken = min(left, weight[row, k], 1.0)
+            left, total = left - taken, total + taken * size[row, k]
+        assert total == pytest.approx(top, rel=1e-12)
 
 
 def test_the_rounding_lemma_would_notice_a_coarser_exponential() -> None:
