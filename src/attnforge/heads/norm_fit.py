@@ -76,7 +76,7 @@ def fit(lo: float, hi: float, eps: float, heads: int, divisor: int, dtype: torch
 
 
 def fit_error(
-    s: Array, b: Array, a: Array, eps: float, lo: float, hi: float, u: float, reads: float
+    s: Array, b: Array, a: Array, eps: float, lo: float, hi: float, u: float, reads: float, dot: int = 0
 ) -> tuple[float, float]:
     """For v in [lo, hi] upper bounds of |S(v) sqrt(v + eps) - 1| and of what evaluating the heads adds to it.
 
@@ -90,7 +90,8 @@ def fit_error(
     *Evaluation* with roundoff u (lemma A5). Logits err by d = u|s v| + u|z|; the larger of the logit and 0 is
     subtracted exactly; two exponentials, a sum and a quotient follow: a sigmoid errs by
     (1 - sigmoid) expm1(d + 2 EXP_ULPS u) + gamma(3) relatively. `reads` more roundings for values, products and the sum
-    over heads.
+    over heads. Where the logit is one inner product of `dot` roundings instead (shift included, in any order), it errs
+    by d = gamma(dot) (|s v| + |b|).
     """
     u64 = 2.0**-53
     count = max(16, math.ceil(CELLS * math.log((hi + eps) / (lo + eps))))
@@ -122,11 +123,24 @@ def fit_error(
         # A sigmoid and one minus it are largest at an end of the cell.
         high = up(1 / (1 + np.exp(-(ends.max(0) + slip))), 16)
         rest = up(1 / (1 + np.exp(ends.min(0) - slip)), 16)
-        d = up(u * np.abs(s) * right * (1 + u) + u * (np.abs(ends).max(0) + slip) + 2 * EXP_ULPS * u, 16)
+        d = u * np.abs(s) * right * (1 + u) + u * (np.abs(ends).max(0) + slip)
+        d = np.maximum(d, gamma(dot, u) * (np.abs(s) * right + np.abs(b)))
+        d = up(d + 2 * EXP_ULPS * u, 16)
         relative = up(rest * np.expm1(d) * (1 + gamma(3, u)) + gamma(3, u), 16)
         read = gamma(reads, u)
         evaluated = up((np.abs(a) * high * (relative + read * (1 + relative))).sum(-1) * top, 4 * len(a) + 32)
     return float(fitted.max()), float(evaluated.max())
+
+
+def layer_error(
+    scale: Array, b: Array, a: Array, width: int, eps: float, lo: float, hi: float, u: float
+) -> tuple[float, float]:
+    """`fit_error` of heads in a layer of `network.AttentionLayer` that norm rows of `width` channels.
+
+    Logit: the query scale * c, its inner product with the key, the shift as one more term: width + 2 roundings.
+    Result: weight times value, and the output projection, an inner product with one term for each head.
+    """
+    return fit_error(scale * width, b, a, eps, lo, hi, u, reads=len(scale) + 1, dot=width + 2)
 
 
 @lru_cache(maxsize=4)

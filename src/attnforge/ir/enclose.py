@@ -225,9 +225,30 @@ def _attention(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
 
 def _normalise(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     assert isinstance(op, Normalise)
-    most = np.nextafter(np.sqrt(op.width - 1.0 if op.centred else float(op.width)), np.inf) * (1 + 4 * U)
-    shape = reads[0].low.shape
-    return _plain(np.full(shape, -most), np.full(shape, most), reads[0])
+    z = reads[0]
+    if op.centred:
+        most = np.nextafter(np.sqrt(op.width - 1.0), np.inf) * (1 + 4 * U)
+        return _plain(np.full(z.low.shape, -most), np.full(z.low.shape, most), z)
+    return _plain(-_normalised(-z.low, z, op.eps), _normalised(z.high, z, op.eps), z)
+
+
+def _normalised(top: Array, r: Range, eps: float) -> Array:
+    """An upper bound of c_i / sqrt(mean c^2 + eps) for c_i <= top: it grows with c_i, and shrinks with the others'
+    squares while c_i is positive."""
+    width = top.shape[-1]
+    small, large = r.least**2, r.size**2
+    rest = np.where(top > 0, small.sum(-1, keepdims=True) - small, large.sum(-1, keepdims=True) - large)
+    slip = (width + 4) * U * np.where(top > 0, small, large).sum(-1, keepdims=True)
+    rest = np.maximum(np.where(top > 0, rest - slip, rest + slip), 0.0)
+    root = np.sqrt((top * top + rest) / width + eps)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.where(root > 0, top / root, 0.0)
+    return np.minimum(found + 16 * U * np.abs(found), np.nextafter(np.sqrt(float(width)), np.inf) * (1 + 4 * U))
+
+
+def normalised_size(r: Range, eps: float) -> Array:
+    """An upper bound of |c_i| / sqrt(mean c^2 + eps)."""
+    return np.maximum(_normalised(r.high, r, eps), _normalised(-r.low, r, eps))
 
 
 def _max_tokens(op: Op, reads: list[Range], low: Array, high: Array) -> Range:

@@ -1,0 +1,259 @@
+"""How errors travel through operations on whole tokens and between tokens (sections A5, D, G and H of docs/theory.md).
+
+Every rule has two halves. *Passed*: how far the exact operation moves when its arguments do, linear in the parts of
+what comes in; where a bound is not linear (tanh), the parts are scaled so that they add up to it. *Added*: how far the
+heads are from the exact operation at the arguments they really see.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..heads.norm_fit import layer_error
+from ..heads.token_bounds import DEAD, fixed_terms, peak_error
+from ..ir.enclose import RULES, Range, normalised_size
+from ..ir.ops import Array, Attention, Mix, Normalise
+from ..lower.assemble_tokens import HEADS, shipped_mask
+from ..lower.layout import Site
+from ..network import AttentionLayer
+from .rounding import EXP_ULPS, TINY, gamma, up
+from .rules import LOCALS, PASSES, Local, Propagation
+
+Passed = tuple[Array, Array]
+
+
+def worst(e: Array, axis: int, among: Array | None = None) -> Array:
+    """The parts of the largest total along an axis: they add up to the maximum, which a maximum of parts does not.
+
+    `among` picks the candidates; at least one must be left.
+    """
+    total = e.sum(-1)
+    if among is not None:
+        total = np.where(among, total, -1.0)
+    at = np.argmax(total, axis)
+    return np.take_along_axis(e, np.expand_dims(at, (axis, -1)), axis).squeeze(axis)
+
+
+def scaled(parts: Array, bound: Array) -> Array:
+    """Parts (..., source) made to add up to a bound (...) of what all of them do together."""
+    total = parts.sum(-1)
+    factor = np.where(total > 0, bound / np.where(total > 0, total, 1.0), 0.0)
+    return np.where(parts > 0, factor[..., None] * parts, 0.0) * (1 + (parts.shape[-1] + 8) * 2.0**-52)
+
+
+def _weights_move(d: Array) -> Array:
+    """Total variation of a softmax whose logits move by at most d (A5)."""
+    return np.minimum(up(np.tanh(0.5 * d), 8), 1.0)
+
+
+def _softmax_local(propagation: Propagation, site: Site, layer: AttentionLayer) -> Local:
+    low, high = (float(x) for x in site.config["interval"])
+    width = propagation.layout.program.ops[site.op].width
+    own = float(_softmax_rounding(propagation, width, np.array(high - low), np.array(1.0)))
+    return Local(((low, high),), own, own)
+
+
+def _softmax_rounding(propagation: Propagation, width: int, reach: Array, weight: Array) -> Array:
+    """What evaluating a softmax costs a weight: shifted logits err by u reach, the exponential by 2 u, sum and quotient
+    by `width` + 3 roundings, underflow by `tiny`; keys, values and projections are identities and cost nothing."""
+    d = up(propagation.u * reach + EXP_ULPS * propagation.u)
+    moved = np.minimum(up(weight * np.expm1(2 * d), 8), _weights_move(d))
+    return up(moved + gamma(width + 3, propagation.u) * (weight + moved) + 4 * width * TINY[propagation.dtype], 8)
+
+
+def _softmax(propagation: Propagation, site: Site, ranges: list[Range], inputs: list[Array]) -> Passed:
+    """Logits that err by at most d change p_i by at most p_i (e^2d - 1), and by at most tanh(d/2)."""
+    (z,), (e,) = ranges, inputs
+    op = propagation.layout.program.ops[site.op]
+    weight = RULES[type(op)](op, ranges, z.low, z.high).high
+    parts, total = worst(e, 2), e.sum(-1)
+    d = up(parts.sum(-1), parts.shape[-1] + 4)[..., None]
+    with np.errstate(over="ignore"):
+        moved = np.minimum(up(weight * np.expm1(2 * d), 8), _weights_move(d))
+    passed = scaled(np.broadcast_to(parts[:, :, None], e.shape), moved)
+    reach = np.max(z.high + total, -1, keepdims=True) - np.min(z.low - total, -1, keepdims=True)
+    return passed, _softmax_rounding(propagation, op.width, up(reach), np.minimum(weight + moved, 1.0))
+
+
+def _attention_local(propagation: Propagation, site: Site, layer: AttentionLayer) -> Local:
+    intervals = tuple((float(a), float(b)) for a, b in site.config["intervals"])
+    op = propagation.layout.program.ops[site.op]
+    assert isinstance(op, Attention)
+    tokens = propagation.layout.program.tokens
+    query, key, value = (np.full((1, tokens, 1), max(abs(a), abs(b))) for a, b in intervals)
+    width = int(site.config["width"])
+    logit = abs(op.scale) * width * query * key.transpose(0, 2, 1)
+    mask = op.logit_mask(tokens)
+    visible = mask > -float(site.config["omega"])
+    offset = np.where(visible, np.abs(np.where(visible, mask, 0.0)), 0.0)
+    d = np.where(visible, _logit_rounding(propagation, op, logit, offset, width + 2), 0.0).max(-1)[..., None]
+    own = float(np.max(_reading(propagation, d, intervals[2][1] - intervals[2][0], value[:, :1])))
+    return Local(intervals, own, own)
+
+
+def _logit_rounding(propagation: Propagation, op: Attention, content: Array, offset: Array, terms: int) -> Array:
+    """How far computed logits (cell, query, key) are from the exact ones of the same queries and keys.
+
+    `content` bounds |scale| sum |q| |k|, `offset` is |mask|. An inner product in any order, the rounded scale and mask,
+    and, for the softmax, the difference to the largest logit and the exponential.
+    """
+    u = propagation.u
+    size = content + offset
+    largest = size.max(-1, keepdims=True)
+    return up((gamma(terms, u) + 2 * u) * size + 2 * u * (size + largest) + EXP_ULPS * u, 16)
+
+
+def _reading(propagation: Propagation, d: Array, spread: Array | float, value: Array) -> Array:
+    """What evaluating a head over n tokens adds: weights off by logits, their sum, and the sum over values."""
+    n, tiny = propagation.layout.program.tokens, TINY[propagation.dtype]
+    return up(_weights_move(d) * spread + gamma(2 * n + 4, propagation.u) * value + 4 * n * tiny * (1 + value), 8)
+
+
+def _attention(propagation: Propagation, site: Site, ranges: list[Range], inputs: list[Array]) -> Passed:
+    """softmax(s q.k + m) v. Logits err by d_ij = |s| sum (|q_i| e_kj + |k_j + e_kj| e_qi), the weights of token i by
+    tanh(max_j d_ij / 2) in total variation, so the result by that times the spread of v, and by max_j e_vj.
+
+    The mask is the product of one-hot positions with its rows, and joins q and k as further channels. Hidden tokens
+    must lie so far below the best visible one that their exponential is an exact 0; else nothing is certified.
+    """
+    op = propagation.layout.program.ops[site.op]
+    assert isinstance(op, Attention)
+    value, e_v = ranges[2], inputs[2]
+    q, e_q = abs(op.scale) * ranges[0].size, abs(op.scale) * inputs[0]
+    k, e_k = ranges[1].size, inputs[1]
+    tokens, width = value.low.shape[1], q.shape[-1]
+    content = np.einsum("cik,cjk->cij", q + e_q.sum(-1), k + e_k.sum(-1)) * (1 + (width + 16) * 2.0**-52)
+    terms = width + 2
+    mask = shipped_mask(op, site)
+    if mask is not None:
+        e_p = inputs[3]
+        e_row = np.einsum("cjts,pt->cjps", e_p, np.abs(mask))
+        q, k = _wider(q, np.eye(tokens)), _wider(k, np.abs(mask).T)
+        e_q, e_k = np.concatenate([e_q, e_p], 2), np.concatenate([e_k, e_row], 2)
+        terms += 2 * tokens if e_p.any() else 1
+    parts = np.einsum("cik,cjks->cijs", q, e_k) + np.einsum("cjk,ciks->cijs", k + e_k.sum(-1), e_q)
+    parts *= 1 + (2 * q.shape[-1] + parts.shape[-1] + 8) * 2.0**-52
+    exact_mask = op.logit_mask(tokens)
+    omega = float(site.config["omega"])
+    visible = exact_mask > -omega
+    offset = np.where(visible, exact_mask, -omega)
+    rounding = _logit_rounding(propagation, op, content, np.abs(offset) * visible, terms)
+    moving = worst(parts, 2, visible)
+    d = up(moving.sum(-1), parts.shape[-1] + 4)[..., None]
+    shown = visible[None, :, :, None]
+    high = np.where(shown, value.high[:, None], -np.inf).max(2)
+    low = np.where(shown, value.low[:, None], np.inf).min(2)
+    spread = up(high - low)
+    passed = scaled(np.broadcast_to(moving[:, :, None], (*spread.shape, parts.shape[-1])), _weights_move(d) * spread)
+    wide = np.broadcast_to(e_v[:, None], (len(e_v), tokens, *e_v.shape[1:]))
+    passed = passed + worst(wide, 2, shown)
+    size = np.where(shown, (value.size + e_v.sum(-1))[:, None], 0.0).max(2)
+    own = np.where(visible, rounding, 0.0).max(-1)[..., None]
+    added = _reading(propagation, own, spread + 2 * e_v.sum(-1).max(1)[:, None], size)
+    if mask is not None and not visible.all():
+        slip = content + parts.sum(-1) + 4 * gamma(terms + 4, propagation.u) * (content + omega)
+        hidden = ~visible & (np.tril(np.ones_like(visible)) if op.causal else True)
+        above = np.where(hidden, slip - omega, -np.inf).max(-1)
+        best = np.where(visible, offset - slip, -np.inf).max(-1)
+        added = np.where((above + DEAD[propagation.dtype] < best)[..., None], added, np.inf)
+    return passed, added
+
+
+def _wider(x: Array, more: Array) -> Array:
+    return np.concatenate([x, np.broadcast_to(more, (len(x), *more.shape))], -1)
+
+
+def _mix_local(propagation: Propagation, site: Site, layer: AttentionLayer) -> Local:
+    op = propagation.layout.program.ops[site.op]
+    assert isinstance(op, Mix)
+    low, high = (float(x) for x in site.config["interval"])
+    heads = HEADS[site.family](op, site, propagation.dtype)
+    terms = fixed_terms(heads, op.matrix, op.width, low, high)
+    rounding = math.fsum(t.value for t in terms if t.source == "rounding")
+    return Local(((low, high),), float(up(math.fsum(t.value for t in terms))), rounding)
+
+
+def _mix(propagation: Propagation, site: Site, ranges: list[Range], inputs: list[Array]) -> Passed:
+    """|M| e. Positions must arrive exactly."""
+    op = propagation.layout.program.ops[site.op]
+    assert isinstance(op, Mix)
+    passed = np.einsum("ij,cjks->ciks", np.abs(op.matrix), inputs[0]) * (1 + (len(op.matrix) + 4) * 2.0**-52)
+    lost = len(inputs) > 1 and bool(inputs[1].any())
+    return passed, np.full(passed.shape[:-1], math.inf if lost else propagation.local[site.op].total)
+
+
+def _max_local(propagation: Propagation, site: Site, layer: AttentionLayer) -> Local:
+    low, high = (float(x) for x in site.config["interval"])
+    tokens, beta = propagation.layout.program.tokens, float(site.config["sharpness"])
+    leak, rounding = peak_error(tokens, beta, low, high, propagation.u, TINY[propagation.dtype])
+    return Local(((low, high),), float(up(leak + rounding)), rounding)
+
+
+def _max(propagation: Propagation, site: Site, ranges: list[Range], inputs: list[Array]) -> Passed:
+    """The maximum moves by at most what the token that moves most does."""
+    (e,) = inputs
+    passed = np.broadcast_to(worst(e, 1)[:, None], e.shape).copy()
+    return passed, np.full(e.shape[:-1], propagation.local[site.op].total)
+
+
+def _norm_local(propagation: Propagation, site: Site, layer: AttentionLayer) -> Local:
+    """The relative error of the norm's heads; `Local.total` is that of the largest entry a normed row can have."""
+    op = propagation.layout.program.ops[site.op]
+    assert isinstance(op, Normalise)
+    heads = HEADS[site.family](op, site, propagation.dtype)
+    scale = -heads.W_Q.detach().double().numpy()[:, 0, 0]
+    shift, amount = heads.b_Q.detach().double().numpy()[:, -1], heads.W_O.detach().double().numpy()[:, 0, 0]
+    low, high = (float(x) for x in site.config["variance"])
+    error, evaluation = layer_error(scale, shift, amount, op.width, op.eps, low, high, propagation.u)
+    dying = 4 * TINY[propagation.dtype] * (len(amount) + np.abs(amount).sum() * math.sqrt(high + op.eps))
+    most = math.sqrt(op.width) * (1 + 2.0**-50)
+    total = float(up((error + evaluation + dying + 2.0**-50) * most + _norm_lost(propagation, site), 16))
+    return Local((), total, float(up(evaluation * most)))
+
+
+def _norm_lost(propagation: Propagation, site: Site) -> float:
+    """What underflow can take from an entry: once after the value, once after the output projection, in every head."""
+    amounts = site.config["amounts"]
+    return 4 * TINY[propagation.dtype] * (len(amounts) + math.fsum(abs(float(a)) for a in amounts))
+
+
+def _norm(propagation: Propagation, site: Site, ranges: list[Range], inputs: list[Array]) -> Passed:
+    """n(c) = c / r, r = sqrt(mean c^2 + eps), has the derivative J h = (h - n (n.h)/d) / r, |n|^2 <= d.
+
+    So |J h|_i <= (|h_i| + |n_i| rms(h)) / r, and, J being a contraction over r, |J h|_i <= sqrt(d) rms(h) / r. By the
+    mean value theorem a row that errs by e in each coordinate moves by at most that with the smallest r and the largest
+    |n_i| on the way, and by at most 2 |n_i|. eps may have been rounded by 2^-53 of itself when it was scaled.
+    """
+    (c,), (e,) = ranges, inputs
+    op = propagation.layout.program.ops[site.op]
+    assert isinstance(op, Normalise)
+    total = e.sum(-1)
+    wide = Range(c.low - total, c.high + total)
+    size = normalised_size(wide, op.eps)
+    squares = np.mean(wide.least**2, -1)
+    slowest = np.sqrt((squares + op.eps) * (1 - (op.width + 16) * 2.0**-52))[..., None]
+    rms = np.sqrt(np.mean(e**2, 2))[:, :, None]
+    parts = (e + size[..., None] * rms) / slowest[..., None]
+    whole = np.sqrt(op.width) * np.sqrt(np.mean(total**2, -1, keepdims=True)) / slowest
+    bound = np.minimum(up(np.minimum(parts.sum(-1), whole), 32 + op.width), 2 * size)
+    low, high = (float(x) for x in site.config["variance"])
+    known = (squares * (1 - (op.width + 8) * 2.0**-52) >= low) & (
+        np.mean(wide.size**2, -1) * (1 + (op.width + 8) * 2.0**-52) <= high
+    )
+    relative = propagation.local[site.op].total / math.sqrt(op.width)
+    own = up(relative * size + _norm_lost(propagation, site), 8)
+    return scaled(parts, bound), np.where(known[..., None], own, np.inf)
+
+
+LOCALS.update(
+    {
+        "softmax": _softmax_local,
+        "attention": _attention_local,
+        "mix": _mix_local,
+        "max": _max_local,
+        "norm": _norm_local,
+    }
+)
+PASSES.update({"softmax": _softmax, "attention": _attention, "mix": _mix, "max": _max, "norm": _norm})
