@@ -70,7 +70,7 @@ def fit(lo: float, hi: float, eps: float, heads: int, divisor: int, dtype: torch
     level = -1.0 if dtype == torch.float32 else -4.0  # a small |level| rounds less, a large one fits a little better
     scale = _rounded(np.exp(_log_scales(max(high / low, 4.0), level, heads)) / (low * divisor), dtype)
     s = scale * divisor
-    shift = _rounded(level + s * eps, dtype)
+    shift = _rounded(level - s * eps, dtype)  # the sigmoids then see t = v + eps
     t = low * _sample(high / low, heads)
     return scale, shift, _rounded(_solve(s, shift, t - eps, t)[0], dtype)
 
