@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,11 +19,12 @@ from .ir.positions import prepared
 from .ir.program import Program
 from .lower.forms import is_head
 from .lower.layout import lay_out
-from .lower.plan import Plan, make_plan
+from .lower.plan import Plan, Style, make_plan
 from .purity import structural
 
 ROUNDS = 4
 GRIDS = (FIRST, 16 * FIRST, 256 * FIRST)  # cells for the ranges heads are built for; the certificate starts from them
+STYLES = (Style(), Style(centred=False, relative=True))
 SPEND = 0.7  # the share of eps that is given out to heads; the rest is for affine maps and second order
 
 
@@ -31,20 +33,26 @@ def build(program: Program, eps: float, dtype: torch.dtype, boxes: tuple[Box, ..
     program = prepared(program)
     found, grid = enclose(program, dtype)
     heads = [i for i in range(len(program.ops)) if is_head(program, i)]
-    shares = {i: SPEND / max(1, len(heads)) for i in heads}
-    best: tuple[CompiledNetwork, Propagation, NetworkBound] | None = None
-    for _ in range(ROUNDS):
-        net = lower(make_plan(program, found, eps, dtype, shares), eps, dtype, boxes, grid)  # plan, lower, assemble
-        propagation, bound = net.analyse()
-        if best is not None and bound.bound > 0.8 * best[2].bound > eps:
-            break  # what is left is rounding
-        if best is None or bound.bound < best[2].bound:
-            best = (net, propagation, bound)
-        if bound.bound <= eps:
+    best: Attempt | None = None
+    for style in STYLES:
+        shares = {i: SPEND / max(1, len(heads)) for i in heads}
+        last = None
+        for _ in range(ROUNDS):
+            plan = make_plan(program, found, eps, dtype, shares, style)
+            net = lower(plan, eps, dtype, boxes, grid)  # lower, assemble
+            now = Attempt(net, *net.analyse())
+            best = now if best is None or now.bound.bound < best.bound.bound else best
+            if best.bound.bound <= eps or (last is not None and now.bound.bound > 0.8 * last < math.inf):
+                break  # reached, or what is left is rounding
+            last = now.bound.bound
+            if math.isfinite(last):
+                shares = _tighter(net, now.bound, shares, eps)
+            else:
+                style = replace(style, margin=8 * style.margin)
+        if best is not None and best.bound.bound <= eps:
             break
-        shares = _tighter(net, bound, shares, eps)
     assert best is not None
-    net, propagation, bound = best
+    net, propagation, bound = best.net, best.propagation, best.bound
     if bound.bound > eps:
         wider = "" if dtype == torch.float64 else ", use dtype=torch.float64"
         raise PrecisionError(
@@ -55,6 +63,15 @@ def build(program: Program, eps: float, dtype: torch.dtype, boxes: tuple[Box, ..
     net.attach(net.certificate_of(propagation, bound))  # certify
     structural(net.network)
     return net.eval()
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A network and what can be proved about it."""
+
+    net: CompiledNetwork
+    propagation: Propagation
+    bound: NetworkBound
 
 
 def enclose(program: Program, dtype: torch.dtype) -> tuple[list[Range], int]:
@@ -81,8 +98,6 @@ def lower(plan: Plan, eps: float, dtype: torch.dtype, boxes: tuple[Box, ...], gr
 
 def _tighter(net: CompiledNetwork, bound: NetworkBound, shares: dict[int, float], eps: float) -> dict[int, float]:
     """Smaller shares for the sites that cost most: each is cut to what is left for it."""
-    if not math.isfinite(bound.bound):
-        return {i: 0.1 * share for i, share in shares.items()}
     allowed = SPEND * eps / max(1, len(shares))
     cut = dict(shares)
     for site, part in zip(net.layout.sites, bound.parts, strict=False):

@@ -105,6 +105,7 @@ def anchor_bound(
     """
     low, high = edges[:-1], edges[1:]
     interpolation, rounding = _cells(head, fn, low, high, dtype, relative)
+    stuck = 0
     for _ in range(40):
         sums = interpolation + rounding
         worst = float(np.max(sums))
@@ -120,13 +121,26 @@ def anchor_bound(
         low, high = np.concatenate([low[keep], new_low]), np.concatenate([high[keep], new_high])
         interpolation = np.concatenate([interpolation[keep], found[0]])
         rounding = np.concatenate([rounding[keep], found[1]])
-        if np.isfinite(worst) and float(np.max(interpolation + rounding)) > 0.985 * worst:
+        now = interpolation + rounding
+        stuck = stuck + 1 if float(np.max(now)) > 0.985 * worst else 0
+        if stuck and np.isfinite(worst) and (stuck > 8 or _settled(head, fn, low, high, now, rounding, relative)):
             break
     at_worst = int(np.argmax(interpolation + rounding))
     parts = float(interpolation[at_worst]), float(rounding[at_worst])
     bound = float(up(sum(parts), 2))
     where = float(0.5 * (low[at_worst] + high[at_worst]))
     return AnchorBound(bound, *parts, where, low, high, up(interpolation + rounding, 2))
+
+
+def _settled(
+    head: AnchorWeights, fn: Univariate, low: Array, high: Array, error: Array, rounding: Array, relative: bool
+) -> bool:
+    """Whether the worst cell's bound is about the error in its middle, so that splitting will not lower it."""
+    at = int(np.argmax(error))
+    middle = np.array([0.5 * (low[at] + high[at])])
+    wanted = fn.value(torch.from_numpy(middle)).numpy()
+    there = float(np.abs(head.evaluate(middle) - wanted)[0] / (abs(float(wanted[0])) if relative else 1.0))
+    return bool(error[at] <= 1.1 * there + 1.2 * rounding[at])
 
 
 def _cells(

@@ -46,10 +46,17 @@ class Local:
     total: float
     rounding: float
     profile: AnchorBound | None = None
+    scale: float | None = None  # of a product that is not centred: its error is proportional to one operand
 
     def over(self, low: Array, high: Array) -> Array:
         """The error for arguments in [low, high]."""
         return np.full(low.shape, self.total) if self.profile is None else self.profile.over(low, high)
+
+    def share(self, size: Array) -> Array:
+        """The error of a product whose first operand is at most `size`."""
+        if self.scale is None:
+            return np.full(size.shape, self.total)
+        return self.total * np.minimum(size / self.scale * (1 + 2.0**-50), 1.0)
 
 
 def anchor_edges(table: AnchorWeights, fn: Univariate, low: float, high: float, flat: Array | None = None) -> Array:
@@ -103,11 +110,13 @@ class Propagation:
                 spec.heads.rounded(self.dtype), spec.target, gate_domain(spec, low, high, self.dtype), self.dtype
             )
             return Local(((low, high),), error.total, error.rounding)
-        if site.family == "product":
+        if site.family in ("product", "square"):
             x, y = ((float(a), float(b)) for a, b in config["intervals"])
             found_product = product_error(site_spec(site).rounded(self.dtype), Sides(x, y), self.dtype)
             reads = (y, x) if config["swapped"] else (x, y)
-            return Local(reads, found_product.total, found_product.rounding)
+            centred = config["centre"] != [0.0, 0.0]
+            scale = None if centred else max(abs(v) for v in x)
+            return Local(reads, found_product.total, found_product.rounding, scale=scale)
         if site.family not in LOCALS:
             raise CertificateError(f"there is no error rule for heads of the family '{site.family}'")
         return LOCALS[site.family](self, site, self.layer(2 * index + 1))
@@ -165,7 +174,7 @@ class Propagation:
         out = np.einsum("ctbs,bw->ctws", coming, weight)
         terms = _roundings(stored, stored_bias)
         reach = (size + coming.sum(-1)) @ weight + np.abs(stored_bias)
-        own = size @ off + off_bias + gamma(terms, self.u) * reach
+        own = size @ off + off_bias + np.where(terms > 0, gamma(terms, self.u), 0.0) * reach
         out[..., -1] += own
         out *= 1 + (len(before) + out.shape[-1] + 8) * 2.0**-52
         return {column: out[:, :, i] for i, column in enumerate(after)}
@@ -195,16 +204,22 @@ class Propagation:
         low, high = r.low - widest, r.high + widest
         slope = lipschitz(op.function, low, high)
         loose = np.minimum(spread(op.function, low, high), modulus(op.function, total))
-        with np.errstate(invalid="ignore", over="ignore"):
-            factor = np.where(total > 0, np.minimum(slope, loose / np.where(total > 0, total, 1.0)), 0.0)
-            passed = np.where(e > 0, factor[..., None] * e, 0.0)
-        return passed, local.over(low, high)
+        most = np.minimum(np.where(total > 0, slope * np.where(total > 0, total, 1.0), 0.0), loose)
+        share = e / np.where(total > 0, total, 1.0)[..., None]
+        return np.where(e > 0, share * most[..., None], 0.0), local.over(low, high)
 
     def product(self, site: Site, ranges: list[Range], inputs: list[Array]) -> tuple[Array, Array]:
         """|x y - x' y'| <= |x| |y - y'| + |y'| |x - x'|."""
-        (x, y), (e_x, e_y) = ranges, inputs
+        (x, y), (e_x, e_y), local = ranges, inputs, self.local[site.op]
         out = x.size[..., None] * e_y + (y.size + e_y.sum(-1))[..., None] * e_x
-        return out, np.full(x.size.shape, self.local[site.op].total)
+        value, e_value = (y, e_y) if site.config["swapped"] else (x, e_x)
+        return out, local.share(value.size + e_value.sum(-1))
+
+    def square(self, site: Site, ranges: list[Range], inputs: list[Array]) -> tuple[Array, Array]:
+        """A square by product heads: |x^2 - x'^2| <= (2 |x| + e) e, and the heads' own error is proportional to |x|."""
+        (x,), (e,), local = ranges, inputs, self.local[site.op]
+        out = (2 * x.size + e.sum(-1))[..., None] * e
+        return out, local.share(x.size + e.sum(-1))
 
 
 def _roundings(matrix: Array, bias: Array) -> Array:
@@ -219,6 +234,13 @@ def _roundings(matrix: Array, bias: Array) -> Array:
 
 Pass = Callable[[Propagation, Site, list[Range], list[Array]], tuple[Array, Array]]
 #: How each family passes errors on: (error coming in, multiplied; error its own heads add).
-PASSES: dict[str, Pass] = {"anchor": Propagation.apply, "gate": Propagation.apply, "product": Propagation.product}
+PASSES: dict[str, Pass] = {
+    "anchor": Propagation.apply,
+    "gate": Propagation.apply,
+    "product": Propagation.product,
+    "square": Propagation.square,
+}
 #: The certified error of one site's own heads, for families beyond anchors, gates and products.
 LOCALS: dict[str, Callable[[Propagation, Site, AttentionLayer], Local]] = {}
+
+from . import rules_tokens  # noqa: E402, F401 (adds its rules to the tables above)

@@ -47,6 +47,7 @@ class Question:
     relative: bool
     potentials: tuple[Potential, ...]
     kappa: float | None = None
+    outer: tuple[float, float] | None = None  # arguments may go this far, beyond the domain's closed ends
 
     def kappas(self) -> tuple[float, ...]:
         if self.kappa is not None:
@@ -96,7 +97,7 @@ def _sharpest(fn: Univariate, lo: float, hi: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _sample(q: Question, potential: Potential, count: int) -> Sample:
-    return Sample.draw(q.fn, q.lo, q.hi, potential, count, q.relative)
+    return Sample.draw(q.fn, q.lo, q.hi, potential, count, q.relative, q.outer)
 
 
 def _try(q: Question, shape: Shape, skips: tuple[bool, ...]) -> Iterator[Candidate]:
@@ -213,26 +214,31 @@ def for_eps(q: Question, eps: float) -> tuple[Candidate | None, Candidate | None
 
 
 @lru_cache(maxsize=4096)
-def quick(fn: Univariate, lo: float, hi: float, dtype: torch.dtype, eps: float) -> Candidate | None:
-    """A head for eps found with few trials: what a compiler asks for, many times. The best seen when none reaches eps."""
+def quick(
+    fn: Univariate, lo: float, hi: float, dtype: torch.dtype, eps: float, relative: bool = False
+) -> Candidate | None:
+    """A head for eps found with few trials: what a compiler asks for, many times. If none reaches eps, the best."""
+    outer = (lo, hi)
+    lo, hi = max(lo, fn.domain.lo), min(hi, fn.domain.hi)
     choice = candidates(fn, lo, hi)
     kinked = any(lo < k < hi for k in fn.knots)
     kappas = (0.42, 1.0) if kinked else (0.14, 0.27)
 
     def at(count: int, potentials: tuple[Potential, ...]) -> Candidate | None:
-        q = Question(fn, lo, hi, dtype, False, potentials)
-        guards = [g for g in ((1, 3) if count < 14 else (3, 6)) if count - 2 * g >= 2] or [0]
+        q = Question(fn, lo, hi, dtype, relative, potentials, outer=None if outer == (lo, hi) else outer)
+        deep = potentials[0].floor > 1e-300 or count < 14  # few anchors, or a singular end: few guards
+        guards = [g for g in ((1, 3) if deep else (3, 6)) if count - 2 * g >= 2] or [0]
         best: Candidate | None = None
         for potential in potentials:
             for g in guards:
                 for kappa in kappas:
-                    best = _better(best, _try(q, Shape(potential, count, g, kappa), (True,)))
+                    best = _better(best, _try(q, Shape(potential, count, g, kappa), (not relative,)))
         return best
 
     first = at(12, choice)
     if first is None:
         return None
-    one = (first.shape.potential,)
+    one = tuple(p for p in choice if p.name == first.shape.potential.name)  # near a singular end: all depths
     if first.estimate <= eps:
         for count in (6, 8, 10):
             found = at(count, one)

@@ -39,8 +39,20 @@ class Sample:
     line: tuple[float, float]
 
     @classmethod
-    def draw(cls, fn: Univariate, lo: float, hi: float, potential: Potential, count: int, relative: bool) -> Sample:
-        """`count` points, dense towards the ends like Chebyshev points in the potential's flat coordinate."""
+    def draw(
+        cls,
+        fn: Univariate,
+        lo: float,
+        hi: float,
+        potential: Potential,
+        count: int,
+        relative: bool,
+        outer: tuple[float, float] | None = None,
+    ) -> Sample:
+        """`count` points, dense towards the ends like Chebyshev points in the potential's flat coordinate.
+
+        Beyond [lo, hi], as far as `outer`, the function goes on as a constant.
+        """
         ends = np.sort(potential.flat(np.array([lo, hi])))
         cosines = -np.cos(np.pi * (np.arange(count) + 0.5) / count)
         inner = np.sort(potential.unflat(ends.mean() + 0.5 * (ends[1] - ends[0]) * cosines))
@@ -49,7 +61,11 @@ class Sample:
         ]
         knots = [k for k in fn.knots if lo < k < hi]
         point = np.unique(np.clip(np.concatenate([[lo], inner, beyond, knots, [hi]]), lo, hi))
-        value = fn.value(torch.from_numpy(point)).numpy()
+        if outer is not None:
+            steps = np.linspace(0.1, 1.0, 8)
+            more = [end + (far - end) * steps for end, far in zip((lo, hi), outer, strict=True) if far != end]
+            point = np.unique(np.concatenate([point, *more]))
+        value = fn.value(torch.from_numpy(np.clip(point, lo, hi))).numpy()
         finite = np.isfinite(value)
         point, value = point[finite], value[finite]
         weight = 1.0 / np.maximum(np.abs(value), 1e-300) if relative else np.ones_like(value)

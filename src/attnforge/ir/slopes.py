@@ -39,7 +39,12 @@ def spread(fn: Univariate, low: Array, high: Array) -> Array:
 
 
 def modulus(fn: Univariate, e: Array) -> Array:
-    """A bound on |fn(a) - fn(b)| for |a - b| <= e that needs no slope: roots and concave powers at 0, else infinite."""
+    """A bound on |fn(a) - fn(b)| for |a - b| <= e that needs no slope, where one is known; else infinite.
+
+    Roots and concave powers change most at 0, by e^p; asin and acos at the ends of [-1, 1], by acos(1 - e).
+    """
+    if fn.name in ("asin", "acos"):
+        return np.arccos(np.clip(1.0 - e * (1 + 2.0**-50), -1.0, 1.0)) * (1 + 2.0**-45) + 2.0**-1000
     exponent = 0.5 if fn.name == "sqrt" else None
     if exponent is None and fn.name.startswith("power(") and 0 < float(fn.name[6:-1]) < 1:
         exponent = float(fn.name[6:-1])

@@ -82,6 +82,8 @@ def site_spec(site: Site) -> SelfSpec:
 def operands(layout: Layout, site: Site, channel: int) -> list[Column]:
     """The columns that one channel of a site reads, in the order its heads expect."""
     reads = [(value, channel) for value in layout.program.ops[site.op].inputs]
+    if site.family == "square":
+        return reads * 2
     return reads[::-1] if site.config.get("swapped") else reads
 
 
@@ -176,7 +178,7 @@ def _self_groups(frame: Frame) -> list[Heads]:
     kinds: dict[tuple[int, int, int], list[tuple[SelfSpec, list[int], list[int]]]] = {}
     named: dict[tuple[int, int, int], list[Site]] = {}
     for site in frame.stage.sites:
-        if site.family in ("gate", "product"):
+        if site.family in ("gate", "product", "square"):
             spec = site_spec(site)
             named.setdefault(spec.kind, []).append(site)
             for c in range(frame.width(site)):
@@ -195,3 +197,5 @@ def _self_groups(frame: Frame) -> list[Heads]:
 
 #: Families whose heads see other tokens or whole vectors: each site builds its own groups.
 BUILDERS: dict[str, Callable[[Frame, Site], list[Heads]]] = {}
+
+from . import assemble_tokens  # noqa: E402, F401 (adds its builders to the tables above)

@@ -18,7 +18,7 @@ from ..ir.positions import reads
 from ..ir.program import Program
 from .forms import Column, Form, forms, is_head, levels
 
-FAMILIES = ("anchor", "gate", "product", "softmax", "attention", "norm", "mix", "max")
+FAMILIES = ("anchor", "gate", "product", "square", "softmax", "attention", "norm", "mix", "max")
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,15 @@ from ..certify.interpolation import CELLS, AnchorWeights
 from ..errors import PrecisionError, UnsupportedOperation
 from ..heads import search
 from ..heads.gate import sharpness_for
-from ..heads.product import NODES, arrange
+from ..heads.product import NODES, Arrangement, arrange
 from ..heads.product_bounds import Sides
 from ..heads.product_specs import gain_for
 from ..heads.solve import Shape
 from ..ir.enclose import Range
-from ..ir.functions import parse
+from ..ir.functions import enclose
 from ..ir.ops import Apply, Array, Constant, Input, Linear, Op, Product
 from ..ir.program import Program
+from ..ir.slopes import lipschitz
 from ..ir.univariate import Univariate
 from .layout import Site
 from .sensitivity import sensitivities
@@ -63,6 +64,20 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Style:
+    """Choices that suit some programs and not others; a compiler tries more than one.
+
+    `centred`: operands of products are centred, which halves their absolute error; otherwise a product's error vanishes
+    with its operand. `relative`: tables of functions that keep away from 0 are fitted for relative error.
+    `margin`: how far beyond its range an argument may go, as a share of the range: room for errors of earlier layers.
+    """
+
+    centred: bool = True
+    relative: bool = False
+    margin: float = 2.0**-9
+
+
+@dataclass(frozen=True)
 class Hull:
     """The interval of one operand over the whole box, widened so that errors of earlier layers stay inside."""
 
@@ -72,24 +87,45 @@ class Hull:
     @classmethod
     def of(cls, r: Range, fn: Univariate | None = None, margin: float = 2.0**-9) -> Hull:
         low, high = float(np.min(r.low)), float(np.max(r.high))
+        if fn is not None:  # an enclosure may reach a little beyond the domain
+            low, high = max(low, fn.domain.lo), min(high, fn.domain.hi)
         wide = margin * max(high - low, 2.0**-20 * max(abs(low), abs(high)), 1e-30)
         below = above = wide
         if fn is not None:
             for end in (fn.domain.lo, fn.domain.hi, *fn.domain.poles):
                 if not math.isfinite(end):
                     continue
-                if end < low:
-                    below = min(below, 0.1 * (low - end))
-                if end > high:
-                    above = min(above, 0.1 * (end - high))
+                closed = (end == fn.domain.lo and fn.domain.lo_closed) or (end == fn.domain.hi and fn.domain.hi_closed)
+                room = 2.0**-8 * wide if closed else 0.0  # beyond a closed end the function goes on as a constant
+                if end <= low:
+                    below = min(below, max(0.1 * (low - end), room))
+                if end >= high:
+                    above = min(above, max(0.1 * (end - high), room))
         return cls(low - below, high + above)
 
 
+@dataclass(frozen=True)
+class Order:
+    """What one operation asks for: its number, its arguments' ranges, and the error it may make."""
+
+    number: int
+    op: Op
+    reads: tuple[Range, ...]
+    eps: float
+    dtype: torch.dtype
+    style: Style
+
+    def hull(self, operand: int = 0, fn: Univariate | None = None) -> Hull:
+        """The interval of one argument, with room for errors."""
+        return Hull.of(self.reads[operand], fn, self.style.margin)
+
+
 def make_plan(
-    program: Program, found: list[Range], eps: float, dtype: torch.dtype, shares: Mapping[int, float]
+    program: Program, found: list[Range], eps: float, dtype: torch.dtype, shares: Mapping[int, float], style: Style
 ) -> Plan:
     """A plan that gives operation i the error shares[i] * eps / sensitivity of the output to it."""
     sensitivity = sensitivities(program, found)
+    roots = under_roots(program, found)
     sites: dict[int, Site] = {}
     tables: list[Table] = []
     budget: dict[int, float] = {}
@@ -100,21 +136,52 @@ def make_plan(
         choose = CHOICES.get(type(op))
         if choose is None:
             raise UnsupportedOperation(f"'{op.word}' ({program.sites[i]}) has no attention-only form here yet")
-        sites[i] = choose(i, op, [found[j] for j in op.inputs], budget[i], dtype, tables)
+        order = Order(i, op, tuple(found[j] for j in op.inputs), budget[i], dtype, style)
+        rooted = i in roots and isinstance(op, Apply) and op.function.name == "square"
+        sites[i] = _square(order) if rooted else choose(order, tables)
     return Plan(program, sites, tuple(tables), budget)
 
 
-def _apply(i: int, op: Op, reads: list[Range], eps: float, dtype: torch.dtype, tables: list[Table]) -> Site:
+def _square(order: Order) -> Site:
+    """A square by product heads: dearer than an anchor head, but its error vanishes at 0 with its argument."""
+    hull = order.hull()
+    side = _fat(hull.low, hull.high)
+    config = {
+        "nodes": NODES[order.dtype],
+        "gain": gain_for(max(abs(v) for v in side)),
+        "centre": [0.0, 0.0],
+        "swapped": False,
+        "intervals": [list(side), list(side)],
+    }
+    return Site(order.number, "square", config)
+
+
+def under_roots(program: Program, found: list[Range]) -> frozenset[int]:
+    """The squares whose sum is the argument of a function with infinite slope that the argument may reach."""
+    marked: set[int] = set()
+    for op in program.ops:
+        if isinstance(op, Apply):
+            r = found[op.inputs[0]]
+            if not np.isfinite(lipschitz(op.function, r.low, r.high)).all():
+                marked |= set(op.inputs)
+    for i in range(len(program.ops) - 1, -1, -1):
+        if i in marked and isinstance(program.ops[i], Linear):
+            marked |= set(program.ops[i].inputs)
+    return frozenset(marked)
+
+
+def _apply(order: Order, tables: list[Table]) -> Site:
+    i, op, dtype = order.number, order.op, order.dtype
     assert isinstance(op, Apply)
     fn = op.function
-    hull = Hull.of(reads[0], fn)
+    hull = order.hull(0, fn)
     gate = _gate(fn)
     if gate is not None:
         name, parameters = gate
         beta = 1.0 if name in EXACT_GATES else sharpness_for(name, None, hull.low, hull.high, dtype, **parameters)
         config = {"name": name, "parameters": parameters, "sharpness": beta, "interval": [hull.low, hull.high]}
         return Site(i, "gate", config)
-    table = _table(fn, hull, eps, dtype, tables)
+    table = _table(fn, hull, order, tables)
     chosen = tables[table]
     weights = chosen.weights
     config = {
@@ -145,13 +212,18 @@ def _gate(fn: Univariate) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
-def _table(fn: Univariate, hull: Hull, eps: float, dtype: torch.dtype, tables: list[Table]) -> int:
+def _table(fn: Univariate, hull: Hull, order: Order, tables: list[Table]) -> int:
     """The number of an anchor table for a function on an interval: one that is there already, or a new one."""
-    low, high = max(hull.low, fn.domain.lo), min(hull.high, fn.domain.hi)
     for number, table in enumerate(tables):
         if table.function == fn.name and table.interval[0] <= hull.low and hull.high <= table.interval[1]:
             return number
-    found = search.quick(fn, low, high, dtype, float(f"{max(eps, 1e-300):.2g}"))
+    low, high = max(hull.low, fn.domain.lo), min(hull.high, fn.domain.hi)
+    eps, relative = max(order.eps, 1e-300), False
+    if order.style.relative:
+        smallest, largest = enclose(fn, low, high)
+        relative = smallest > 0 or largest < 0
+        eps = eps / max(abs(smallest), abs(largest)) if relative else eps
+    found = search.quick(fn, hull.low, hull.high, order.dtype, float(f"{eps:.2g}"), relative)
     if found is None:
         raise PrecisionError(f"no anchor head was found for {fn.name} on [{low:g}, {high:g}]")
     ends = np.sort(found.shape.potential.flat(np.array([low, high])))
@@ -160,18 +232,18 @@ def _table(fn: Univariate, hull: Hull, eps: float, dtype: torch.dtype, tables: l
     return len(tables) - 1
 
 
-def _product(i: int, op: Op, reads: list[Range], eps: float, dtype: torch.dtype, tables: list[Table]) -> Site:
-    x, y = (Hull.of(r) for r in reads)
+def _product(order: Order, tables: list[Table]) -> Site:
+    x, y = order.hull(0), order.hull(1)
     sides = Sides(_fat(x.low, x.high), _fat(y.low, y.high))
-    arranged = arrange(sides, dtype)
+    arranged = arrange(sides, order.dtype) if order.style.centred else Arrangement(sides, (0.0, 0.0), False)
     config = {
-        "nodes": NODES[dtype],
+        "nodes": NODES[order.dtype],
         "gain": gain_for(arranged.reach[1]),
         "centre": list(arranged.centre),
         "swapped": arranged.swapped,
         "intervals": [list(arranged.sides.value), list(arranged.sides.query)],
     }
-    return Site(i, "product", config)
+    return Site(order.number, "product", config)
 
 
 def _fat(low: float, high: float) -> tuple[float, float]:
@@ -179,11 +251,7 @@ def _fat(low: float, high: float) -> tuple[float, float]:
     return (low, high) if high > low else (low - 1e-9 * max(abs(low), 1e-9), high + 1e-9 * max(abs(high), 1e-9))
 
 
-Choice = Callable[[int, Op, list[Range], float, torch.dtype, list[Table]], Site]
 #: How each operation gets its site.
-CHOICES: dict[type[Op], Choice] = {Apply: _apply, Product: _product}
+CHOICES: dict[type[Op], Callable[[Order, list[Table]], Site]] = {Apply: _apply, Product: _product}
 
-
-def rebuilt_function(name: str) -> Univariate:
-    """A function from its name in a file."""
-    return parse(name)
+from . import plan_tokens  # noqa: E402, F401 (adds its choices to the tables above)
