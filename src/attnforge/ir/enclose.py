@@ -61,7 +61,10 @@ def cells(program: Program, wanted: int) -> tuple[Array, Array]:
             break
         cuts[at] += 1
     edges = [np.linspace(a, b, n + 1) for a, b, n in zip(low, high, cuts, strict=True)]
-    corner = np.stack(np.meshgrid(*[np.arange(n) for n in cuts], indexing="ij"), -1).reshape(-1, len(low))
+    corner = np.zeros((int(np.prod(cuts)), len(low)), dtype=int)
+    cut = np.flatnonzero(cuts > 1)  # few, however many coordinates there are
+    if len(cut):
+        corner[:, cut] = np.stack(np.unravel_index(np.arange(len(corner)), cuts[cut]), -1)
     lows = np.stack([edges[d][corner[:, d]] for d in range(len(low))], -1)
     highs = np.stack([edges[d][corner[:, d] + 1] for d in range(len(low))], -1)
     shape = (len(corner), program.tokens, program.ops[0].width)
