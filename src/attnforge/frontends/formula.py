@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from ..box import Box
 from ..errors import ArgumentError
 from ..ir.defined import refuse_undefined
@@ -39,7 +41,9 @@ def lower_formula(target: Formula, box: Box, style: Style = "product") -> Progra
     """
     if box.names is None:
         raise ArgumentError("a formula needs a box with names, for example Box(x=(-1, 1), y=(0.5, 2))")
-    graph = Graph(dict(zip(box.names, box.intervals(), strict=True)))
+    # Networks of float32 take points a little outside of the box; rewrites that need a sign must hold there, too.
+    wide = box.outward(torch.float32)
+    graph = Graph(dict(zip(box.names, wide.intervals(), strict=True)))
     roots, source, several = expressions(target, graph, box)
     refuse_undefined(graph, roots, box)
     return lower(graph, roots, box, source, several, style)

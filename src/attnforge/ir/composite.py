@@ -18,15 +18,16 @@ from torch import Tensor
 from ..errors import ArgumentError
 from . import evaluate
 from .constants import settled
-from .domain import REALS, Domain
 from .evaluate import Formula
 from .expression import Call, Expr, Product, Variable
 from .grammar import read
 from .graph import Graph
 from .interval import WHOLE
+from .natural import natural_domain
 from .rebuild import rebuilt
 from .removable import Point, affine, exact_float, near, points, special
 from .rounding import precision
+from .turning import turns_of
 from .univariate import Series, Univariate, Value
 
 PREFIX = "expr:"
@@ -40,8 +41,8 @@ def composite(text: str) -> Univariate:
     """The function of y that a formula spells.
 
     >>> bose = composite("expr: 1/(exp(y) - 1)")
-    >>> bose.name, float(bose(torch.tensor(1.0, dtype=torch.float64)))
-    ('expr: 1/(exp(y) - 1)', 0.5819767068693265)
+    >>> bose.name, round(float(bose(torch.tensor(1.0, dtype=torch.float64))), 12)
+    ('expr: 1/(exp(y) - 1)', 0.581976706869)
     >>> float(composite("sin(y)/y")(torch.tensor(0.0)))
     1.0
     """
@@ -74,7 +75,7 @@ def _build(root: Expr, name: str) -> Univariate:
         if not x.is_finite():
             return arb.nan()
         if not any(p.order >= 0 and near(x, p.place) for at in singular for p in at):
-            return evaluate.balls(formula, {VARIABLE: x})[root]
+            return centred(evaluate.balls(formula, {VARIABLE: x})[root], x)
         # next to a removable singularity: every piece that the ball may touch
         touched = [
             branch(arb_series([x, 1], prec=1))[0]
@@ -82,6 +83,19 @@ def _build(root: Expr, name: str) -> Univariate:
             if not ((k > 0 and x < knots[k - 1]) or (k < len(knots) and x > knots[k]))
         ]
         return functools.reduce(arb.union, touched)
+
+    def centred(natural: arb, x: arb) -> arb:
+        """The natural enclosure, cut by f(c) + f'(x) (x - c), whose width shrinks with the square of that of x."""
+        k = None if x.is_exact() else next((k for k in range(len(knots) + 1) if _clear(x, knots, k)), None)
+        if k is None or not natural.is_finite():
+            return natural
+        middle = x.mid()
+        try:
+            slope = branches[k](arb_series([x, 1], prec=2))[1]
+        except evaluate.UNKNOWN:
+            return natural
+        other = evaluate.balls(formula, {VARIABLE: middle})[root] + slope * (x - middle)
+        return natural.intersection(other) if other.is_finite() else natural
 
     def series(x: arb_series) -> arb_series:
         k = next((k for k in range(len(knots) + 1) if _clear(x[0], knots, k)), None)
@@ -94,10 +108,11 @@ def _build(root: Expr, name: str) -> Univariate:
         _value(formula, root, [p for at in singular for p in at if p.order >= 0], branches, knots),
         series,
         ball,
-        _domain(formula, variable, [p for at in singular for p in at if p.order < 0]),
+        natural_domain(formula, variable, [p for at in singular for p in at if p.order < 0]),
         knots,
         _potentials(formula),
         pieces=branches if knots else (),
+        turns=turns_of(branches, knots),
         image=root.range,
     )
 
@@ -147,35 +162,6 @@ def _series(formula: Formula, root: Expr, pieces: dict[Expr, Series], known: lis
         return out if x.prec < 2 or (x[1] == 1 and rest.length() <= 2) else out(rest)
 
     return series
-
-
-def _domain(formula: Formula, variable: Variable, poles: list[Point]) -> Domain:
-    """What is known of the domain without an interval: half lines from functions of a linear argument, and poles."""
-    low, high, low_closed, high_closed = -math.inf, math.inf, True, True
-    for node in formula.order:
-        if isinstance(node, Call):
-            parts = [(node.argument, node.function.domain)]
-        elif isinstance(node, Product):
-            # a negative exponent may meet a zero above the line, so that only its sign counts here
-            parts = [(b, Domain(0.0)) for b, p in node.factors if p.denominator != 1]
-        else:
-            continue
-        for argument, domain in parts:
-            line = affine(argument, variable)
-            if line is None:
-                continue
-            for end, closed, below in ((domain.lo, domain.lo_closed, True), (domain.hi, domain.hi_closed, False)):
-                at = exact_float((Fraction(end) - line[1]) / line[0]) if math.isfinite(end) else None
-                if at is None:
-                    continue
-                if below == (line[0] > 0) and at >= low:
-                    low, low_closed = at, closed and (low_closed or at > low)
-                elif below != (line[0] > 0) and at <= high:
-                    high, high_closed = at, closed and (high_closed or at < high)
-    if not low < high:
-        raise ArgumentError(f"{formula.roots[0].short()} is defined nowhere")
-    where = tuple(sorted({p.place for p in poles if low <= p.place <= high}))
-    return Domain(low, high, low_closed, high_closed, where) if (low, high, where) != (*WHOLE, ()) else REALS
 
 
 def _potentials(formula: Formula) -> tuple[str, ...]:

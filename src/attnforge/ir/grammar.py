@@ -95,6 +95,12 @@ def _strange(character: str) -> str:
     return f"the character {character!r} has no meaning here: {hint}"
 
 
+def _hint(name: str, known: list[str]) -> str:
+    """The closest known name; one that differs only in case first."""
+    same = [other for other in known if other.lower() == name.lower()]
+    return closest(same[0], same) if same else closest(name, known)
+
+
 class _Parser:
     def __init__(self, formula: str, graph: Graph, variables: Container[str]):
         self.formula, self.graph, self.variables = formula, graph, variables
@@ -141,7 +147,7 @@ class _Parser:
 
     def _unknown_names(self) -> UnknownNames:
         known = [*(self.variables if isinstance(self.variables, (set, tuple, list, dict)) else ()), *_CONSTANTS]
-        hints = [f"{name!r}{closest(name, known)}" for name in self.unknown]
+        hints = [f"{name!r}{_hint(name, known)}" for name in self.unknown]
         given = ", ".join(str(name) for name in known if name not in _CONSTANTS) or "none"
         problem = (
             f"the box has no interval for {', '.join(hints)} (its variables: {given}); add each to the box, "

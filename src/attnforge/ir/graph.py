@@ -56,7 +56,7 @@ class Graph:
     """
 
     def __init__(self, intervals: Mapping[str, Interval]):
-        self.intervals = dict(intervals)
+        self.intervals = {name: (float(lo), float(hi)) for name, (lo, hi) in intervals.items()}
         self.partial: list[Partial] = []
         self._nodes: dict[tuple[object, ...], Expr] = {}
 

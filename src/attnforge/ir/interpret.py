@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from .evaluate import inside
 from .ops import (
     Apply,
     Attention,
@@ -85,7 +86,7 @@ VALUES: dict[type[Op], Callable[..., Tensor]] = {
     Constant: _constant,
     Linear: _linear,
     Mix: lambda op, x, value: _like(op.matrix, x) @ value,
-    Apply: lambda op, x, value: op.function(value),
+    Apply: lambda op, x, value: op.function(inside(op.function, value)),
     Product: lambda op, x, left, right: left * right,
     Softmax: lambda op, x, value: torch.softmax(value, -1),
     Attention: _attention,

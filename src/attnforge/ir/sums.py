@@ -11,11 +11,14 @@ from .cuts import Cuts, primitive
 from .expression import Expr, Product
 from .graph import Graph
 
+_MOST_TERMS = 300  # a longer sum is taken as it is: the search for factors is quadratic in its length
 Weighted = list[tuple[Expr, Fraction]]
 
 
 def arranged(graph: Graph, cuts: Cuts, terms: Sequence[tuple[Expr, Fraction]], known: Container[Expr]) -> Weighted:
     """Terms with the same sum that cost fewer products; what is `known` costs nothing already and stays."""
+    if len(terms) > _MOST_TERMS:
+        return list(terms)
     loose = [(term, c) for term, c in terms if term not in known]
     kept = [(term, c) for term, c in terms if term in known]
     return kept + common_factors(graph, cuts, squares(graph, cuts, loose))
@@ -74,9 +77,12 @@ def _root(x: Fraction) -> Fraction | None:
 def common_factors(graph: Graph, cuts: Cuts, terms: Weighted) -> Weighted:
     """x*y + x*z as x*(y + z), the most frequent factor first; factors of one scalar count as one."""
     rest = list(terms)
+    groups: dict[Expr, list[Expr]] = {}
     while True:
-        groups = {term: by_scalar(graph, cuts, term) if isinstance(term, Product) else [] for term, _ in rest}
-        count = Counter(part for parts in groups.values() if len(parts) > 1 for part in parts)
+        for term, _ in rest:
+            if term not in groups:
+                groups[term] = by_scalar(graph, cuts, term) if isinstance(term, Product) else []
+        count = Counter(part for term, _ in rest if len(groups[term]) > 1 for part in groups[term])
         shared = [(n, part) for part, n in count.items() if n > 1]
         if not shared:
             return rest

@@ -16,14 +16,15 @@ from torch import Tensor
 
 from ..box import Box
 from ..errors import DomainError
+from .constants import ball
 from .domain import Domain
 from .evaluate import Formula, balls, tensors
-from .expression import Expr
+from .expression import Expr, Sum
 from .graph import Partial
 from .rounding import precision
 
 _SAMPLES, _CORNERS, _ROUNDS = 512, 256, 60
-_TINY = 1e-20  # an argument that is this close to a pole, exactly evaluated, counts as touching it
+_TINY = 1e-30  # an argument this close to a pole counts as meeting it
 Score = Callable[[Tensor], Tensor]
 
 
@@ -50,13 +51,13 @@ class Search:
             relation = f"{'>=' if words.lo_closed else '>'} {domain.lo:g}"
             point = self._lowest(formula, argument, lambda v: v - domain.lo)
             value = self.exact(formula, point)
-            if value < domain.lo or (not domain.lo_closed and abs(value - domain.lo) < _TINY):
+            if value < domain.lo or (not domain.lo_closed and self._meets(formula, point, domain.lo)):
                 raise DomainError(self._undefined(partial, point, value, relation))
         if above:
             relation = f"{'<=' if words.hi_closed else '<'} {domain.hi:g}"
             point = self._lowest(formula, argument, lambda v: domain.hi - v)
             value = self.exact(formula, point)
-            if value > domain.hi or (not domain.hi_closed and abs(value - domain.hi) < _TINY):
+            if value > domain.hi or (not domain.hi_closed and self._meets(formula, point, domain.hi)):
                 raise DomainError(self._undefined(partial, point, value, relation))
         pole = domain.pole_in(*argument.range) if math.isfinite(sum(argument.range)) else None
         for place in (pole,) if domain.period is not None else domain.poles:
@@ -91,13 +92,25 @@ class Search:
                 low, high = (middle, high) if under else (low, middle)
             return high
         point = self._lowest(formula, argument, lambda v: (v - place).abs())
-        return point if abs(self.exact(formula, point) - place) < _TINY else None
+        return point if self._meets(formula, point, place) else None
+
+    def _meets(self, formula: Formula, point: Tensor, place: float) -> bool:
+        """Whether the argument equals the place, as far as float64 can tell: up to the rounding of its terms."""
+        value, argument = self.exact(formula, point), formula.roots[0]
+        size = abs(arb(place))
+        if isinstance(argument, Sum):
+            parts = Formula.of(*(term for term, _ in argument.terms))
+            found = self._balls(parts, point)
+            size += sum((abs(found[term] * ball(c)) for term, c in argument.terms), abs(ball(argument.constant)))
+        return bool(abs(value - place) < _TINY + size * arb(2) ** -51)
 
     def exact(self, formula: Formula, point: Tensor) -> arb:
         """A tight ball of the formula's only root at a point; NaN where it is undefined."""
+        return self._balls(formula, point)[formula.roots[0]]
+
+    def _balls(self, formula: Formula, point: Tensor) -> dict[Expr, arb]:
         with precision(256):
-            inputs = {name: arb(x) for name, x in zip(self.names, point.tolist(), strict=True)}
-            return balls(formula, inputs)[formula.roots[0]]
+            return balls(formula, {name: arb(x) for name, x in zip(self.names, point.tolist(), strict=True)})
 
     def points(self) -> Tensor:
         """Corners, the centre, the centres of the faces, and uniform points."""

@@ -1,0 +1,94 @@
+"""Formulas that are undefined or unbounded on their box are refused with a point; all others pass."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnforge.box import Box
+from attnforge.errors import DomainError
+from attnforge.frontends.formula import lower_formula
+
+Intervals = dict[str, tuple[float, float]]
+
+# formula, intervals, what the message must name
+REFUSED: tuple[tuple[str, Intervals, str], ...] = (
+    ("1/x", {"x": (-1, 1)}, "1/x is unbounded: x is 0 at x = 0"),
+    ("1/x", {"x": (0, 1)}, "x is 0 at x = 0"),
+    ("y/x**2", {"x": (0, 1), "y": (1, 2)}, "1/x**2 is unbounded"),
+    ("1/(x - y)", {"x": (1, 2), "y": (1.5, 3)}, "x - y is 0 at"),
+    ("log(x)", {"x": (-1, 1)}, "log(x) is undefined at x = -1"),
+    ("log(x)", {"x": (0, 1)}, "must be > 0"),
+    ("log(x*y - 1)", {"x": (0, 2), "y": (0, 1)}, "log(x*y - 1) is undefined"),
+    ("sqrt(x - y)", {"x": (0, 1), "y": (0, 1)}, "sqrt(x - y) is undefined at x = 0, y = 1"),
+    ("sqrt(x**2 + y**2 - 0.0001)", {"x": (-1, 1), "y": (-1, 1)}, "is -0.0001"),
+    ("sqrt((x - 0.317)**2 + (y - 0.119)**2 - 1e-6)", {"x": (-1, 1), "y": (-1, 1)}, "is undefined"),
+    ("1/sqrt(1 - v**2)", {"v": (0, 1)}, "1/sqrt(1 - v**2) is undefined at v = 1"),
+    ("m/sqrt(1 - v**2/c**2)", {"m": (1, 2), "v": (0, 1), "c": (1, 2)}, "at m = 1, v = 1, c = 1"),
+    ("x**-0.5", {"x": (0, 1)}, "must be > 0"),
+    ("x**1.5", {"x": (-1, 1)}, "x**1.5 is undefined at x = -1"),
+    ("x**y", {"x": (-1, 1), "y": (1, 2)}, "log(x) is undefined"),
+    ("tan(x)", {"x": (1, 2)}, "x is 1.570796327"),
+    ("tan(x*y)", {"x": (1, 2), "y": (0, 1)}, "tan(x*y) is unbounded"),
+    ("asin(x*y)", {"x": (0, 2), "y": (0, 1)}, "x*y is 2, but it must be <= 1"),
+    ("acosh(x)", {"x": (0, 2)}, "must be >= 1"),
+    ("atanh(x)", {"x": (0, 1)}, "must be < 1"),
+    ("1/(exp(x) - 1)", {"x": (-1, 1)}, "exp(x) - 1 is 0 at x = 0"),
+    ("1/(x**2 + y**2)", {"x": (-1, 1), "y": (-1, 1)}, "is 0 at x = 0, y = 0"),
+    ("1/(x**2 - 2*x + 1)", {"x": (0, 2)}, "at x = 1"),
+    ("1/(sin(x) - y)", {"x": (0, 1), "y": (0, 1)}, "is 0 at"),
+    ("sin(x)/x**2", {"x": (-1, 1)}, "is unbounded"),
+    ("sqrt(x)*sqrt(x)", {"x": (-1, 1)}, "sqrt(x) is undefined"),
+    ("log(x) - log(x) + y", {"x": (-1, 1), "y": (0, 1)}, "log(x) is undefined"),
+    ("0*sqrt(x) + x", {"x": (-1, 1)}, "sqrt(x) is undefined"),
+    ("cot(x)", {"x": (-1, 1)}, "sin(x) is 0"),
+    ("atan2(y, x)", {"x": (-1, 1), "y": (-1, 1)}, "jumps at the negative x axis"),
+)
+ACCEPTED: tuple[tuple[str, Intervals], ...] = (
+    ("sqrt(x)", {"x": (0, 1)}),
+    ("sqrt(1 - v**2)", {"v": (-1, 1)}),
+    ("sqrt(x - y)", {"x": (1, 2), "y": (0, 1)}),
+    ("sqrt(x - 0.1)", {"x": (0.1, 1)}),  # float32(0.1) lies outside of the box
+    ("sqrt(b**2 - 4*a*c)", {"a": (1, 2), "b": (3, 4), "c": (1, 1.1)}),
+    ("1/(x**2 - 2*x + 1.01)", {"x": (0, 2)}),
+    ("1/(1.5 + sin(x)*cos(x))", {"x": (-9, 9)}),
+    ("x**1.5 + abs(x)**0.1", {"x": (0, 1)}),
+    ("sin(x)/x", {"x": (-1, 1)}),
+    ("y*sin(x)/x", {"x": (-1, 1), "y": (0, 1)}),
+    ("sin(x*y)/(x*y)", {"x": (-1, 1), "y": (-1, 1)}),
+    ("x/(exp(x) - 1)", {"x": (-1, 1)}),
+    ("(exp(x - y) - 1)/(x - y)", {"x": (0, 1), "y": (0, 1)}),
+    ("x/x", {"x": (-1, 1)}),
+    ("asin(x)*acos(x)", {"x": (-1, 1)}),
+    ("acosh(x)", {"x": (1, 2)}),
+    ("atan2(y, x)", {"x": (0.5, 1), "y": (-1, 1)}),
+    ("atan2(y, x)", {"x": (-1, 1), "y": (0.5, 1)}),
+    ("atan2(y, x)", {"x": (-1, 1), "y": (-2, -0.5)}),
+)
+
+
+@pytest.mark.parametrize(("formula", "intervals", "words"), REFUSED, ids=[f"{f} {i}" for f, i, _ in REFUSED])
+def test_refused_with_a_witness(formula: str, intervals: Intervals, words: str) -> None:
+    with pytest.raises(DomainError, match=re.escape(words)):
+        lower_formula(formula, Box(intervals))
+
+
+@pytest.mark.parametrize(("formula", "intervals"), ACCEPTED, ids=[f"{f} {i}" for f, i in ACCEPTED])
+def test_accepted(formula: str, intervals: Intervals) -> None:
+    assert lower_formula(formula, Box(intervals)).box == Box(intervals)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(-2, 2), st.floats(0.01, 2), st.floats(-3, 3))
+def test_a_linear_denominator_is_refused_exactly_when_it_vanishes(low: float, width: float, place: float) -> None:
+    box = Box(x=(low, low + width), y=(0, 1))
+    formula = f"(1 + y)/(x - ({place!r}))"
+    if low <= place <= low + width:
+        with pytest.raises(DomainError, match="unbounded"):
+            lower_formula(formula, box)
+    elif min(abs(low - place), abs(low + width - place)) > 1e-6:
+        assert math.isfinite(lower_formula(formula, box).depth())

@@ -1,0 +1,185 @@
+"""Expression graphs: shared nodes, exact constants, rewrites only where they are sound, traced callables."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnforge.errors import ArgumentError, DomainError, UnsupportedOperation
+from attnforge.ir.constants import constant_call, constant_pi, constant_power, constant_text, rational, settled
+from attnforge.ir.evaluate import Formula, tensors
+from attnforge.ir.expression import Expr, reachable
+from attnforge.ir.functions import get
+from attnforge.ir.graph import Graph
+from attnforge.ir.interval import added, product
+
+
+def graph() -> tuple[Graph, Expr, Expr, Expr]:
+    g = Graph({"x": (0.0, 2.0), "y": (-1.0, 1.0), "z": (0.5, 3.0)})
+    return g, g.variable("x"), g.variable("y"), g.variable("z")
+
+
+def test_equal_expressions_are_one_node() -> None:
+    _, x, y, z = graph()
+    assert (x + y) * z is z * (y + x)
+    assert np.sin(x * y) is torch.sin(y * x)
+    assert x * x * x is x**3 and x / z * z is x
+    assert (x - y) ** 2 is (y - x) ** 2 and np.cos(x - y) is np.cos(y - x)
+    assert np.sin(y - x) is -np.sin(x - y)
+    assert x + 0.5 is not x + 0.25
+
+
+@pytest.mark.parametrize(
+    ("build", "wanted"),
+    [
+        (lambda x, y, z: x - x, "0"),
+        (lambda x, y, z: x * y - y * x, "0"),
+        (lambda x, y, z: (4 * x**2 * y) / (2 * x), "2*x*y"),
+        (lambda x, y, z: np.sqrt(x * z), "sqrt(x)*sqrt(z)"),
+        (lambda x, y, z: np.sqrt(x * x), "x"),
+        (lambda x, y, z: np.sqrt(y * y), "abs(y)"),
+        (lambda x, y, z: np.sqrt(x * y), "sqrt(x)*sqrt(y)"),
+        (lambda x, y, z: (y**2) ** 1.5, "abs(y)**3"),
+        (lambda x, y, z: (y**4) ** 0.5, "y**2"),
+        (lambda x, y, z: np.log(z * z * (x + 1)), "log(x + 1) + 2*log(z)"),
+        (lambda x, y, z: np.log(y * z), "log(y*z)"),
+        (lambda x, y, z: np.log(np.exp(y)) + np.exp(np.log(z)), "y + z"),
+        (lambda x, y, z: np.exp(x) * np.exp(y) * np.exp(-x), "exp(y)"),
+        (lambda x, y, z: np.exp(y) ** 3, "exp(3*y)"),
+        (lambda x, y, z: np.exp(x + 1) - math.e * np.exp(x), None),
+        (lambda x, y, z: np.maximum(z, -1), "z"),
+        (lambda x, y, z: np.maximum(y, 0), "relu(y)"),
+        (lambda x, y, z: np.minimum(x, 5), "x"),
+        (lambda x, y, z: abs(x) + abs(-z), "x + z"),
+        (lambda x, y, z: abs(-3 * y), "3*abs(y)"),
+        (lambda x, y, z: abs(y) ** 2, "y**2"),
+        (lambda x, y, z: np.clip(y, -0.5, 0.5), "0.5*hardtanh(2*y)"),
+        (lambda x, y, z: y.clamp(min=0), "relu(y)"),
+        (lambda x, y, z: y.sigmoid() - torch.sigmoid(y), "0"),
+        (lambda x, y, z: np.float64(2) * x + np.int64(1), "2*x + 1"),
+        (lambda x, y, z: np.arctan2(y, z) - np.arctan(y / z), "0"),
+        (lambda x, y, z: np.square(x) + np.reciprocal(z), "1/z + x**2"),
+        (lambda x, y, z: 2**y, "exp(0.6931471805599453*y)"),
+    ],
+)
+def test_rewrites(build: object, wanted: str | None) -> None:
+    _, x, y, z = graph()
+    node = build(x, y, z)  # type: ignore[operator]
+    if wanted is not None:
+        assert node.text == wanted
+    else:
+        assert abs(node.range[0]) < 1e-15
+
+
+def test_rewrites_that_need_a_sign_wait_for_it() -> None:
+    _, _, y, z = graph()
+    unknown = np.sqrt((y - 0.5) * (y + 0.5))
+    assert unknown.text == "sqrt((y + 0.5)*(y - 0.5))"
+    assert np.log(y * y * z).text == "log(y**2*z)"
+
+
+def test_ranges_hold() -> None:
+    g, x, y, z = graph()
+    node = np.sin(x * y) / (z + x**2) - abs(y) * np.sqrt(x)
+    points = {name: torch.rand(2000, dtype=torch.float64) * (b - a) + a for name, (a, b) in g.intervals.items()}
+    found = tensors(Formula.of(node), points)
+    for part in reachable([node]):
+        low, high = part.range
+        assert low - 1e-15 <= float(found[part].min()) and float(found[part].max()) <= high + 1e-15
+    assert all(child.index < part.index for part in reachable([node]) for child in part.children)
+
+
+@given(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9), st.floats(-1e9, 1e9), st.floats(-1e9, 1e9))
+def test_intervals_round_outward(a: float, b: float, c: float, d: float) -> None:
+    one, other = (min(a, b), max(a, b)), (min(c, d), max(c, d))
+    low, high = added(one, other)
+    assert Fraction(low) <= Fraction(one[0]) + Fraction(other[0]) and Fraction(one[1]) + Fraction(other[1]) <= Fraction(
+        high
+    )
+    low, high = product(one, other)
+    ends = [Fraction(p) * Fraction(q) for p in one for q in other]
+    assert Fraction(low) <= min(ends) and max(ends) <= Fraction(high)
+
+
+def test_constants_are_exact() -> None:
+    assert rational(0.1) == Fraction(0.1) != Fraction(1, 10)
+    assert constant_call(get("cos"), constant_pi()) == -1
+    assert constant_power(Fraction(4, 9), Fraction(1, 2)) == Fraction(2, 3)
+    assert constant_power(Fraction(-2), Fraction(3)) == -8
+    assert abs(constant_power(Fraction(2), Fraction(1, 2)) ** 2 - 2) < Fraction(1, 2**180)
+    assert constant_power(Fraction(3), Fraction(-500)) > 0
+    for bad in (math.nan, math.inf, "1", True, 1j, None):
+        with pytest.raises(ArgumentError):
+            rational(bad)
+    with pytest.raises(DomainError):
+        constant_power(Fraction(-2), Fraction(1, 2))
+
+
+@given(st.fractions() | st.floats(allow_nan=False, allow_infinity=False).map(Fraction))
+def test_constants_are_spelled_so_that_they_read_back(value: Fraction) -> None:
+    kept = settled(value)
+    top, _, bottom = constant_text(kept).partition("/")
+    assert Fraction(top) / Fraction(bottom or 1) == kept
+    assert settled(kept) == kept
+    assert abs(kept - value) <= abs(value) * Fraction(1, 2**52) + Fraction(1, 2**1074)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda x: math.sin(x), "numpy's functions"),
+        (lambda x: x if x > 0 else -x, "comparison"),
+        (lambda x: max(x, 1), "comparison"),
+        (lambda x: 1 if x else 0, "an if"),
+        (lambda x: x == 0, "comparison with =="),
+        (lambda x: int(x), "int"),
+        (lambda x: np.floor(x), "floor has no form"),
+        (lambda x: np.add(x, 1, where=True), "options"),
+        (lambda x: torch.fmod(x, 2), "fmod has no form"),
+    ],
+)
+def test_what_needs_a_number_is_refused(build: object, message: str) -> None:
+    _, x, _, _ = graph()
+    with pytest.raises(UnsupportedOperation, match=message):
+        build(x)  # type: ignore[operator]
+
+
+def test_graphs_do_not_mix() -> None:
+    with pytest.raises(ArgumentError, match="different formulas"):
+        graph()[1] + graph()[1]
+    with pytest.raises(AttributeError):
+        graph()[1].shape  # noqa: B018
+    with pytest.raises(ArgumentError):
+        graph()[1] + "1"
+
+
+def test_limits() -> None:
+    _, x, y, _ = graph()
+
+    def deep(node: Expr) -> None:
+        for _ in range(1000):
+            node = np.sin(node + y)
+
+    def many(node: Expr) -> None:
+        for i in range(100_000):
+            node + i
+
+    with pytest.raises(ArgumentError, match="nested more than"):
+        deep(x)
+    with pytest.raises(ArgumentError, match="different subexpressions"):
+        many(x)
+
+
+def test_sharing_keeps_texts_short() -> None:
+    g = Graph({"x": (0.0, 0.5)})
+    node = g.variable("x")
+    for _ in range(60):  # a text of 2^60 characters
+        node = node * (1 - node)
+    assert len(reachable([node])) < 400 and len(node.short()) < 100
+    assert isinstance(node.order[1], str) and node.text is None
