@@ -28,6 +28,7 @@ from .rounding import TINY, gamma, largest_mean, softmax_rounding, unit, up
 Array = np.ndarray
 ORDER = 8  # Taylor order of the cell expansion
 CELLS = 512  # cells of the first pass
+PATIENCE = 1500  # with more cells than this, halving the worst must gain 5 % to go on
 MOST_CELLS = 1 << 17
 WINDOW = 96  # above this many anchors only those that matter near a cell are gathered
 NEGLIGIBLE = 60.0  # anchors whose logit is this far below the largest count as leaked mass exp(-60)
@@ -81,15 +82,25 @@ class AnchorBound:
     def over(self, low: Array, high: Array) -> Array:
         """The bound on each of the intervals [low, high], which must lie inside: the largest error of their cells."""
         order = np.argsort(self.low)
-        starts, levels = self.low[order], [self.error[order]]
-        while 2 ** len(levels) <= len(starts):  # largest error of 2^k neighbours, for range queries
-            half, last = 2 ** (len(levels) - 1), levels[-1]
-            levels.append(np.maximum(last[:-half], last[half:]))
-        first = np.clip(np.searchsorted(starts, low, side="right") - 1, 0, len(starts) - 1)
-        final = np.clip(np.searchsorted(starts, high, side="right") - 1, first, len(starts) - 1)
+        return Largest(self.low[order], self.error[order]).over(low, high)
+
+
+class Largest:
+    """The largest of the numbers that belong to consecutive cells, over many ranges of cells at once."""
+
+    def __init__(self, start: Array, number: Array):
+        self.start, self.levels = start, [number]
+        while 2 ** len(self.levels) <= len(start):  # largest of 2^k neighbours
+            half, last = 2 ** (len(self.levels) - 1), self.levels[-1]
+            self.levels.append(np.maximum(last[:-half], last[half:]))
+
+    def over(self, low: Array, high: Array) -> Array:
+        """The largest number of the cells that meet [low, high]; cells begin at `start`, the last one has no end."""
+        first = np.clip(np.searchsorted(self.start, low, side="left") - 1, 0, len(self.start) - 1)
+        final = np.clip(np.searchsorted(self.start, high, side="right") - 1, first, len(self.start) - 1)
         depth = np.floor(np.log2(final - first + 1)).astype(int)
         worst = np.zeros(np.shape(low))
-        for k, level in enumerate(levels):
+        for k, level in enumerate(self.levels):
             at = depth == k
             worst[at] = np.maximum(level[first[at]], level[final[at] - 2**k + 1])
         return worst
@@ -109,7 +120,7 @@ def anchor_bound(
     for _ in range(40):
         sums = interpolation + rounding
         worst = float(np.max(sums))
-        open_cells = sums > (0.97 * worst if np.isfinite(worst) else np.finfo(float).max)
+        open_cells = sums > (0.9 * worst if np.isfinite(worst) else np.finfo(float).max)
         middle = 0.5 * (low + high)
         splittable = open_cells & (middle > low) & (middle < high)
         if not splittable.any() or len(low) + int(splittable.sum()) > MOST_CELLS:

@@ -32,7 +32,7 @@ from ..lower.assemble import affine_map, folding_error, site_spec, tables_of
 from ..lower.forms import Column, forms
 from ..lower.layout import Layout, Site, Stage
 from ..network import AttentionLayer, AttentionOnly
-from .interpolation import CELLS, AnchorBound, AnchorWeights, anchor_bound
+from .interpolation import CELLS, AnchorBound, AnchorWeights, Largest, anchor_bound
 from .rounding import gamma, unit
 
 Errors = dict[int, Array]  # value -> (cell, token, channel, source); the last source is the affine maps
@@ -59,7 +59,7 @@ class Local:
         return self.total * np.minimum(size / self.scale * (1 + 2.0**-50), 1.0)
 
 
-def anchor_edges(table: AnchorWeights, fn: Univariate, low: float, high: float, flat: Array | None = None) -> Array:
+def anchor_edges(fn: Univariate, low: float, high: float, flat: Array | None = None) -> Array:
     """First cells for the bound of a table: dense where its anchors are, kinks on boundaries."""
     inner = np.linspace(low, high, CELLS + 1) if flat is None else flat
     places = np.sort(inner[(inner > low) & (inner < high)])
@@ -74,7 +74,9 @@ class Propagation:
         self.layout, self.network, self.dtype, self.u = layout, network, dtype, unit(dtype)
         self.forms = forms(layout.program)
         self.sites = layout.sites
+        self.flats = flats
         self._cache: dict[tuple[int, str], AnchorBound] = {}
+        self._steepness: dict[int, Largest] = {}
         self.local = {
             site.op: self._local(stage, i, site, flats) for i, stage in enumerate(layout.stages) for site in stage.sites
         }
@@ -99,7 +101,7 @@ class Propagation:
             low, high = (float(x) for x in config["interval"])
             key = (number, fn.name)
             if key not in self._cache:
-                edges = anchor_edges(table, fn, low, high, flats[number])
+                edges = anchor_edges(fn, low, high, flats[number])
                 self._cache[key] = anchor_bound(table, fn, edges, self.dtype)
             found = self._cache[key]
             return Local(((low, high),), found.bound, found.rounding, found)
@@ -202,11 +204,25 @@ class Propagation:
         total = e.sum(-1)
         widest = float(np.max(total)) * (1 + 2.0**-40)
         low, high = r.low - widest, r.high + widest
-        slope = lipschitz(op.function, low, high)
-        loose = np.minimum(spread(op.function, low, high), modulus(op.function, total))
+        slope = self._slopes(site).over(low, high)
+        loose = modulus(op.function, total)
+        steep = ~np.isfinite(slope) & ~np.isfinite(loose)
+        if steep.any():
+            loose[steep] = spread(op.function, low[steep], high[steep])
         most = np.minimum(np.where(total > 0, slope * np.where(total > 0, total, 1.0), 0.0), loose)
         share = e / np.where(total > 0, total, 1.0)[..., None]
         return np.where(e > 0, share * most[..., None], 0.0), local.over(low, high)
+
+    def _slopes(self, site: Site) -> Largest:
+        """The slopes of a site's function on cells of its interval, for range queries."""
+        if site.op not in self._steepness:
+            op = self.layout.program.ops[site.op]
+            assert isinstance(op, Apply)
+            low, high = self.local[site.op].intervals[0]
+            flat = self.flats[int(site.config["table"])] if site.family == "anchor" else None
+            edges = anchor_edges(op.function, low, high, flat)
+            self._steepness[site.op] = Largest(edges[:-1], lipschitz(op.function, edges[:-1], edges[1:]))
+        return self._steepness[site.op]
 
     def product(self, site: Site, ranges: list[Range], inputs: list[Array]) -> tuple[Array, Array]:
         """|x y - x' y'| <= |x| |y - y'| + |y'| |x - x'|."""

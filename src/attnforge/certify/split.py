@@ -14,7 +14,7 @@ from .rules import Propagation
 
 FIRST = 64  # cells of the first pass
 BATCH = 24  # worst cells that are split in one round
-TRIES = 4  # coordinates that are tried for a split
+TRIES = 3  # coordinates that are tried for a split
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def _influence(found: list[Range]) -> Array:
             return np.reshape(found[0].high - found[0].low, (cells_, symbols))
         if not np.isfinite(r.slope).all():
             continue
-        width = np.maximum(np.max(np.abs(r.slope).sum(-1), axis=(1, 2)), 1e-300)
-        total += np.abs(r.slope).max(axis=(1, 2)) / width[:, None]
+        size = np.maximum(r.size.max(axis=(1, 2)), 1e-300)
+        total += np.minimum(np.abs(r.slope).max(axis=(1, 2)) / size[:, None], 1.0)
     return total
 
 
@@ -110,6 +110,6 @@ def _split(
     all_high = np.stack(highs, 1).reshape(-1, *shape)
     parts, influence = _evaluate(propagation, all_low, all_high)
     total = parts.sum(-1).reshape(count, order.shape[1], 2)
-    best = np.argmin(total.max(-1) + 1e-9 * total.sum(-1), -1)
+    best = np.argmin(total.sum(-1), -1)  # not the larger child alone: a split may pay only together with the next
     index = ((np.arange(count) * order.shape[1] + best)[:, None] * 2 + np.arange(2)).ravel()
     return all_low[index], all_high[index], parts[index], influence[index], len(all_low)

@@ -31,6 +31,7 @@ from ..ir.univariate import Univariate
 from .layout import Site
 from .sensitivity import sensitivities
 
+MOST_DECADES = 1e4  # a table is fitted for relative error over at most so large a ratio of values
 EXACT_GATES = ("sigmoid", "tanh", "silu")
 KINKS = {"relu": "relu", "abs": "abs", "hardtanh": "hard_tanh"}
 
@@ -221,7 +222,8 @@ def _table(fn: Univariate, hull: Hull, order: Order, tables: list[Table]) -> int
     eps, relative = max(order.eps, 1e-300), False
     if order.style.relative:
         smallest, largest = enclose(fn, low, high)
-        relative = smallest > 0 or largest < 0
+        ends = sorted((abs(smallest), abs(largest)))
+        relative = (smallest > 0 or largest < 0) and ends[1] < MOST_DECADES * ends[0]
         eps = eps / max(abs(smallest), abs(largest)) if relative else eps
     found = search.quick(fn, hull.low, hull.high, order.dtype, float(f"{eps:.2g}"), relative)
     if found is None:
