@@ -102,7 +102,8 @@ class CompiledNetwork(CertifiedModule):
                 bias = 0.0 if group.b_Q is None else float(group.b_Q.detach().abs().max())
                 query = float(group.W_Q.detach().abs().max()) * reach + bias
                 keys = [t for t in (group.M_K, group.b_K) if t is not None]
-                most = max(most, query * max(float(t.detach().abs().sum(-1).max()) for t in keys))
+                most = max(most, query * max((float(t.detach().abs().sum(-1).max()) for t in keys), default=0.0))
+            most = max([most, *(float(site.config["logit"]) for site in stage.sites if "logit" in site.config)])
         return most
 
     def core(self, *inputs: Tensor) -> Tensor:

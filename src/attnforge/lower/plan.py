@@ -115,6 +115,7 @@ class Order:
     eps: float
     dtype: torch.dtype
     style: Style
+    site: str = ""
 
     def hull(self, operand: int = 0, fn: Univariate | None = None) -> Hull:
         """The interval of one argument, with room for errors."""
@@ -137,7 +138,7 @@ def make_plan(
         choose = CHOICES.get(type(op))
         if choose is None:
             raise UnsupportedOperation(f"'{op.word}' ({program.sites[i]}) has no attention-only form here yet")
-        order = Order(i, op, tuple(found[j] for j in op.inputs), budget[i], dtype, style)
+        order = Order(i, op, tuple(found[j] for j in op.inputs), budget[i], dtype, style, program.sites[i])
         rooted = i in roots and isinstance(op, Apply) and op.function.name == "square"
         sites[i] = _square(order) if rooted else choose(order, tables)
     return Plan(program, sites, tuple(tables), budget)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..certify.rounding import unit
-from ..errors import PrecisionError
+from ..errors import DomainError, PrecisionError
 from ..heads.norm import MAX_HEADS
 from ..heads.norm_fit import fit, layer_error
 from ..heads.token_bounds import DEAD
@@ -18,7 +18,7 @@ from ..ir.ops import Attention, MaxTokens, Mix, Normalise, Softmax
 from .layout import Site
 from .plan import CHOICES, Order, Table
 
-ROOM = 2.0**-6  # how much wider than the exact variances the interval is that a norm is fitted on
+ROOM = 2.0**-7  # how much further than the exact roots of variances a norm is fitted, for errors of earlier layers
 COUNTS = (4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, MAX_HEADS)  # numbers of heads tried for a norm
 
 
@@ -61,14 +61,16 @@ def _attention(order: Order, tables: list[Table]) -> Site:
 
 def _normalise(order: Order, tables: list[Table]) -> Site:
     """The fewest heads whose fit keeps the budget, or the best fit if none does."""
-    i, op, dtype = order.number, order.op, order.dtype
+    op, dtype, margin = order.op, order.dtype, order.style.margin
     assert isinstance(op, Normalise)
+    name = f"the norm '{order.site}'" if order.site else f"the norm %{order.number}"
     low, high = variances(order.reads[0])
-    low, high = low * (1 - ROOM), max(high * (1 + ROOM), 1e-30)
-    if low + op.eps <= 2.0**-60 * high:
-        raise PrecisionError(
-            f"a norm needs variances away from 0: operation %{i} has variances in [{low:g}, {high:g}] and eps "
-            f"{op.eps:g}; give the norm a larger eps or choose a box on which the variance stays away from 0"
+    low = max(0.0, math.sqrt(low) * (1 - ROOM) - margin * ROOM * math.sqrt(high)) ** 2
+    high = max(high * (1 + max(ROOM, margin)) ** 2, 1e-30)
+    if low + op.eps == 0:
+        raise DomainError(
+            f"{name} may divide by 0: its variance cannot be shown to stay away from 0 and its eps is 0; "
+            "give it an eps, or choose a box on which the variance is positive"
         )
     wanted = 0.5 * order.eps / math.sqrt(op.width)
     best: tuple[float, tuple[np.ndarray, ...]] | None = None
@@ -82,7 +84,8 @@ def _normalise(order: Order, tables: list[Table]) -> Site:
     assert best is not None
     if not best[0] < 0.5:
         raise PrecisionError(
-            f"no norm head is accurate for the variances [{low:g}, {high:g}] of operation %{i}; choose a smaller box"
+            f"{name} has no accurate head for variances from {low:g} to {high:g} with eps {op.eps:g} in "
+            f"{str(dtype).removeprefix('torch.')}; give it a larger eps, or choose a smaller box"
         )
     scale, shift, amount = (x.tolist() for x in best[1])
     config = {"variance": [low, high], "scales": scale, "shifts": shift, "amounts": amount}

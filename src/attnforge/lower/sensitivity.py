@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..ir.enclose import Range
+from ..ir.enclose import Range, normalised_size
 from ..ir.ops import Apply, Array, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from ..ir.program import Program
 from ..ir.slopes import lipschitz, spread
@@ -61,26 +61,34 @@ def _product(op: Op, out: Array, reads: list[Range]) -> list[Array]:
 
 
 def _softmax(op: Op, out: Array, reads: list[Range]) -> list[Array]:
-    return [0.25 * out.sum(-1, keepdims=True) * np.ones_like(out)]
+    """All logits moved by d move no weight by more than tanh(d/2)."""
+    return [np.broadcast_to(0.5 * out.mean(-1, keepdims=True), out.shape)]
 
 
 def _attention(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    """Logits moved by d move the result by tanh(d/2) times the spread of the values; these move it as they do."""
     assert isinstance(op, Attention)
     query, key, value = reads
-    spread = float(np.max(value.high) - np.min(value.low))
-    total = out.sum((1, 2), keepdims=True)
-    to_query = np.broadcast_to(total * spread * abs(op.scale) * float(key.size.max()), query.low.shape)
-    to_key = np.broadcast_to(total * spread * abs(op.scale) * float(query.size.max()), key.low.shape)
-    return [to_query, to_key, np.broadcast_to(out.sum(1, keepdims=True), out.shape)]
+    spread = value.high.max(1, keepdims=True) - value.low.min(1, keepdims=True)
+    pull = 0.5 * abs(op.scale) * (out * spread).sum(-1, keepdims=True)  # (cell, query, 1)
+    to_query = pull * key.size.max(1, keepdims=True)
+    to_key = (pull * query.size).mean(1, keepdims=True)
+    to_value = out.mean(1, keepdims=True)
+    pairs = zip((to_query, to_key, to_value), reads, strict=True)
+    return [np.broadcast_to(part, read.low.shape) for part, read in pairs]
 
 
 def _normalise(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    """The derivative of c/r is (h - n (n.h)/d) / r: each entry's own share, and one of the row's."""
     assert isinstance(op, Normalise)
-    return [np.broadcast_to(out.sum(-1, keepdims=True), out.shape) / np.sqrt(max(op.eps, 1e-12))]
+    c = reads[0]
+    least = 0.0 if op.centred else np.mean(c.least**2, -1, keepdims=True)
+    size = np.sqrt(float(op.width)) if op.centred else normalised_size(c, op.eps)
+    return [(out + (out * size).mean(-1, keepdims=True)) / np.sqrt(np.maximum(least + op.eps, 1e-12))]
 
 
 def _max_tokens(op: Op, out: Array, reads: list[Range]) -> list[Array]:
-    return [np.broadcast_to(out.sum(1, keepdims=True), out.shape)]
+    return [np.broadcast_to(out.mean(1, keepdims=True), out.shape)]
 
 
 #: How each operation hands its sensitivity to what it reads.
