@@ -28,6 +28,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("heads",),
     ("files",),
     ("frontends", "lower", "theorems", "incontext", "export", "certify.check"),
+    ("certify.rules", "certify.rules_tokens", "certify.split"),  # errors are propagated through what was laid out
+    ("compiled",),
     ("_compile",),
     ("convert", "lab"),
     ("report",),
