@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from ..heads.norm_fit import layer_error
 from ..heads.token_bounds import DEAD, fixed_terms, peak_error
@@ -24,7 +25,7 @@ from .rules import LOCALS, PASSES, Local, Propagation
 Passed = tuple[Array, Array]
 
 
-def worst(e: Array, axis: int, among: Array | None = None) -> Array:
+def worst(e: Array, axis: int, among: npt.NDArray[np.bool_] | None = None) -> Array:
     """The parts of the largest total along an axis: they add up to the maximum, which a maximum of parts does not.
 
     `among` picks the candidates; at least one must be left.
@@ -176,12 +177,37 @@ def _mix_local(propagation: Propagation, site: Site, layer: AttentionLayer) -> L
 
 
 def _mix(propagation: Propagation, site: Site, ranges: list[Range], inputs: list[Array]) -> Passed:
-    """|M| e. Positions must arrive exactly."""
+    """|M| e; where positions do not arrive exactly (after training), what that does to the weights of the heads."""
     op = propagation.layout.program.ops[site.op]
     assert isinstance(op, Mix)
     passed = np.einsum("ij,cjks->ciks", np.abs(op.matrix), inputs[0]) * (1 + (len(op.matrix) + 4) * 2.0**-52)
-    lost = len(inputs) > 1 and bool(inputs[1].any())
-    return passed, np.full(passed.shape[:-1], math.inf if lost else propagation.local[site.op].total)
+    if len(inputs) > 1 and inputs[1].any():
+        size = (ranges[0].size + inputs[0].sum(-1)).max(1, keepdims=True)
+        passed = passed + _moved_positions(propagation, op, site, inputs[1], size)
+    return passed, np.full(passed.shape[:-1], propagation.local[site.op].total)
+
+
+def _moved_positions(propagation: Propagation, op: Mix, site: Site, e: Array, size: Array) -> Array:
+    """How far a fixed mixing of values of at most `size` moves when one-hot positions err by e.
+
+    Head h has logits p_i . (p_j L) and p_i . sink. They err by d, rounding of what is no longer one-hot included; its
+    values lie among [-size, size] and 0, so its result moves by 2 tanh(d/2) size times its gain.
+    """
+    heads = HEADS[site.family](op, site, propagation.dtype)
+    keys, sinks = (t.detach().double().numpy() for t in (heads.W_K[:, op.width :], heads.M_K[:, 0]))
+    gains = np.abs(heads.W_O.detach().double().numpy()).max((1, 2))
+    n, total = len(op.matrix), e.sum(-1)
+    out = np.zeros((*e.shape[:2], op.width, e.shape[-1]))
+    for key, sink, gain in zip(np.abs(keys), np.abs(sinks), gains, strict=True):
+        row = np.einsum("cjts,tp->cjps", e, key)  # of the keys
+        tokens = np.einsum("cjps,ip->cijs", row, np.eye(n)) + np.einsum("cjp,cips->cijs", key + row.sum(-1), e)
+        parts = worst(np.concatenate([tokens, np.einsum("p,cips->cis", sink, e)[:, :, None]], 2), 2)
+        largest = max(float(key.max()), float(sink.max())) * (1 + total.sum(-1).max(1, keepdims=True)) ** 2
+        slip = 4 * gamma(2 * n + 4, propagation.u) * largest[..., None] * np.ones_like(total[..., :1])
+        parts[..., -1] += slip[..., 0]
+        moved = 2 * gain * _weights_move(up(parts.sum(-1), 64 + 8 * n))[..., None] * size
+        out += scaled(np.broadcast_to(parts[:, :, None], out.shape), moved)
+    return out * (1 + (8 * n + 64) * 2.0**-52)
 
 
 def _max_local(propagation: Propagation, site: Site, layer: AttentionLayer) -> Local:
