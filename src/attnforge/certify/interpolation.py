@@ -28,7 +28,7 @@ from .rounding import TINY, gamma, largest_mean, softmax_rounding, unit, up
 Array = np.ndarray
 ORDER = 8  # Taylor order of the cell expansion
 CELLS = 512  # cells of the first pass
-PATIENCE = 1500  # with more cells than this, halving the worst must gain 5 % to go on
+PATIENCE = 2  # with so many times the first cells, halving the worst must gain 5 % to go on
 MOST_CELLS = 1 << 17
 WINDOW = 96  # above this many anchors only those that matter near a cell are gathered
 NEGLIGIBLE = 60.0  # anchors whose logit is this far below the largest count as leaked mass exp(-60)
@@ -132,9 +132,10 @@ def anchor_bound(
         low, high = np.concatenate([low[keep], new_low]), np.concatenate([high[keep], new_high])
         interpolation = np.concatenate([interpolation[keep], found[0]])
         rounding = np.concatenate([rounding[keep], found[1]])
-        now = interpolation + rounding
-        stuck = stuck + 1 if float(np.max(now)) > 0.985 * worst else 0
-        if stuck and np.isfinite(worst) and (stuck > 8 or _settled(head, fn, low, high, now, rounding, relative)):
+        now, many = interpolation + rounding, len(low) > PATIENCE * len(edges)
+        stuck = stuck + 1 if float(np.max(now)) > (0.95 if many else 0.985) * worst else 0
+        enough = many or stuck > 8
+        if stuck and np.isfinite(worst) and (enough or _settled(head, fn, low, high, now, rounding, relative)):
             break
     at_worst = int(np.argmax(interpolation + rounding))
     parts = float(interpolation[at_worst]), float(rounding[at_worst])
@@ -233,6 +234,7 @@ def _chunk(head: AnchorWeights, table: Taylor, dtype: torch.dtype, relative: boo
     position = reach * np.abs(s) if head.centre else 0.0
     d = u * (np.abs(slope) * reach + logit_size + gap + bump + sr + position) * (1 + 8 * u) * (1 + 16 * U)
     spread = away_size + moved[:, None]
+    d = d + u * np.max(d, -1, keepdims=True)  # the largest logit is subtracted as computed
     inner = softmax_rounding(lifted / least[:, None], d, np.abs(value), spread, u, TINY[dtype])
     inner += dropped * 8 * (np.max(np.abs(head.value)) + np.abs(h0) + moved)
     attention = np.abs(h0) + moved + inner
