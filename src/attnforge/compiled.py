@@ -210,7 +210,7 @@ class CompiledNetwork(CertifiedModule):
         header, arrays = self.program.to_json()
         return {
             "program": header,
-            "arrays": {name: array.tolist() for name, array in arrays.items()},
+            "arrays": {name: _listed(array) for name, array in arrays.items()},
             "sites": [[site.op, site.family, dict(site.config)] for site in self.layout.sites],
             "flats": [flat.tolist() for flat in self.flats],
             "boxes": [box.to_json() for box in self.boxes],
@@ -243,3 +243,9 @@ class CompiledNetwork(CertifiedModule):
 
 def _pairs(site: Site) -> list[Sequence[float]]:
     return [site.config["interval"]] if "interval" in site.config else list(site.config.get("intervals", []))
+
+
+def _listed(array: Array) -> list[Any]:
+    """An array as nested lists; minus infinity, which JSON lacks and masks need, as text that numpy reads back."""
+    hidden = np.isneginf(array)
+    return np.where(hidden, "-inf", array.astype(object)).tolist() if hidden.any() else array.tolist()
