@@ -50,6 +50,7 @@ class CompiledNetwork(CertifiedModule):
     certificate."""
 
     family = "network"
+    constants: Tensor | None
 
     def __init__(
         self,
@@ -73,10 +74,7 @@ class CompiledNetwork(CertifiedModule):
         self.box = layout.program.box
         self.boxes = boxes or (self.box,)
         self.network: AttentionOnly = assemble(layout, tables, dtype)
-        constants = [op.value for op in layout.program.ops if isinstance(op, Constant)]
-        self.register_buffer(
-            "constants", torch.from_numpy(np.concatenate(constants, -1)).to(dtype) if constants else None
-        )
+        self.register_buffer("constants", _constants(layout.program, dtype))
 
     @property
     def program(self) -> Program:
@@ -189,6 +187,11 @@ class CompiledNetwork(CertifiedModule):
         """Everything that training leaves alone must still be what the layout says."""
         blank = [AnchorWeights(np.zeros(n), np.zeros(n), np.zeros(n), c, s) for n, c, s in self._table_shapes()]
         wanted = dict(assemble(self.layout, blank, self.dtype).named_parameters())
+        constants = _constants(self.program, self.dtype)
+        if self.constants is not None and (constants is None or not torch.equal(self.constants.cpu(), constants)):
+            raise CertificateError(
+                "the constants next to the input are part of the network's structure and were changed"
+            )
         for name, parameter in self.network.named_parameters():
             if not parameter.requires_grad and not torch.equal(parameter.detach().cpu(), wanted[name].detach()):
                 raise CertificateError(
@@ -243,6 +246,12 @@ class CompiledNetwork(CertifiedModule):
 
 def _pairs(site: Site) -> list[Sequence[float]]:
     return [site.config["interval"]] if "interval" in site.config else list(site.config.get("intervals", []))
+
+
+def _constants(program: Program, dtype: torch.dtype) -> Tensor | None:
+    """The constant values of a program side by side: columns that stand next to the input."""
+    found = [op.value for op in program.ops if isinstance(op, Constant)]
+    return torch.from_numpy(np.concatenate(found, -1)).to(dtype) if found else None
 
 
 def _listed(array: Array) -> list[Any]:

@@ -24,7 +24,7 @@ from ..heads.gate_specs import gate_spec
 from ..heads.product_bounds import Sides, product_error
 from ..ir.clipped import clipped
 from ..ir.enclose import Range
-from ..ir.ops import Apply, Array
+from ..ir.ops import Apply, Array, Constant
 from ..ir.positions import reads as values_read
 from ..ir.slopes import lipschitz, modulus, spread
 from ..ir.univariate import Univariate
@@ -140,8 +140,11 @@ class Propagation:
         errors: Errors = {}
         cells, tokens = found[0].low.shape[:2]
         sources = len(self.sites) + 1
-        for value, _ in self.layout.first:
-            errors.setdefault(value, np.zeros((cells, tokens, self.layout.program.ops[value].width, sources)))
+        for value in dict.fromkeys(value for value, _ in self.layout.first):
+            op = self.layout.program.ops[value]
+            errors[value] = np.zeros((cells, tokens, op.width, sources))
+            if isinstance(op, Constant):  # stored in the dtype that ships
+                errors[value][..., -1] = np.abs(rounded(op.value, self.dtype) - op.value)
         for i, stage in enumerate(self.layout.stages):
             reads = self._affine(2 * i, stage.before, stage.columns, errors, found)
             for site in stage.sites:
@@ -236,6 +239,11 @@ class Propagation:
         (x,), (e,), local = ranges, inputs, self.local[site.op]
         out = (2 * x.size + e.sum(-1))[..., None] * e
         return out, local.share(x.size + e.sum(-1))
+
+
+def rounded(value: Array, dtype: torch.dtype) -> Array:
+    """Numbers as a dtype stores them."""
+    return torch.from_numpy(value.copy()).to(dtype).double().numpy()
 
 
 def _roundings(matrix: Array, bias: Array) -> Array:
