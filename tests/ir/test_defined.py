@@ -47,6 +47,8 @@ REFUSED: tuple[tuple[str, Intervals, str], ...] = (
     ("0*sqrt(x) + x", {"x": (-1, 1)}, "sqrt(x) is undefined"),
     ("cot(x)", {"x": (-1, 1)}, "sin(x) is 0"),
     ("atan2(y, x)", {"x": (-1, 1), "y": (-1, 1)}, "jumps at the negative x axis"),
+    ("exp(x)*y", {"x": (0, 1000), "y": (0, 1)}, "exp(x) overflows float64"),
+    ("exp(exp(exp(x)))", {"x": (0, 8)}, "exp(exp(x)) overflows float64"),
 )
 ACCEPTED: tuple[tuple[str, Intervals], ...] = (
     ("sqrt(x)", {"x": (0, 1)}),

@@ -91,6 +91,12 @@ FORMULAS: tuple[tuple[str, dict[str, tuple[float, float]], int], ...] = (
     ("abs(x)*sin(y)+max(x,y,z)+min(x,y)", {"x": UNIT, "y": UNIT, "z": UNIT}, 7),
     ("sinh(x)*cosh(y)-tan(x)*atanh(y*0.9)", {"x": UNIT, "y": UNIT}, 6),
     ("1/cos(x)+1/sin(y)+cos(y)/sin(y)", {"x": UNIT, "y": SMALL}, 2),
+    ("x*exp(-x**2-y**2)", {"x": UNIT, "y": UNIT}, 3),
+    ("x*exp(-x**2-y)", {"x": UNIT, "y": UNIT}, 3),
+    ("x/(y*z)+w/(y*z)", {v: POSITIVE for v in "xyzw"}, 3),
+    ("1/(1+exp(-(w*x+b)))", {v: UNIT for v in "wxb"}, 2),
+    ("log(1+exp(x-y))", {"x": UNIT, "y": UNIT}, 1),
+    ("max(x,y)*max(y,x)", {"x": UNIT, "y": UNIT}, 2),
     ("x-x+y-y", {"x": UNIT, "y": UNIT}, 0),
     ("3*x-y/7+1/3", {"x": UNIT, "y": UNIT}, 0),
 )  # fmt: skip
@@ -137,6 +143,16 @@ def test_products_are_balanced() -> None:
     names = [f"x{i}" for i in range(8)]
     program = lower_formula("*".join(names), Box({name: UNIT for name in names}))
     assert program.depth() == 3 and cost(program) == 7
+
+
+def test_functions_of_the_registry_are_recognised() -> None:
+    box = Box(x=UNIT)
+    assert applies(lower_formula("x/(1 + exp(-x))", box)) == ["silu"]
+    assert applies(lower_formula("3/(2 + 2*exp(x))", box)) == ["sigmoid"]
+    assert applies(lower_formula("log(1 + exp(x)) + 1/x**0.5", Box(x=POSITIVE))) != ["softplus"]
+    assert applies(lower_formula("x*x*x", box)) == ["cube"] and applies(lower_formula("x**0.5", Box(x=(0, 1)))) == [
+        "sqrt"
+    ]
 
 
 def test_equal_parts_are_computed_once() -> None:
@@ -240,6 +256,7 @@ def test_random_formulas(tree: Tree, style: Style) -> None:
     assume(used)
     box = Box({name: (-1.5, 2.0) for name in used})
     program = lower_formula(formula, box, style=style)
+    assert Program.from_json(*program.to_json()) == program
     points = torch.cat([box.sample(4, seed=5), box.corners()])
     got = values(program, points).tolist()
     for row, value in zip(points.tolist(), got, strict=True):

@@ -6,6 +6,7 @@ normal form: no pole, unless the function of one scalar around it is bounded all
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -38,6 +39,9 @@ def refuse_undefined(graph: Graph, roots: Sequence[Expr], box: Box) -> None:
             seen.add((partial.argument, closed))
             search.refuse(replace(partial, domain=closed), stated=partial.domain)
     _Visit(graph, search).visit(roots)
+    for root in roots:
+        if not all(map(math.isfinite, root.range)):
+            search.refuse_overflow(root)
 
 
 def _partials(node: Expr) -> list[Partial]:

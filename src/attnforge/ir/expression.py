@@ -141,7 +141,9 @@ class Sum(Expr):
             here = ("-" if self.constant < 0 else "+", spelling)
             # a positive constant goes first when the sum would begin with a minus: 1 - x**2
             parts = [here, *parts] if parts[0][0] == "-" and self.constant > 0 else [*parts, here]
-        first = parts[0][1] if parts[0][0] == "+" else f"-{parts[0][1]}"
+        sign, first = parts[0]
+        if sign == "-":  # a minus before a parenthesis would be read as part of the first factor
+            first = f"-1*{first}" if first.startswith("(") else f"-{first}"
         return first + "".join(f" {sign} {text}" for sign, text in parts[1:])
 
 

@@ -144,6 +144,10 @@ class Graph:
                 return constant_power(node.value, p)
             case Sum() if node.scale is not None and p != 0 and (whole or node.scale > 0):
                 return constant_power(node.scale, p) * self._split(node.terms[0][0], p, into)
+            case Sum() if whole and p < 0 and _is_logistic(node):  # 1/(1 + exp(v)) = sigmoid(-v)
+                inner = node.children[0]
+                assert isinstance(inner, Call)
+                return constant_power(node.constant, p) * self._split(self.call("sigmoid", -inner.argument), -p, into)
             case Sum() if even and node.terms[0][1] < 0:
                 node = self.sum([(node, -1)])
             case Product():
@@ -236,6 +240,8 @@ class Graph:
                 return self.product([(rest, 1)], constant_call(get("exp"), u.constant))
             case "log" if isinstance(u, Call) and u.function.name == "exp":
                 return u.argument
+            case "log" if isinstance(u, Sum) and u.constant == 1 and _is_logistic(u):
+                return self.call("softplus", u.children[0].children[0])
             case "log" if isinstance(u, Sum) and u.scale is not None and u.scale > 0:
                 return self.call("log", u.terms[0][0]) + self.number(constant_call(get("log"), u.scale))
             case "log" if isinstance(u, Product) and all(base.range[0] > 0 for base in u.children):
@@ -273,6 +279,14 @@ class Graph:
         if word in ("leaky_relu", "elu") and len(extra) == len(arguments) - 1 == 1:
             return self.call(get(f"{word}({float(extra[0])!r})"), arguments[0])
         raise ArgumentError(f"{word} takes one argument, got {len(arguments)}")
+
+
+def _is_logistic(node: Sum) -> bool:
+    """Whether the sum is c + c exp(v)."""
+    if len(node.terms) != 1 or node.terms[0][1] != node.constant:
+        return False
+    term = node.children[0]
+    return isinstance(term, Call) and term.function.name == "exp"
 
 
 def is_affine(node: Expr) -> bool:

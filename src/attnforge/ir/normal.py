@@ -23,7 +23,7 @@ from .constants import settled
 from .cuts import Cuts, Factors, extracted, primitive
 from .expression import Call, Expr, Number, Product, Sum, Variable, reachable
 from .forms import Emitter, Form
-from .functions import power
+from .functions import get, power
 from .graph import Graph
 from .interval import WHOLE
 from .program import Program
@@ -34,6 +34,8 @@ from .univariate import Univariate
 
 Style = Literal["product", "log", "plain"]
 STYLES: tuple[Style, ...] = get_args(Style)
+#: Composites that have a name in the registry, and heads of their own.
+_KNOWN = {"y*sigmoid(y)": "silu", "y*tanh(softplus(y))": "mish"}
 
 
 def lower(
@@ -176,6 +178,8 @@ class _Lowering:
     def _parts(self, node: Product) -> list[Expr]:
         """At least two factors: those of one scalar together, bare ones with one exponent under one power."""
         groups = self.cuts.groups(node)
+        if self.fuse:
+            self._share_exponentials(groups)
         if len(groups) == 1:  # a function of one scalar that is no composite
             return [self.graph.product([factor]) for factor in node.factors]
         parts: list[Expr] = []
@@ -190,6 +194,29 @@ class _Lowering:
             together = whole_line and (len(bare) > 1 or bool(parts))
             parts += [self.graph.product(factors)] if together else [self.graph.product([f]) for f in factors]
         return parts
+
+    def _share_exponentials(self, groups: dict[Expr, Factors]) -> None:
+        """x exp(-x**2 - y) as (x exp(-x**2)) exp(-y): what bends in a scalar that has a group of its own goes there."""
+        for scalar, factors in list(groups.items()):
+            ((base, p),) = factors if len(factors) == 1 else ((scalar, Fraction(1)),)
+            if not isinstance(base, Call) or base.function.name != "exp" or not isinstance(base.argument, Sum):
+                continue
+            rest: Factors = []
+            moved: dict[Expr, Factors] = {}
+            for term, c in base.argument.terms:
+                home = self.cuts.cut(term)
+                if home in groups and home is not scalar and term is not home:
+                    moved.setdefault(home, []).append((term, c))
+                else:
+                    rest.append((term, c))
+            for home, terms in moved.items():
+                groups[home].append((self.graph.call("exp", self.graph.sum(terms)), p))
+            if moved:
+                del groups[scalar]
+                left = self.graph.call("exp", self.graph.sum(rest, base.argument.constant))
+                kept = self.cuts.cut(left)
+                if kept is not None:
+                    groups.setdefault(kept, []).append((left, p))
 
 
 def univariate(graph: Graph, node: Expr, scalar: Expr) -> tuple[Expr, Fraction, Fraction]:
@@ -217,6 +244,8 @@ def _registered(node: Expr) -> Univariate | None:
     """The registered function that an expression in y is, if it is one."""
     if isinstance(node, Call) and isinstance(node.argument, Variable):
         return node.function
+    if node.text in _KNOWN:
+        return get(_KNOWN[node.text])
     if isinstance(node, Product) and len(node.factors) == 1 and isinstance(node.factors[0][0], Variable):
         return power(float(node.factors[0][1]))
     return None

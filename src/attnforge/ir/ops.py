@@ -213,9 +213,9 @@ class Attention(Op):
         mask: npt.ArrayLike | None = None,
     ):
         array = None if mask is None else frozen(mask, "the mask of attention", 2, hidden=True)
-        if not math.isfinite(scale):
-            raise ArgumentError(f"the scale of attention must be finite, got {scale!r}")
-        self._set(query=query, key=key, value=value, scale=float(scale), causal=bool(causal), mask=array, width=width)
+        factor = number(scale, "the scale of attention")
+        _flag(causal, "causal")
+        self._set(query=query, key=key, value=value, scale=factor, causal=causal, mask=array, width=width)
         self.__post_init__()
 
     def logit_mask(self, tokens: int) -> Array:
@@ -247,9 +247,10 @@ class Normalise(Op):
     centred: bool
 
     def __init__(self, input: int, width: int, eps: float = 1e-5, centred: bool = True):
-        if not (math.isfinite(eps) and eps >= 0):
-            raise ArgumentError(f"the eps of normalise must be a finite number >= 0, got {eps!r}")
-        self._set(input=input, eps=float(eps), centred=bool(centred), width=width)
+        if number(eps, "the eps of normalise") < 0:
+            raise ArgumentError(f"the eps of normalise must not be negative, got {eps!r}")
+        _flag(centred, "centred")
+        self._set(input=input, eps=float(eps), centred=centred, width=width)
         self.__post_init__()
 
 
@@ -284,6 +285,18 @@ def frozen(value: npt.ArrayLike, what: str, ndim: int, hidden: bool = False) -> 
         raise ArgumentError(f"{what} must be finite{' or -inf' if hidden else ''}")
     array.setflags(write=False)
     return array
+
+
+def number(value: float, what: str) -> float:
+    """A finite float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ArgumentError(f"{what} must be a finite number, got {value!r}")
+    return float(value)
+
+
+def _flag(value: bool, what: str) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{what} must be True or False, got {value!r}")
 
 
 def _hashable(value: object) -> object:

@@ -65,8 +65,8 @@ def _pow(graph: Graph, arguments: list[Expr]) -> Expr:
 
 
 def _larger(graph: Graph, a: Expr, b: Expr) -> Expr:
-    """max(a, b) = b + relu(a - b); the constant, if there is one, plays b."""
-    if not a.variables:
+    """max(a, b) = b + relu(a - b); the constant plays b, or else the later one in the order of all nodes."""
+    if not a.variables or (b.variables and b.order < a.order):
         a, b = b, a
     difference = a - b
     if difference.range[0] >= 0 or difference.range[1] <= 0:

@@ -88,9 +88,11 @@ def common_factors(graph: Graph, cuts: Cuts, terms: Weighted) -> Weighted:
             return rest
         best = max(shared, key=lambda pair: (pair[0], pair[1].order))[1]
         inside = [(term, c) for term, c in rest if len(groups[term]) > 1 and best in groups[term]]
-        quotient = graph.sum([(graph.product([(term, 1), (best, -1)]), c) for term, c in inside])
+        shared_by_all = [part for part in groups[inside[0][0]] if all(part in groups[term] for term, _ in inside)]
+        common = graph.product([(part, 1) for part in shared_by_all])
+        quotient = graph.sum([(graph.product([(term, 1), (common, -1)]), c) for term, c in inside])
         taken = {term for term, _ in inside}
-        product = graph.product([(best, 1), (quotient, 1)])
+        product = graph.product([(common, 1), (quotient, 1)])
         rest = [(term, c) for term, c in rest if term not in taken]
         if not isinstance(product, Product) or product in dict(rest):
             return [*rest, *inside]

@@ -7,6 +7,7 @@ word, and an argument of a root may touch 0 (mathematics H1, item 8).
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from .rounding import precision
 
 _SAMPLES, _CORNERS, _ROUNDS = 512, 256, 60
 _TINY = 1e-30  # an argument this close to a pole counts as meeting it
+_LARGEST = sys.float_info.max
 Score = Callable[[Tensor], Tensor]
 
 
@@ -63,6 +65,18 @@ class Search:
         for place in (pole,) if domain.period is not None else domain.poles:
             if place is not None and argument.range[0] <= place <= argument.range[1]:
                 self._refuse_pole(partial, formula, place)
+
+    def refuse_overflow(self, root: Expr) -> None:
+        """Raise `DomainError` when a subexpression certainly exceeds float64 at one of the points looked at."""
+        formula, points = Formula.of(root), self.points()
+        found = tensors(formula, {name: points[:, i] for i, name in enumerate(self.names)})
+        for node in formula.order:
+            for point in points[found[node].isinf()][:4]:
+                value = self.exact(Formula.of(node), point)
+                if abs(value) > _LARGEST:
+                    raise DomainError(
+                        f"{node.short()} overflows float64 (1.8e308) at {self.words(point)}; choose a smaller box"
+                    )
 
     def _undefined(self, partial: Partial, point: Tensor, value: arb, relation: str) -> str:
         argument = partial.argument.short()
