@@ -48,7 +48,7 @@ def build(program: Program, eps: float, dtype: torch.dtype, boxes: tuple[Box, ..
             if math.isfinite(last):
                 shares = _tighter(net, now.bound, shares, eps)
             else:
-                style = replace(style, margin=8 * style.margin)
+                style = replace(style, margin=min(16 * style.margin, 0.25))
         if best is not None and best.bound.bound <= eps:
             break
     assert best is not None

@@ -60,11 +60,12 @@ class Local:
 
 
 def anchor_edges(fn: Univariate, low: float, high: float, flat: Array | None = None) -> Array:
-    """First cells for the bound of a table: dense where its anchors are, kinks on boundaries."""
+    """First cells for the bound of a table: dense where its anchors are, kinks on boundaries, crowded around kinks."""
     inner = np.linspace(low, high, CELLS + 1) if flat is None else flat
-    places = np.sort(inner[(inner > low) & (inner < high)])
-    knots = [k for k in fn.knots if low < k < high]
-    return np.unique(np.concatenate([[low], places, knots, [high]]))
+    knots = np.array([k for k in fn.knots if low < k < high])
+    crowd = [k + (end - k) * 4.0 ** -np.arange(1.0, 28.0) for k in knots for end in (low, high)]
+    places = np.concatenate([inner, knots, *crowd])
+    return np.unique(np.concatenate([[low], places[(places > low) & (places < high)], [high]]))
 
 
 class Propagation:
@@ -197,8 +198,18 @@ class Propagation:
         """The cells on which an argument, errors included, may leave the interval its heads are certified on."""
         bad = np.zeros(len(ranges[0].low), dtype=bool)
         for (low, high), r, e in zip(self.local[site.op].intervals, ranges, totals, strict=False):
-            bad |= np.any((r.low - e < low) | (r.high + e > high), axis=(1, 2))
+            inner_low, inner_high = self._defined(site, r)
+            bad |= np.any((inner_low - e < low) | (inner_high + e > high), axis=(1, 2))
         return bad
+
+    def _defined(self, site: Site, r: Range) -> tuple[Array, Array]:
+        """A range cut to the domain of the function that reads it: outside the target is not defined."""
+        op = self.layout.program.ops[site.op]
+        if not isinstance(op, Apply):
+            return r.low, r.high
+        domain = op.function.domain
+        low = np.clip(r.low, domain.lo, domain.hi)
+        return low, np.maximum(low, np.minimum(r.high, domain.hi))
 
     def apply(self, site: Site, ranges: list[Range], inputs: list[Array]) -> tuple[Array, Array]:
         """A univariate function: error times slope, or, where the slope is unbounded, what its range allows."""
@@ -206,7 +217,8 @@ class Propagation:
         assert isinstance(op, Apply)
         total = e.sum(-1)
         widest = float(np.max(total)) * (1 + 2.0**-40)
-        low, high = r.low - widest, r.high + widest
+        low, high = self._defined(site, r)
+        low, high = low - widest, high + widest
         slope = self._slopes(site).over(low, high)
         loose = modulus(op.function, total)
         steep = ~np.isfinite(slope) & ~np.isfinite(loose)

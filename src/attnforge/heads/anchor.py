@@ -123,6 +123,8 @@ class AnchorHead(CertifiedModule):
             head = cls(function, lo, hi, *exact, dtype=dtype, relative=relative, strict=strict)
             head.attach(head.recertify())
             return head._judged(eps)
+        if temperature == "cold" and potential == "auto":
+            potential = "square"  # the paper's head: evenly spaced anchors
         chosen = _potentials(potential, function, lo, hi)
         if temperature == "cold":
             return cls._cold(function, lo, hi, anchors, eps, dtype, relative, chosen[0], kappa or COLD, strict)

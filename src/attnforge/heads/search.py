@@ -55,14 +55,19 @@ class Question:
         return KINKED if any(self.lo < k < self.hi for k in self.fn.knots) else WARM
 
 
-def candidates(fn: Univariate, lo: float, hi: float) -> tuple[Potential, ...]:
-    """The potentials worth trying for a function on an interval, the likeliest first."""
+def candidates(fn: Univariate, lo: float, hi: float, eps: float | None = None) -> tuple[Potential, ...]:
+    """The potentials worth trying for a function on an interval, the likeliest first.
+
+    Near a singular end that the interval touches, anchors go as close as `eps` asks for: until the function is within
+    eps of its value there.
+    """
     found: list[Potential] = []
     inside = fn.domain
     poles = () if inside.period is not None else inside.poles
     ends = sorted(e for e in {inside.lo, inside.hi, *poles} if math.isfinite(e))
     if lo == inside.lo and hi == inside.hi:
-        found += [Potential("ends", 0.5 * (lo + hi), 0.5 * (hi - lo), floor=f) for f in FLOORS]
+        depths = _depths(fn, lo, hi - lo, 1, eps)
+        found += [Potential("ends", 0.5 * (lo + hi), 0.5 * (hi - lo), floor=2 * f) for f in depths]
         ends = []
     for end in ends:
         sign = 1 if lo >= end else -1
@@ -70,7 +75,7 @@ def candidates(fn: Univariate, lo: float, hi: float) -> tuple[Potential, ...]:
         if near > 0 and far / near > 2:
             found.append(Potential("log", shift=end, sign=sign))
         elif near == 0:
-            found += [Potential("log", shift=end, sign=sign, floor=far * f) for f in FLOORS]
+            found += [Potential("log", shift=end, sign=sign, floor=far * f) for f in _depths(fn, end, far, sign, eps)]
     if "log" in fn.potentials and lo > 0 and not found and hi / lo > 2:
         found.append(Potential("log"))
     if not found or "atan" in fn.potentials:
@@ -79,6 +84,17 @@ def candidates(fn: Univariate, lo: float, hi: float) -> tuple[Potential, ...]:
         if length < 0.1 * (hi - lo):
             found.append(Potential("atan", at, 0.25 * (hi - lo)))
     return (*found, Potential("square"))
+
+
+def _depths(fn: Univariate, end: float, width: float, sign: int, eps: float | None) -> tuple[float, ...]:
+    """How near a singular end anchors should go, as shares of the width: a few choices."""
+    if eps is None:
+        return FLOORS
+    shares = 10.0 ** -np.arange(2.0, 15.0, 0.25)
+    points = np.clip(end + sign * width * np.concatenate([[0.0], shares]), fn.domain.lo, fn.domain.hi)
+    value = fn.value(torch.from_numpy(points)).numpy()
+    moved = np.abs(value[1:] - value[0])
+    return tuple(float(shares[int(np.argmin(np.abs(moved - part * eps)))]) for part in (4.0, 0.7))
 
 
 def _sharpest(fn: Univariate, lo: float, hi: float) -> tuple[float, float]:
@@ -220,9 +236,12 @@ def quick(
     """A head for eps found with few trials: what a compiler asks for, many times. If none reaches eps, the best."""
     outer = (lo, hi)
     lo, hi = max(lo, fn.domain.lo), min(hi, fn.domain.hi)
-    choice = candidates(fn, lo, hi)
+    choice = candidates(fn, lo, hi, None if relative else eps)
     kinked = any(lo < k < hi for k in fn.knots)
-    kappas = (0.42, 1.0) if kinked else (0.14, 0.27)
+    kappas: tuple[float, ...] = (0.42, 1.0) if kinked else (0.14, 0.27)
+    singular = tuple(p for p in choice if p.floor > 1e-300)
+    if singular:  # the interval touches a branch point: anchors must crowd there, however few there are at first
+        choice, kappas = singular, (0.06, 0.12, 0.25)
 
     def at(count: int, potentials: tuple[Potential, ...]) -> Candidate | None:
         q = Question(fn, lo, hi, dtype, relative, potentials, outer=None if outer == (lo, hi) else outer)

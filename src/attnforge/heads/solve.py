@@ -62,7 +62,7 @@ class Sample:
         knots = [k for k in fn.knots if lo < k < hi]
         point = np.unique(np.clip(np.concatenate([[lo], inner, beyond, knots, [hi]]), lo, hi))
         if outer is not None:
-            steps = np.linspace(0.1, 1.0, 8)
+            steps = np.concatenate([10.0 ** -np.arange(0.3, 12.0, 0.3), [1.0]])
             more = [end + (far - end) * steps for end, far in zip((lo, hi), outer, strict=True) if far != end]
             point = np.unique(np.concatenate([point, *more]))
         value = fn.value(torch.from_numpy(np.clip(point, lo, hi))).numpy()

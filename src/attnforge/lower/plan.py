@@ -32,6 +32,7 @@ from .layout import Site
 from .sensitivity import sensitivities
 
 MOST_DECADES = 1e4  # a table is fitted for relative error over at most so large a ratio of values
+ROOM = {torch.float32: 2.0**-10, torch.float64: 2.0**-24}  # beyond a branch point errors cost their root: little room
 EXACT_GATES = ("sigmoid", "tanh", "silu")
 KINKS = {"relu": "relu", "abs": "abs", "hardtanh": "hard_tanh"}
 
@@ -86,7 +87,8 @@ class Hull:
     high: float
 
     @classmethod
-    def of(cls, r: Range, fn: Univariate | None = None, margin: float = 2.0**-9) -> Hull:
+    def of(cls, r: Range, fn: Univariate | None = None, margin: float = 2.0**-9, room: float = 2.0**-10) -> Hull:
+        """The range widened by `margin` of itself, hardly towards a singularity, and by `room` of that beyond one."""
         low, high = float(np.min(r.low)), float(np.max(r.high))
         if fn is not None:  # an enclosure may reach a little beyond the domain
             low, high = max(low, fn.domain.lo), min(high, fn.domain.hi)
@@ -97,11 +99,11 @@ class Hull:
                 if not math.isfinite(end):
                     continue
                 closed = (end == fn.domain.lo and fn.domain.lo_closed) or (end == fn.domain.hi and fn.domain.hi_closed)
-                room = 2.0**-8 * wide if closed else 0.0  # beyond a closed end the function goes on as a constant
+                beyond = room * wide if closed else 0.0  # the function goes on as a constant
                 if end <= low:
-                    below = min(below, max(0.1 * (low - end), room))
+                    below = min(below, max(0.1 * (low - end), beyond))
                 if end >= high:
-                    above = min(above, max(0.1 * (end - high), room))
+                    above = min(above, max(0.1 * (end - high), beyond))
         return cls(low - below, high + above)
 
 
@@ -119,7 +121,7 @@ class Order:
 
     def hull(self, operand: int = 0, fn: Univariate | None = None) -> Hull:
         """The interval of one argument, with room for errors."""
-        return Hull.of(self.reads[operand], fn, self.style.margin)
+        return Hull.of(self.reads[operand], fn, self.style.margin, ROOM[self.dtype])
 
 
 def make_plan(
