@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 
 from .certify.certificate import upper_text
 from .certify.certified import CertifiedModule
+from .errors import ArgumentError, closest
 from .heads.anchor import AnchorHead
 from .heads.gate import GateHead
 from .heads.norm import NormHead
@@ -32,23 +33,24 @@ BOTH = {"float64": torch.float64, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class Case:
-    """A function to build, and how large."""
+    """A function to build, how large, and whether its head is drawn: some look much like others."""
 
     function: str
     lo: float
     hi: float
     anchors: int = 32
     relative: bool = False
+    drawn: bool = True
 
 
 CASES = (
     Case("gelu", -8, 8),
     Case("sin", -6.3, 6.3),
-    Case("exp", -4, 2),
+    Case("exp", -4, 2, drawn=False),
     Case("log", 1e-3, 1e3, anchors=64),
     Case("reciprocal", 0.3, 200, relative=True),
-    Case("rsqrt", 1e-3, 1e3, anchors=64, relative=True),
-    Case("sqrt", 1e-4, 10, relative=True),
+    Case("rsqrt", 1e-3, 1e3, anchors=64, relative=True, drawn=False),
+    Case("sqrt", 1e-4, 10, relative=True, drawn=False),
     Case("tanh", -4, 4, anchors=2),
 )
 OTHERS: tuple[tuple[str, str, Callable[[torch.dtype], CertifiedModule]], ...] = (
@@ -64,7 +66,6 @@ OTHERS: tuple[tuple[str, str, Callable[[torch.dtype], CertifiedModule]], ...] = 
 )
 COUNTS = (8, 12, 16, 20, 24, 28, 32, 40, 48, 64)
 KAPPAS = (0.05, 0.08, 0.12, 0.17, 0.25, 0.36, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 8.0, 14.0, 20.0)
-STEPS = 2 * len(CASES) + len(OTHERS) + 6  # every head is fitted and drawn; two sweeps, three figures, the page
 HEADER = ("function", "interval", "anchors", "float64", "float32", "cold selection")
 OTHER_HEADER = ("no anchors needed", "where", "float64", "float32")
 NOTE = (
@@ -128,11 +129,25 @@ class Written:
     numbers: Path
 
 
-def run(step: Step = lambda text: None) -> Results:
+def chosen(names: Sequence[str]) -> tuple[Case, ...]:
+    """The cases of these functions; all of them when none is named."""
+    known = {case.function: case for case in CASES}
+    for name in names:
+        if name not in known:
+            raise ArgumentError(f"the demo has no '{name}'{closest(name, known)}; it has {', '.join(known)}")
+    return tuple(known[name] for name in dict.fromkeys(names)) or CASES
+
+
+def steps(cases: Sequence[Case]) -> int:
+    """How often `step` is called: for heads, others, two sweeps, the figures of heads and three more, the page."""
+    return len(cases) + len(OTHERS) + 2 + sum(case.drawn for case in cases) + 3 + 1
+
+
+def run(cases: Sequence[Case] = CASES, step: Step = lambda text: None) -> Results:
     """Fit every head; `step` is told what comes next."""
     start = time.perf_counter()
     heads = []
-    for case in CASES:
+    for case in cases:
         step(f"fitting {case.function}")
         heads.append(fitted(case))
     others = []
@@ -159,9 +174,9 @@ def fitted(case: Case) -> Fitted:
 
 
 def cold_error(case: Case, anchors: int, kappa: float | None = None) -> float:
-    """The largest error measured, for the better of two cold heads: even spacing, or as suits the function."""
+    """The largest error measured, for the better of two cold heads: even spacing, or as suits the interval."""
     found = []
-    for potential in ("square", "auto"):
+    for potential in ("square", "log" if case.lo > 0 else "atan"):
         head = AnchorHead.fit(
             case.function, case.lo, case.hi, anchors=anchors, dtype=torch.float64, relative=case.relative,
             temperature="cold", potential=potential, kappa=kappa,
@@ -223,7 +238,8 @@ def comparison(heads: tuple[Fitted, ...]) -> Builder:
 def write(results: Results, folder: Path, step: Step = lambda text: None) -> Written:
     """Draw every figure, write the page, one network and the numbers."""
     builders = {"bounds": comparison(results.heads), "temperature": sweep_figure(results.panels, results.shapes)}
-    builders |= {h.case.function: figure_of(h.float32) for h in results.heads}
+    drawn = [head for head in results.heads if head.case.drawn]
+    builders |= {head.case.function: figure_of(head.float32) for head in drawn}
     relu = results.others[0].float32
     assert isinstance(relu, GateHead)
     builders["relu"] = figure_of(relu)
@@ -236,10 +252,10 @@ def write(results: Results, folder: Path, step: Step = lambda text: None) -> Wri
     step("writing the page")
     shown = Shown(
         HEADER, tuple(h.cells for h in results.heads), NOTE, OTHER_HEADER, tuple(o.cells for o in results.others),
-        pictures, tuple((h.case.function, h.cells, str(h.float32.certificate)) for h in results.heads), results.seconds,
+        pictures, tuple((h.case.function, h.cells, str(h.float32.certificate)) for h in drawn), results.seconds,
     )  # fmt: skip
     page = demo_page(shown).save(folder / "index.html")
-    network = folder / "gelu.safetensors"
+    network = folder / f"{results.heads[0].case.function}.safetensors"
     results.heads[0].float32.save(network)
     numbers = folder / "numbers.json"
     numbers.write_text(json.dumps(_numbers(results), indent=1, allow_nan=False) + "\n", encoding="utf-8")

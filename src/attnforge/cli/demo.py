@@ -14,17 +14,19 @@ from .common import console, say, table
 
 def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where page and figures go.")] = Path("out/demo"),
+    only: Annotated[list[str] | None, typer.Option(metavar="FUNCTION", help="Only this one; may be repeated.")] = None,
 ) -> None:
     """Fit heads for a handful of functions, show their certified bounds, and write figures and a page."""
+    cases = story.chosen(only or [])
     output = console(stderr=True)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=output, transient=True, disable=not output.is_terminal) as progress:
-        task = progress.add_task("starting", total=story.STEPS)
+        task = progress.add_task("starting", total=story.steps(cases))
 
         def step(text: str) -> None:
             progress.update(task, description=text, advance=1)
 
-        results = story.run(step)
+        results = story.run(cases, step)
         progress.stop()
         table(story.HEADER, [head.cells for head in results.heads], right=story.HEADER[2:])
         say(f"\n{story.NOTE}\n")

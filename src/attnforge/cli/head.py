@@ -15,7 +15,7 @@ from ..heads.gate import GateHead
 from ..ir.functions import get
 from ..report.figures import save
 from ..report.pictures import figure_of
-from .common import DType, number, say, waiting
+from .common import DType, number, say, waiting, whole
 
 
 class PotentialName(StrEnum):
@@ -44,7 +44,9 @@ def head(
     ],
     lo: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="Where the interval begins.")],
     hi: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="Where it ends.")],
-    anchors: Annotated[int | None, typer.Option(help="How many anchors; 32 when --eps is not given.")] = None,
+    anchors: Annotated[
+        int | None, typer.Option(parser=whole, metavar="COUNT", help="How many anchors; 32 when --eps is not given.")
+    ] = None,
     eps: Annotated[
         float | None, typer.Option(parser=number, metavar="NUMBER", help="Use as few anchors as certify this error.")
     ] = None,

@@ -37,13 +37,14 @@ class Shown:
 def demo_page(shown: Shown) -> Page:
     """The page, from the idea to the certificate."""
     name, interval, anchors, double, single, cold = shown.rows[0]
+    file = f"{name.split()[0]}.safetensors"
     page = Page("Functions from softmax attention", "One head, a table of constants, and a proof of the largest error.")
     page.cards(
         [
-            (f"{name}, float64", double, f"certified on {interval} with {anchors} anchors"),
+            (f"{name}, float64", double, f"certified on {interval}, {anchors} anchors"),
             (f"{name}, float32", single, "certified, rounding included"),
-            ("cold selection", cold, "measured, with as many anchors"),
-            ("computed in", f"{shown.seconds:.1f} s", "every head and bound on this page"),
+            ("cold selection", cold, "measured, as many anchors"),
+            ("computed in", f"{shown.seconds:.1f} s", "every head on this page"),
         ]
     )
     page.section("The idea")
@@ -71,8 +72,9 @@ def demo_page(shown: Shown) -> Page:
         "Dots on a logarithmic axis, one line for each function.",
     )
     page.table(shown.header, shown.rows, shown.note.replace("\n", " "), "ll" + "r" * (len(shown.header) - 2))
-    page.section("Head by head")
-    page.text("What ships in float32: the anchors, the values solved for them, the error under its bound, the weights.")
+    if shown.heads:
+        page.section("Head by head")
+        page.text("What ships in float32, for some of them: anchors, values, the error under its bound, the weights.")
     for i, (function, row, certificate) in enumerate(shown.heads):
         block = page.details(f"{row[0]} on {row[1]}: {row[2]} anchors, at most {row[4]}", open=i == 0)
         block.figure(shown.figures[function], alt=f"Function, values, error and weights of the head for {function}.")
@@ -95,6 +97,6 @@ def demo_page(shown: Shown) -> Page:
         "Bounds are rounded up, also on this page.\n\n"
         "**Measured** is the largest error seen on a dense sample. It is not a bound. Outside the interval nothing is "
         "claimed, and a head says so; TF32, autocast and reduced-precision matrix products are refused.\n\n"
-        "`attnforge check gelu.safetensors` recomputes the first head's certificate from the file next to this page."
+        f"`attnforge check {file}` recomputes the first head's certificate from the file that stands next to this page."
     )
     return page

@@ -118,8 +118,8 @@ def _labels(group: Any) -> tuple[str, ...]:
     names = []
     for h in range(group.heads):
         memory = group.M_V[h if group.M_V.shape[0] > 1 else 0, :, 0].tolist()
-        suffix = f", head {h + 1}" if group.heads > 1 else ""
-        names += [f"{slot}{suffix}" for slot in (*own, *(f"slot of value {v:g}" for v in memory))]
+        suffix = f" ({h + 1})" if group.heads > 1 else ""
+        names += [f"{slot}{suffix}" for slot in (*own, *(f"value {v:g}" for v in memory))]
     return tuple(names)
 
 
@@ -165,7 +165,10 @@ def slots_figure(data: SlotsPicture) -> Builder:
 
 
 def _distance(place: float) -> str:
-    return "input y, near its kink" if place == 0 else f"y − ({place:g}), near the kink"
+    """The name of an axis that starts at `place`."""
+    if place == 0:
+        return "y, near 0"
+    return f"y {'−' if place > 0 else '+'} {abs(place):g}"
 
 
 def _as_head(data: SlotsPicture) -> HeadPicture:

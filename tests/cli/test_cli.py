@@ -1,0 +1,310 @@
+"""The command line: what it prints, what it writes, and how it answers mistakes."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from typer.testing import CliRunner
+
+import attnforge as af
+from attnforge.cli import app
+from attnforge.cli.common import box as box_from
+from attnforge.cli.common import console, guarded, interval, number, table
+from attnforge.cli.functions import EXAMPLES, domain_text
+from attnforge.cli.head import GATES
+from attnforge.ir import functions as registry
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+GELU = ("head", "gelu", "--lo", "-8", "--hi", "8")
+ANSI = "\x1b["
+
+
+def call(*args: str) -> Any:
+    result = CliRunner().invoke(app, list(args), prog_name="attnforge")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    assert ANSI not in result.output
+    return result
+
+
+def real(*args: str, cwd: Path | None = None, code: str | None = None) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter, its output into pipes."""
+    start = ("-m", "attnforge") if code is None else ("-c", code)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *start, *args]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_version_and_help() -> None:
+    assert call("--version").stdout == f"attnforge {af.__version__}\n"
+    for args in ((), ("--help",), ("-h",)):
+        shown = call(*args)
+        assert shown.exit_code == 0
+        assert all(name in shown.stdout for name in ("head", "check", "functions", "demo", "Exit codes"))
+    assert "[lo, hi]" in call("head", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("hed", "gelu"), ["no command 'hed'", "did you mean 'head'?", "check, functions, demo"]),
+        (("--verison",), ["no such option: --verison", "--version"]),
+        (("head",), ["missing argument 'FUNCTION'", "attnforge head --help"]),
+        (("head", "gelu", "--lo", "-8"), ["missing option '--hi'"]),
+        (("head", "gelu", "--lo"), ["--lo"]),
+        ((*GELU, "8"), ["unexpected extra argument", "8"]),
+        ((*GELU, "--anchor", "8"), ["no such option: --anchor", "--anchors"]),
+        ((*GELU, "--anchors", "many"), ["--anchors", "'many' is not a whole number"]),
+        ((*GELU, "--anchors", "7.5"), ["'7.5' is not a whole number"]),
+        ((*GELU, "--anchors", "1"), ["anchors", "at least 2", "got 1"]),
+        ((*GELU, "--anchors", "32", "--eps", "1e-3"), ["anchors", "eps", "not both"]),
+        ((*GELU, "--eps", "0"), ["eps", "positive"]),
+        ((*GELU, "--eps", "-1e-3"), ["eps", "positive", "-0.001"]),
+        ((*GELU, "--eps", "1e-12"), ["1e-12", "float32", "--dtype float64"]),
+        ((*GELU, "--dtype", "float16"), ["--dtype", "'float16' is not one of 'float32', 'float64'"]),
+        ((*GELU, "--potential", "sqare"), ["--potential", "sqare", "square"]),
+        ((*GELU, "--kappa", "nan"), ["kappa", "nan"]),
+        ((*GELU, "--cold", "--kappa", "0.5"), ["cold", "kappa >= 1"]),
+        ((*GELU, "--plot", "gelu.pgn"), [".png, .svg, .pdf", "gelu.pgn"]),
+        ((*GELU, "--output", "gelu.pt"), [".safetensors", "gelu.pt"]),
+        ((*GELU, "--output", "no/such/folder/gelu.safetensors"), ["no/such/folder", "does not exist"]),
+        (("head", "gleu", "--lo", "-8", "--hi", "8"), ["unknown function 'gleu'", "did you mean 'gelu'?"]),
+        (("head", "power", "--lo", "1", "--hi", "8"), ["power(2.5)"]),
+        (("head", "gelu", "--lo", "8", "--hi", "-8"), ["lo must be smaller than hi", "lo = 8", "hi = -8"]),
+        (("head", "gelu", "--lo", "8", "--hi", "8"), ["lo must be smaller than hi"]),
+        (("head", "relu", "--lo", "8", "--hi", "8"), ["8"]),
+        (("head", "gelu", "--lo", "-inf", "--hi", "8"), ["finite", "-inf"]),
+        (("head", "gelu", "--lo", "a", "--hi", "8"), ["'--lo'", "'a' is not a number"]),
+        (("head", "log", "--lo", "-1", "--hi", "8"), ["log is undefined for y <= 0", "[-1, 8]"]),
+        (("head", "reciprocal", "--lo", "-1", "--hi", "1"), ["pole at y = 0"]),
+        (("check",), ["missing argument 'FILE'"]),
+        (("check", "nowhere.safetensors"), ["no file 'nowhere.safetensors'"]),
+        (("demo", "--only", "gleu"), ["did you mean 'gelu'?"]),
+        (("demo", "--out"), ["--out"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_use_is_answered_in_words(
+    args: tuple[str, ...], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call(*args)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert [word for word in words if word not in result.stderr] == []
+    assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
+
+
+def test_head_prints_its_certificate() -> None:
+    result = call(*GELU, "--anchors", "24", "--dtype", "float64")
+    assert result.exit_code == 0 and result.stderr == ""
+    first, blank, certified = result.stdout.splitlines()[:3]
+    assert first.startswith("gelu on [-8, 8] by an anchor head: 24 anchors, potential ") and first.endswith("float64")
+    assert blank == "" and certified.startswith("certified: |network - target| <= ")
+    assert "largest error measured" in result.stdout
+
+
+def test_json_is_one_object_that_says_what_python_says() -> None:
+    result = call(*GELU, "--anchors", "16", "--json")
+    assert result.stdout.count("\n") == 1
+    found = json.loads(result.stdout)
+    head = af.AnchorHead.fit("gelu", -8, 8, anchors=16)
+    assert found["bound"] == head.bound and found["measured"] == head.measured
+    assert (found["anchors"], found["kappa"], found["dtype"]) == (16, head.kappa, "float32")
+    assert found["interval"] == [-8, 8] and found["potential"] == str(head.potential)
+    assert af.Certificate.from_json(found["certificate"]) == head.certificate
+    assert len(found["places"]) == len(found["values"]) == 16
+
+
+def test_options_reach_the_fit() -> None:
+    def found(*args: str) -> Any:
+        return json.loads(call(*args, "--json").stdout)
+
+    relative = found("head", "reciprocal", "--lo", "0.3", "--hi", "200", "--relative", "--eps", "1e-3")
+    assert relative["relative"] and relative["bound"] <= 1e-3 and relative["potential"].startswith("log")
+    cold, warm = found(*GELU, "--cold"), found(*GELU)
+    assert cold["kappa"] >= 1 and cold["bound"] > 1000 * warm["bound"]
+    assert found(*GELU, "--potential", "square", "--kappa", "0.3")["kappa"] == 0.3
+    assert found("head", "sin", "--lo", "-2*pi", "--hi", "pi/2")["interval"] == [-2 * math.pi, math.pi / 2]
+
+
+@pytest.mark.parametrize("name", sorted(GATES))
+def test_kinks_become_gates_unless_anchors_are_asked_for(name: str) -> None:
+    gate = json.loads(call("head", name, "--lo", "-7", "--hi", "7", "--eps", "1e-5", "--json").stdout)
+    assert gate["family"] == "gate" and gate["bound"] <= 1e-5 and gate["kappa"] is None
+    anchored = json.loads(call("head", name, "--lo", "-7", "--hi", "7", "--anchors", "16", "--json").stdout)
+    assert anchored["family"] == "anchor" and anchored["anchors"] == 16
+    assert anchored["bound"] > gate["bound"]
+
+
+@pytest.mark.parametrize("name", ["gelu", "relu", "tanh"])
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_plot_draws_something(name: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "new" / f"head.{kind}"
+    result = call("head", name, "--lo", "-4", "--hi", "4", "--plot", str(path))
+    assert result.exit_code == 0 and f"wrote {path}" in result.stdout
+    if kind == "svg":
+        assert path.read_text("utf-8").count("<path") > 50
+        return
+    with Image.open(io.BytesIO(path.read_bytes())) as image:
+        colours = image.convert("RGB").getcolors(1 << 24)
+    assert colours is not None and len(colours) > 100, "the picture is blank"
+    assert max(count for count, _ in colours) < 0.97 * sum(count for count, _ in colours)
+
+
+@pytest.mark.parametrize("name", ["gelu", "relu", "hardtanh", "leaky_relu"])
+def test_check_recomputes_and_refuses_what_was_changed(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "head.safetensors"
+    assert call("head", name, "--lo", "-4", "--hi", "4", "-o", str(path)).exit_code == 0
+    fine = call("check", str(path))
+    assert fine.exit_code == 0 and "certified: |network - target| <= " in fine.stdout
+    assert "the certificate holds" in fine.stdout
+    assert json.loads(call("check", str(path), "--json").stdout)["holds"] is True
+
+    data = path.read_bytes()
+    flipped = data[:-20] + bytes([data[-20] ^ 1]) + data[-19:]
+    header = data.replace(b'\\"dtype\\":\\"float32\\"', b'\\"dtype\\":\\"float64\\"')
+    assert header != data
+    for spoiled in (flipped, header, data[:-9], data[:40], b"", b"not a network"):
+        path.write_bytes(spoiled)
+        result = call("check", str(path))
+        assert result.exit_code == 1, "a check that fails is not a wrong use"
+        assert result.stdout == "" and result.stderr.startswith("error: head.safetensors")
+
+
+def test_functions_lists_the_registry() -> None:
+    shown = call("functions").stdout
+    listed = {line.split()[0] for line in shown.splitlines()[1:] if line} - {"and,"}
+    assert listed == set(registry.names())
+    assert "…" not in shown
+    assert set(json.loads(call("functions", "--json").stdout)) == listed
+    assert all(registry.parse(example).name for example in EXAMPLES)
+    assert domain_text(registry.get("reciprocal").domain) == "y != 0"
+    assert domain_text(registry.get("atanh").domain) == "-1 < y < 1"
+    assert domain_text(registry.get("tan").domain).startswith("y != 1.57")
+
+
+def test_demo_writes_a_page_that_a_browser_shows(tmp_path: Path) -> None:
+    result = call("demo", "--only", "gelu", "--only", "tanh", "--out", str(tmp_path / "demo"))
+    assert result.exit_code == 0
+    rows = [line.split() for line in result.stdout.splitlines() if line.startswith(("gelu", "tanh"))]
+    assert [row[0] for row in rows] == ["gelu", "tanh"]
+    folder = tmp_path / "demo"
+    for file in ("index.html", "numbers.json", "gelu.safetensors", "figures/bounds.png", "figures/gelu.svg"):
+        assert (folder / file).stat().st_size > 0
+    numbers = json.loads((folder / "numbers.json").read_text("utf-8"))["heads"]
+    for row, head in zip(rows, numbers, strict=True):
+        *_, double, single, cold = map(float, row[-3:])
+        assert head["float64"] <= double and head["float32"] <= single, "shown bounds are rounded up"
+        assert head["measured float64"] <= head["float64"] and head["measured float32"] <= head["float32"]
+        assert head["cold"] > 1000 * head["float32"] and cold == pytest.approx(head["cold"], rel=0.06)
+    assert call("check", str(folder / "gelu.safetensors")).exit_code == 0
+    html = (folder / "index.html").read_text("utf-8")
+    assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', html)
+    assert html.count("<img") == 2 * (2 + 2 + 1), "two overviews, two heads and the relu, each light and dark"
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: the page was written but not opened")
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
+    shot = tmp_path / "shot.png"
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    command = [CHROMIUM, *flags, profile, "--window-size=1200,1700", f"--screenshot={shot}"]
+    subprocess.run([*command, (folder / "index.html").as_uri()], check=True, capture_output=True, timeout=120)
+    with Image.open(shot) as image:
+        colours = image.convert("RGB").getcolors(1 << 24)
+    assert colours is not None and len(colours) > 200
+
+
+def test_a_real_process(tmp_path: Path) -> None:
+    fine = real("head", "sin", "--lo", "-3", "--hi", "3", "--eps", "1e-4", "--json", cwd=tmp_path)
+    assert fine.returncode == 0 and fine.stderr == ""
+    assert json.loads(fine.stdout)["bound"] <= 1e-4
+    wrong = real("head", "sni", "--lo", "-3", "--hi", "3", cwd=tmp_path)
+    assert wrong.returncode == 2 and wrong.stdout == "" and "did you mean 'sin'?" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+
+
+def test_interrupting_is_quiet() -> None:
+    code = (
+        "import os, signal, threading, attnforge.cli as cli, attnforge.demo\n"
+        "threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "cli.main()"
+    )
+    stopped = real("demo", code=code)
+    assert stopped.returncode == 130 and stopped.stderr == ""
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "attnforge", "functions"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=env, text=True, timeout=120)
+    os.close(writer)
+    assert done.stderr == ""
+
+
+def test_the_boundary_lets_our_own_mistakes_through() -> None:
+    def fails(error: BaseException) -> Any:
+        def command() -> None:
+            raise error
+
+        return command
+
+    assert guarded(lambda: None) == 0 and guarded(lambda: 3) == 3
+    assert guarded(fails(af.CertificateError("c"))) == guarded(fails(af.PurityError("p"))) == 1
+    for error in (af.ArgumentError("a"), af.DomainError("d"), af.PrecisionError("p"), af.FormulaError("f", "x+", 2)):
+        assert guarded(fails(error)) == 2
+    assert guarded(fails(af.MissingExtra("jinja2", "report"))) == guarded(fails(PermissionError(13, "no"))) == 2
+    assert guarded(fails(KeyboardInterrupt())) == 130
+    with pytest.raises(ZeroDivisionError):
+        guarded(fails(ZeroDivisionError()))
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_and_intervals_are_read_exactly(a: float, b: float) -> None:
+    assert number(repr(a)) == a
+    assert interval(f"{a!r}:{b!r}") == (a, b)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_number_or_refused(text: str) -> None:
+    try:
+        value: float | None = number(text)
+    except typer.BadParameter:
+        value = None
+    assert value is None or isinstance(value, float)
+    assert value is not None or not re.fullmatch(r"[-+]?\d+", text, re.ASCII)
+
+
+def test_boxes_are_read() -> None:
+    assert box_from(["x=-1:1", " y = 0.5:pi"]) == af.Box(x=(-1, 1), y=(0.5, math.pi))
+    for wrong in (["x"], ["x=1"], ["=1:2"], ["x=1:b"]):
+        with pytest.raises(typer.BadParameter):
+            box_from(wrong)
+    for wrong in (["x=0:1", "x=1:2"], ["x=2:1"], []):
+        with pytest.raises(af.ArgumentError):
+            box_from(wrong)
+
+
+def test_tables_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    assert console().width >= 200, "there is no terminal here"
+    table(("name", "[b]size"), [("a" * 150, "1"), ("[red]b[/]", "20")], right=("[b]size",))
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].startswith("a" * 150) and shown[2].startswith("[red]b[/]")
+    assert shown[0].endswith("[b]size") and [line[-2:].strip() for line in shown[1:]] == ["1", "20"]

@@ -1,0 +1,79 @@
+"""The README runs: its examples, its commands, its pictures and its tables are real."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from attnforge.cli import app
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "README.md").read_text("utf-8")
+LIMIT = 300_000
+
+
+def between(name: str) -> str:
+    """What stands between the markers of that name."""
+    found = re.findall(f"<!-- {name}:begin -->(.*?)<!-- {name}:end -->", TEXT, flags=re.DOTALL)
+    assert len(found) == 1
+    return str(found[0]).strip()
+
+
+def outcome(text: str) -> doctest.TestResults:
+    """The examples of all `pycon` blocks, run in one namespace."""
+    blocks = re.findall(r"^```pycon\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "README", "README.md", 0)
+    return doctest.DocTestRunner(verbose=False).run(test, out=lambda _: None)
+
+
+def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = outcome(TEXT)
+    assert result.attempted >= 6 and result.failed == 0
+
+
+def test_an_example_that_fails_is_seen() -> None:
+    assert outcome("```pycon\n>>> 1 + 1\n3\n```\n").failed == 1
+
+
+def test_commands_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)\b", TEXT))
+    assert {"demo", "test", "setup", "bench"} <= named <= targets | {"sure"}
+    commands = {command.name for command in app.registered_commands}
+    used = set(re.findall(r"[`(]attnforge ([a-z]+)", TEXT))
+    assert {"head", "check", "functions"} <= used <= commands
+    for script in re.findall(r"benchmarks/\w+\.py", TEXT):
+        assert (ROOT / script).is_file()
+
+
+def test_it_opens_with_the_two_commands() -> None:
+    opening = TEXT.split("##")[0].splitlines()[:16]
+    assert any("make demo" in line for line in opening) and any("make test" in line for line in opening)
+
+
+def test_pictures_are_there_and_small() -> None:
+    pictures = re.findall(r'(?:src|srcset)="([^"]*)"', TEXT)
+    assert len(pictures) == 2
+    for name in pictures:
+        file = ROOT / name
+        assert 1000 < file.stat().st_size < LIMIT
+        assert file.read_text("utf-8").count("<path") > 20
+
+
+def test_tables_were_generated() -> None:
+    demo = between("demo")
+    rows = {line.split()[0] for line in demo.splitlines() if line and not line.startswith("`")}
+    assert {"gelu", "sin", "exp", "log", "reciprocal", "rsqrt", "sqrt", "tanh", "relu(y)"} <= rows
+    heads = between("heads")
+    assert heads.count("\n|") >= 8, "benchmarks/readme.py --write fills this in"
+
+
+def test_the_package_shows_it() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["readme"] == "README.md"
