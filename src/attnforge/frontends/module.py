@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..box import Box
 from ..errors import ArgumentError, UnsupportedOperation
 from ..ir.interpret import every_value, values
-from ..ir.ops import Attention, Constant, Input, Linear, MaxTokens, Mix
+from ..ir.ops import Attention, Constant, Linear, Mix
 from ..ir.program import Program
 from .graph.aten import supported_operations
 from .graph.atoms import BatchRefusal, Refusal, Tape
@@ -65,8 +65,8 @@ def lower_module(target: nn.Module | Callable[..., Tensor], boxes: Box | tuple[B
     >>> print(lower_module(lambda x: torch.tanh(2 * x + 1), Box.cube(-1, 1, shape=3)))
     program of 1 token: <lambda>
       %0 = input : 3
-      %1 = linear %0 [3x3]         # mul in ...
-      %2 = apply tanh %1           # tanh in ...
+      %1 = linear %0 [3x3]         # add...
+      %2 = apply tanh %1           # tanh...
       output %2 : 3
     """
     boxes = (boxes,) if isinstance(boxes, Box) else tuple(boxes)
@@ -112,7 +112,7 @@ def _lowered(reading: Reading) -> Program:
         try:
             captured = _captured(capture, reading)
         except CaptureError as error:
-            problem = problem or _Failure(error.error, retry=True, weak=reading.batch is None)
+            problem = _Failure(error.error, retry=True, weak=reading.batch is None)
             continue
         program = _best(captured, reading)
         wrong = _difference(program, reading)
@@ -129,7 +129,7 @@ def _captured(capture: Callable[[nn.Module, tuple[Tensor, ...]], Captured], read
     try:
         return capture(reading.net, reading.examples(own))
     except CaptureError as error:
-        if own == torch.float64 or "dtype" not in str(error):
+        if own == torch.float64 or not any(word in str(error) for word in ("dtype", "scalar type", "Double")):
             raise
         return capture(reading.net, reading.examples(torch.float64))
 
@@ -141,8 +141,8 @@ def _best(captured: Captured, reading: Reading) -> Program:
         program, problems = _attempt(captured, reading, tokens)
         if program is not None:
             attempts.append(program)
-            if program.count(Attention, MaxTokens):
-                break
+            if _attends(program):
+                break  # as one vector it would cost many times as much
     if attempts:
         return min(attempts, key=_cost)
     name, batch = describe(reading.net), [p for p in problems if p.batch]
@@ -175,10 +175,20 @@ def _joined(boxes: tuple[Box, ...], tokens: int) -> Box:
     return Box.between(low, high) if tokens > 1 else Box.between(low[0], high[0])
 
 
+def _attends(program: Program) -> bool:
+    """Whether tokens attend to tokens: not only to read the weights of a softmax over them."""
+    heads = [op for op in program.ops if isinstance(op, Attention)]
+    return bool(heads) and not any(isinstance(program.ops[head.value], Constant) for head in heads)
+
+
 def _cost(program: Program) -> int:
-    """Heads, roughly: a column of an operation that is not affine is one head, a mixing of tokens two."""
-    free = (Input, Constant, Linear)
-    return sum(2 if isinstance(op, Mix) else op.width for op in program.ops if not isinstance(op, free))
+    """Heads, roughly, and layers: a column of an operation that is not affine is a head, a mixing of tokens two."""
+    heads, layers = 0, [0]
+    for op in program.ops[1:]:
+        free = isinstance(op, (Constant, Linear))
+        heads += 0 if free else 2 if isinstance(op, Mix) else op.width
+        layers.append(max((layers[i] for i in op.inputs), default=0) + (not free))
+    return heads + 4 * layers[program.output]
 
 
 def _attempt(captured: Captured, reading: Reading, tokens: int) -> tuple[Program | None, list[Problem]]:

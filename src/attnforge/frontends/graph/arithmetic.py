@@ -29,7 +29,7 @@ def rescale(tape: Tape, x: Value, scale: Number, bias: Number = 0.0) -> Value:
     """scale * x + bias with constants."""
     if isinstance(x, Tensor):
         return x * scale + bias
-    a, b = (torch.as_tensor(c).double() for c in (scale, bias))
+    a, b = (torch.as_tensor(c, dtype=torch.float64) for c in (scale, bias))
     if isinstance(x, Scores) and bool((a != 0).all()):
         size = torch.broadcast_shapes(x.codes.shape, a.shape, b.shape)
         grown = torch.where(torch.isinf(x.bias), x.bias, x.bias * a) + b

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from . import ops_attention, ops_linear, ops_movement, ops_pointwise, ops_reduce
+from . import ops_attention, ops_compare, ops_linear, ops_movement, ops_pointwise, ops_reduce
 from .table import TABLE
 
 __all__ = ["TABLE", "supported_operations"]
 
-_FILES = (ops_movement, ops_pointwise, ops_reduce, ops_linear, ops_attention)  # importing them fills the table
+# Importing them fills the table.
+_FILES = (ops_movement, ops_pointwise, ops_compare, ops_reduce, ops_linear, ops_attention)
 
 
 def supported_operations() -> list[tuple[str, str]]:

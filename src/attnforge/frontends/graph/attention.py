@@ -21,7 +21,7 @@ from .atoms import Ints, Parts, Refusal, Tape
 from .mixing import unique_rows
 
 #: Scores this low are taken for masks: no float can hold what is left of them after the exponential.
-HIDDEN = -1e4
+HIDDEN = -1e8
 
 
 class Pair(NamedTuple):

@@ -9,7 +9,7 @@ import operator
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.autograd import forward_ad
 
 from ...errors import ArgumentError, PurityError, UnsupportedOperation
 from ...purity.trace import Trace, _foreign, _place, _Places
@@ -72,7 +73,7 @@ def _used_modules(function: Callable[..., Any]) -> dict[str, nn.Module]:
         names = inspect.getclosurevars(inspect.unwrap(getattr(plain, "__func__", plain)))
         found |= {**names.globals, **names.nonlocals}
     except TypeError:  # a callable object or a builtin closes over nothing
-        found |= vars(plain) if hasattr(plain, "__dict__") else {}
+        found |= getattr(plain, "__dict__", {})
     return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
 
 
@@ -84,7 +85,7 @@ def describe(target: object) -> str:
         return type(target).__name__
     while isinstance(target, functools.partial):
         target = target.func
-    return str(getattr(target, "__qualname__", type(target).__name__)).replace("<locals>.", "")
+    return str(getattr(target, "__name__", type(target).__name__))
 
 
 @contextmanager
@@ -104,10 +105,24 @@ def evaluation(net: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@contextmanager
+def _transforms_restored() -> Iterator[None]:
+    """Ends transforms such as torch.func.grad that a failed export has entered and not left."""
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if forward_ad._current_level < 0:
+            with suppress(RuntimeError):  # raised where no level was entered
+                torch._C._exit_dual_level(level=0)
+
+
 def exported(net: nn.Module, examples: tuple[Tensor, ...]) -> Captured:
     """The graph by torch.export, composites such as attention and layer norm in one piece."""
     try:
-        with redirect_stderr(io.StringIO()):  # torch prints the graph it had when something goes wrong
+        # torch prints the graph it had when something goes wrong.
+        with redirect_stderr(io.StringIO()), _transforms_restored():
             trace = export_graph(net, examples)
     except PurityError as error:
         cause = error.__cause__
@@ -118,7 +133,7 @@ def exported(net: nn.Module, examples: tuple[Tensor, ...]) -> Captured:
     for spec in signature.input_specs:
         if spec.kind.name != "USER_INPUT" and spec.target is not None:
             store = program.state_dict if spec.target in program.state_dict else program.constants
-            constants[spec.arg.name] = promoted(_real(store[spec.target]))
+            constants[spec.arg.name] = _real(store[spec.target])
     names = {node.name: node for node in program.graph.nodes}
     results = [spec for spec in signature.output_specs if spec.kind.name == "USER_OUTPUT"]
     kept = [spec for spec in signature.output_specs if spec.kind.name.endswith("MUTATION")]
@@ -138,7 +153,11 @@ def exported(net: nn.Module, examples: tuple[Tensor, ...]) -> Captured:
 
 
 def _places(trace: Trace) -> Places:
-    return Places(trace.source, lambda node: trace.module(node).removeprefix("used").removeprefix("."))
+    def source(node: Node) -> str:
+        place = trace.source(node)
+        return "" if "frontends/graph/capture.py:" in place else place  # a builtin function has no line of its own
+
+    return Places(source, lambda node: trace.module(node).removeprefix("used").removeprefix("."))
 
 
 def _is_operator(target: object) -> bool:
@@ -146,11 +165,17 @@ def _is_operator(target: object) -> bool:
 
 
 def _real(tensor: Tensor) -> Tensor:
+    """A constant of the exported graph; gradients taken inside the target leave some without a value."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    if isinstance(tensor, FakeTensor):
+    try:
+        plain: Tensor = promoted(tensor)
+        plain.data_ptr()
+    except (RuntimeError, NotImplementedError) as error:
+        raise CaptureError(error) from error
+    if isinstance(plain, FakeTensor):
         raise CaptureError(RuntimeError("a constant of the exported graph has no value"))
-    return tensor
+    return plain
 
 
 def traced(net: nn.Module, examples: tuple[Tensor, ...]) -> Captured:

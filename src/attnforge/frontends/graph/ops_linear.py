@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import algebra
-from .arithmetic import add, matmul, rearranged, rescale
+from .arithmetic import add, matmul, multiply, rearranged, rescale, subtract
 from .atoms import Refusal, Tape
 from .ops_reduce import largest, total
 from .table import Call, lowers
@@ -77,6 +77,28 @@ def _outer(tape: Tape, call: Call) -> Value:
     return product(tape, column, rearranged(tape, call["vec2"], lambda i: i[None, :]))
 
 
+@lowers("bilinear", note="constant weights")
+def _bilinear(tape: Tape, call: Call) -> Value:
+    weight = call.constant("weight").double()  # (out, left, right)
+    left = product(tape, call["input1"], weight.permute(1, 0, 2).flatten(1))
+    left = rearranged(tape, left, lambda i: i.unflatten(-1, (weight.shape[0], weight.shape[2])))
+    right = rearranged(tape, call["input2"], lambda i: i.unsqueeze(-2))
+    both = multiply(tape, left, right)
+    out = total(tape, both, [len(shape(both)) - 1])
+    return out if call.get("bias") is None else add(tape, out, call["bias"])
+
+
+@lowers("linalg_cross", note="products")
+def _cross(tape: Tape, call: Call) -> Value:
+    dim = int(call["dim"])
+
+    def part(key: str, shift: int) -> Value:
+        return rearranged(tape, call[key], lambda i: i.roll(shift, dim))
+
+    forward = multiply(tape, part("self", -1), part("other", -2))
+    return subtract(tape, forward, multiply(tape, part("self", -2), part("other", -1)))
+
+
 def _windows(ids: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
     """ids (N, C, space...) as (N, out..., C, kernel...); padding with zeros."""
     rank = len(kernel)
@@ -137,6 +159,21 @@ def _avg_pool(tape: Tape, call: Call) -> Value:
     size = call.get("divisor_override")
     out = total(tape, wrap(tape, patches), dims, scale=1.0 / float(size or math.prod(kernel)))
     return rearranged(tape, out, lambda i: i.movedim(-1, 1))
+
+
+@lowers(*(f"{mark}adaptive_avg_pool{rank}d" for mark in ("", "_") for rank in (1, 2, 3)), note="affine")
+def _adaptive_avg_pool(tape: Tape, call: Call) -> Value:
+    x, size = call["self"], call["output_size"]
+    rank = int(call.name[-2])
+    for axis, wanted in zip(range(-rank, 0), _spread(size, rank), strict=True):
+        length = shape(x)[axis]
+        weight = torch.zeros(length, wanted, dtype=torch.float64)
+        for j in range(wanted):
+            start, end = j * length // wanted, -(-(j + 1) * length // wanted)
+            weight[start:end, j] = 1 / (end - start)
+        x = rearranged(tape, x, lambda i, a=axis: i.movedim(a, -1))
+        x = rearranged(tape, product(tape, x, weight), lambda i, a=axis: i.movedim(-1, a))
+    return x
 
 
 @lowers("max_pool1d", "max_pool2d", "max_pool2d_with_indices", "max_pool3d", note="without padding: relus")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arithmetic import as_value, rearranged
 from .atoms import Refusal, Tape
 from .table import Call, lowers, words
 from .values import SYMBOLS, atoms, is_data, leaves, moved, shape, substitute, wrap
@@ -51,6 +52,8 @@ def _move(tape: Tape, call: Call) -> Any:
         call.constant(key)
     if call.get("accumulate") or call.get("reduce"):
         raise Refusal("it adds up what is moved to one place")
+    if call.name == "where" and (mask := call.constant("condition").bool()).unique().numel() == 1:
+        return _chosen(tape, call["self"] if mask.all() else call["other"], call)
     contents = [leaf for key in names for leaf in leaves(call.get(key)) if leaf is not None]
 
     def move(change: Any) -> Any:
@@ -64,6 +67,12 @@ def _move(tape: Tape, call: Call) -> Any:
         return arguments["self"].reshape(call["size"]) if call.name in _VIEWS else call.target(**arguments)
 
     return moved(tape, contents, move)
+
+
+def _chosen(tape: Tape, side: Any, call: Call) -> Any:
+    """One side of a `where` whose condition is the same everywhere."""
+    sizes = [shape(as_value(call[key])) for key in ("condition", "self", "other")]
+    return rearranged(tape, as_value(side), lambda i: i.expand(torch.broadcast_shapes(*sizes)))
 
 
 @lowers(*_PADS, note="movement of data: free")

@@ -12,8 +12,9 @@ from ...ir import functions
 from ...ir.univariate import Univariate
 from .arithmetic import add, apply, as_value, divide, log_add_exp, maximum, minimum, multiply, rescale, subtract
 from .atoms import Refusal, Tape
+from .ops_reduce import mean, total
 from .table import Call, lowers, words
-from .values import Value
+from .values import Value, shape
 
 _UNARY = {
     name: name
@@ -70,10 +71,17 @@ def _softplus(tape: Tape, call: Call) -> Value:
     return rescale(tape, apply(tape, rescale(tape, call["self"], beta), "softplus"), 1 / beta)
 
 
-@lowers("softshrink", note="any threshold")
-def _softshrink(tape: Tape, call: Call) -> Value:
-    threshold = float(call["lambd"])
-    return subtract(tape, call["self"], apply(tape, call["self"], _clip(-threshold, threshold)))
+@lowers("celu", note="any alpha")
+def _celu(tape: Tape, call: Call) -> Value:
+    alpha = float(call.get("alpha", 1))
+    return _elu(tape, Call("elu", None, {"self": call["self"], "alpha": alpha, "input_scale": 1 / alpha}))
+
+
+@lowers("rrelu", note="in evaluation mode")
+def _rrelu(tape: Tape, call: Call) -> Value:
+    if call.get("training"):
+        raise Refusal("it draws random numbers")
+    return apply(tape, call["self"], functions.leaky_relu((float(call["lower"]) + float(call["upper"])) / 2))
 
 
 @lowers("clamp", "clip", "clamp_min", "clamp_max", "hardtanh", note="constant or data bounds")
@@ -92,6 +100,22 @@ def _clamp(tape: Tape, call: Call) -> Value:
 def _clip(low: float, high: float) -> str | Univariate:
     named = {(-1.0, 1.0): "hardtanh", (0.0, 6.0): "relu6"}.get((low, high))
     return named or functions.piecewise_linear([low - 1, low, high, high + 1], [low, low, high, high])
+
+
+@lowers("huber_loss", "smooth_l1_loss", note="through clamps; any delta, any reduction over one point")
+def _huber(tape: Tape, call: Call) -> Value:
+    # with c = clip(d, -delta, delta): huber(d) = c^2/2 + delta (|d| - |c|), and |d| - |c| = relu(|d| - delta)
+    d = subtract(tape, as_value(call["self"]), as_value(call["target"]))
+    delta = float(call["delta"] if call.name == "huber_loss" else call["beta"])
+    far = apply(tape, rescale(tape, apply(tape, d, "abs"), 1.0, -delta), "relu")
+    if delta > 0:
+        near = rescale(tape, apply(tape, apply(tape, d, _clip(-delta, delta)), "square"), 0.5)
+        far = add(tape, near, rescale(tape, far, delta))
+        far = far if call.name == "huber_loss" else rescale(tape, far, 1 / delta)
+    if call.get("reduction", 1) == 0:
+        return far
+    dims = list(range(len(shape(far))))[::-1]
+    return (mean if call["reduction"] == 1 else total)(tape, far, dims)
 
 
 @lowers("threshold", note="where it is continuous: threshold = value")

@@ -67,10 +67,8 @@ _REASONS = {
     "it chooses by comparing data, which is not continuous": """sort argsort topk argmax argmin kthvalue median
         nanmedian mode cummax cummin unique unique2 _unique2 unique_consecutive nonzero masked_select searchsorted
         bucketize histc msort""",
-    "it jumps: no network of attention heads is close to a step": """sign sgn floor ceil round trunc frac remainder fmod
-        floor_divide heaviside hardshrink threshold_backward signbit nextafter""",
-    "it compares data, and the outcome is not the same on all of the box": """eq ne lt le gt ge isclose isnan isinf
-        isfinite logical_and logical_or logical_not logical_xor equal any all""",
+    "it jumps: no network of attention heads is close to a step": "heaviside hardshrink nextafter",
+    "it compares data": "isclose logical_and logical_or logical_not logical_xor equal any all isin",
     "it works with complex numbers": """_fft_r2c _fft_c2c _fft_c2r fft_fft fft_rfft fft_ifft fft_irfft view_as_complex
         view_as_real complex polar angle real imag conj stft istft""",
     "it draws random numbers": """bernoulli dropout native_dropout rand randn rand_like randn_like randint normal

@@ -55,11 +55,13 @@ class Walk:
         self.problems: list[Problem] = []
         self._outer: list[Node] = []
 
-    def run(self, graph: Graph, bound: Mapping[str, Any], wanted: Iterable[Node], owner: GraphModule) -> list[Any]:
+    def run(
+        self, graph: Graph, bound: Mapping[str, Any], wanted: Iterable[Node | None], owner: GraphModule
+    ) -> list[Any]:
         """The values of the wanted nodes, given those of the placeholders by name."""
         values: dict[Node, Any] = {}
         targets = list(wanted)
-        needed = _ancestors(targets)
+        needed = _ancestors([node for node in targets if node is not None])
         for node in graph.nodes:
             if node not in needed:
                 continue
@@ -69,7 +71,7 @@ class Walk:
                 values[node] = promoted(operator.attrgetter(str(node.target))(owner))
             else:
                 values[node] = self._call(node, values)
-        return [values[node] for node in targets]
+        return [None if node is None else values[node] for node in targets]
 
     def _call(self, node: Node, values: dict[Node, Any]) -> Any:
         args: list[Any] = list(map_arg(node.args, lambda n: values[n]))
@@ -81,7 +83,11 @@ class Walk:
             return item
         found = list(leaves([args, kwargs]))
         if not any(map(is_data, found)):
-            return _computed(node.target, args, kwargs)
+            return (
+                self._record(node, "it draws random numbers")
+                if _is_random(node)
+                else _computed(node.target, args, kwargs)
+            )
         if any(isinstance(leaf, Unknown) for leaf in found):
             hopeless = operator_name(node) not in TABLE and _decomposition(node.target) is None
             return self._record(node, reason(operator_name(node))) if hopeless else Unknown()
@@ -130,6 +136,12 @@ class Walk:
             return f"{module}.{operator_name(node)}"
         code = self.places.source(node).partition("  ")[2].removeprefix("return ")
         return f"{operator_name(node)}: {code[:40]}" if code else operator_name(node)
+
+
+def _is_random(node: Node) -> bool:
+    """Whether an operator on constants draws; dropout and attention, which may, have handlers that know."""
+    seeded = torch.Tag.nondeterministic_seeded
+    return isinstance(node.target, OpOverload) and seeded in node.target.tags and operator_name(node) not in TABLE
 
 
 def promoted(value: Any) -> Any:

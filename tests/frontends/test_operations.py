@@ -1,0 +1,176 @@
+"""Single operations lowered to programs: the same values, and no more operations than they need."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from attnforge.box import Box
+from attnforge.frontends.module import join, lower_module, supported_operations
+from attnforge.ir.functions import names
+from attnforge.ir.interpret import values
+from attnforge.ir.ops import Apply, Attention, MaxTokens, Mix, Product, Softmax
+from attnforge.ir.program import Program
+
+torch.manual_seed(0)
+VECTOR, POSITIVE, SEQUENCE = Box.cube(-1, 1, shape=4), Box.cube(0.2, 0.8, shape=4), Box.cube(-1, 1, shape=(4, 3))
+MATRIX, ROW = torch.randn(4, 4).double(), torch.tensor([0.5, -0.25, 1.0, -2.0]).double()
+
+
+def words(program: Program) -> list[str]:
+    return [op.word for op in program.ops[1:]]
+
+
+def agree(target: Callable[..., Tensor], *boxes: Box, one_point: bool = False) -> Program:
+    """The program of a target, after a comparison of the two in float64 at points of our own."""
+    program = lower_module(target, boxes[0] if len(boxes) == 1 else boxes)
+    points = [box.sample(17, seed=7 + i) for i, box in enumerate(boxes)]
+    exact = copy.deepcopy(target).double().eval() if isinstance(target, nn.Module) else target
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        truth = torch.stack([exact(*p) for p in zip(*points, strict=True)]) if one_point else exact(*points)
+    finally:
+        torch.set_default_dtype(default)
+    found = values(program, join(program, *points))
+    assert found.shape == truth.shape
+    assert torch.allclose(found, truth.detach().double(), rtol=1e-9, atol=1e-11)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("attention", "heads"),
+    [
+        (lambda x: torch.softmax(x @ x.mT / 3**0.5, -1) @ x, 1),
+        (lambda x: torch.einsum("bij,bjd->bid", (x @ x.mT).softmax(-1), x), 1),
+        (lambda x: ((x @ x.mT) * 0.5 + torch.arange(4.0) * 0.1).softmax(-1) @ x, 1),
+        (lambda x: (x @ x.mT).masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf).softmax(-1) @ x, 1),
+        (lambda x: (x @ x.mT).masked_fill(torch.ones(4, 4).triu(1).bool(), -1e9).softmax(-1) @ x, 1),
+        (lambda x: (x @ x.mT).softmax(-2).mT @ x.tanh(), 1),
+        (lambda x: torch.stack([(x @ x.mT).softmax(-1), (2 * x @ x.mT).softmax(-1)], 1).sum(1) @ x, 2),
+        (lambda x: ((x @ ROW[:3]).softmax(-1)[..., None] * x).sum(1), 1),
+        (lambda x: torch.einsum("bn,bnd->bd", (x @ ROW[:3]).softmax(-1), x), 1),
+        (lambda x: F.scaled_dot_product_attention(x[:, -1:], x, x), 1),
+        (lambda x: F.scaled_dot_product_attention(MATRIX[:2, :3].expand(len(x), 2, 3), x, x), 2),
+    ],
+)
+def test_attention_is_found_however_it_is_written(attention: Callable[[Tensor], Tensor], heads: int) -> None:
+    program = agree(attention, SEQUENCE)
+    assert program.tokens == 4 and program.count(Attention) == heads
+
+
+def test_attention_within_a_vector_is_built_from_parts() -> None:
+    def inner(x: Tensor) -> Tensor:
+        parts = x.view(-1, 2, 2)
+        return F.scaled_dot_product_attention(parts, parts, parts, is_causal=True).flatten(1)
+
+    program = agree(inner, VECTOR)
+    assert program.tokens == 1 and program.count(Softmax) == 1, "the first row sees one token only: its weight is 1"
+
+
+# -- operations -----------------------------------------------------------------------------------------------------
+
+
+def written_into(x: Tensor) -> Tensor:
+    y = torch.zeros(x.shape[0], 6)
+    y[:, 1:5] = x
+    y[:, 0] = x.sum(-1)
+    return y.relu_()
+
+
+OPERATIONS: dict[str, tuple[Callable[..., Tensor], Box, list[str] | None]] = {
+    "cumsum of channels": (lambda x: x.cumsum(-1), VECTOR, ["linear"]),
+    "cumsum of tokens": (lambda x: x.cumsum(1).tanh(), SEQUENCE, ["mix", "apply"]),
+    "var": (lambda x: x.var(-1), VECTOR, ["linear", "apply", "linear"]),
+    "std over all": (lambda x: x.std((1, 2)), SEQUENCE, None),
+    "amax": (lambda x: x.amax(-1), VECTOR, ["linear", "apply", "linear", "apply", "linear"]),
+    "max and min over tokens": (lambda x: x.amax(1) - x.min(1).values, SEQUENCE, None),
+    "mean over tokens": (lambda x: torch.exp(x.mean(1)), SEQUENCE, None),
+    "where": (lambda x: torch.where(ROW > 0, x.sin(), x), VECTOR, ["linear", "apply", "linear"]),
+    "mask of tokens": (lambda x: (x.exp() * torch.tensor([1.0, 1, 0, 1])[:, None]).sum(1), SEQUENCE, None),
+    "token scales": (lambda x: (x * torch.tensor([1.0, 2, 3, 1])[:, None]).tanh(), SEQUENCE, ["mix", "apply"]),
+    "positions": (lambda x: (x + MATRIX[:, :3]).tanh(), SEQUENCE, ["constant", "linear", "apply"]),
+    "finite difference": (lambda x: (x[:, 1:] - x[:, :-1]).square(), SEQUENCE, None),
+    "logarithm of one token": (lambda x: torch.log(x[:, 0] + 2) + 0 * x[:, 1], SEQUENCE, None),
+    "logsumexp": (lambda x: x.logsumexp(-1), VECTOR, None),
+    "norms": (lambda x: x.norm(dim=-1) + torch.linalg.vector_norm(x, 1, -1), POSITIVE, None),
+    "products": (lambda x: x.prod(-1) + x.cumprod(-1)[:, 2], VECTOR, None),
+    "quotient": (lambda x: x / x.flip(-1), POSITIVE, None),
+    "x - x": (lambda x: x - x, VECTOR, ["constant"]),
+    "square": (lambda x: x * x, VECTOR, ["apply"]),
+    "outer": (lambda x: x[:, :, None] * x[:, None, :], VECTOR, None),
+    "linear attention": (lambda x: x @ (x.mT @ x), SEQUENCE, None),
+    "einsum": (lambda x: torch.einsum("bij,kj->bik", x, MATRIX[:, :3]), SEQUENCE, ["linear"]),
+    "layer norm of rows": (lambda x: F.layer_norm(x, (3,)), SEQUENCE, ["normalise"]),
+    "group norm": (lambda x: F.group_norm(x, 2), SEQUENCE, None),
+    "clamp": (lambda x: x.clamp(-0.3, 0.4) + x.clamp(min=0.1), VECTOR, None),
+    "powers": (lambda x: x**3 + x**-2 + 2**x + x**0.5, POSITIVE, None),
+    "pad, roll, flip": (lambda x: F.pad(x.roll(1, -1).flip(-1), (1, 2), value=3.0), VECTOR, ["linear"]),
+    "cat of constants": (lambda x: torch.cat([x, torch.ones(len(x), 1)], -1).exp(), VECTOR, None),
+    "written into": (written_into, VECTOR, ["linear", "apply", "linear"]),
+    "settled comparison": (lambda x: torch.where(x > -1.5, x.sin(), x), VECTOR, ["apply"]),
+    "settled steps": (lambda x: torch.sign(x + 2) * torch.floor(x / 4 + 0.5).add(1) * x.exp(), VECTOR, ["apply"]),
+    "atan2": (lambda x: torch.atan2(x[:, 0], x[:, 1] + 2), VECTOR, None),
+    "huber": (lambda x: F.huber_loss(x, torch.zeros_like(x), reduction="none", delta=0.3), VECTOR, None),
+    "distances": (lambda x: torch.exp(-torch.cdist(x, 2 + x.flip(1))), SEQUENCE, None),
+    "adaptive pooling": (lambda x: F.adaptive_avg_pool1d(x, 2).square(), Box.cube(-1, 1, shape=(2, 5)), None),
+    "one point": (lambda x: x[..., 0] * x[..., 1] + x.sum(-1), VECTOR, None),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations(name: str) -> None:
+    target, box, expected = OPERATIONS[name]
+    program = agree(target, box)
+    assert expected is None or words(program) == expected
+
+
+def test_maxima_over_tokens_are_native() -> None:
+    assert lower_module(lambda x: x.amax(1) - x.amin(1), SEQUENCE).count(MaxTokens) == 2
+
+
+def test_every_registered_function_can_be_used() -> None:
+    table = dict(supported_operations())
+    spelled = {"identity": "clone", "cube": "pow", "squared_relu": "relu", "quick_gelu": "sigmoid",
+               "gelu_tanh": "gelu", "softsign": "div", "logsigmoid": "log_sigmoid"}  # fmt: skip
+    assert [name for name in names() if spelled.get(name, name) not in table] == []
+    assert len(table) > 200 and all(note for note in table.values())
+
+
+MOVES = ("transpose", "flip", "roll", "view", "slice", "cat", "expand")
+
+
+@given(st.lists(st.sampled_from(MOVES), max_size=6), st.data())
+@settings(max_examples=8, deadline=None)
+def test_moving_data_costs_one_affine_map(moves: list[str], data: Any) -> None:
+    steps = [(move, data.draw(st.integers(1, 2))) for move in moves]
+
+    def target(x: Tensor) -> Tensor:
+        for move, i in steps:
+            match move:
+                case "transpose":
+                    x = x.transpose(1, -1)
+                case "flip":
+                    x = x.flip(i % x.dim() or 1)
+                case "roll":
+                    x = x.roll(i, 1)
+                case "view":
+                    x = x.reshape(x.shape[0], -1, 2) if x[0].numel() % 2 == 0 else x
+                case "slice":
+                    x = x[:, : max(1, x.shape[1] - 1)]
+                case "cat":
+                    x = torch.cat([x, x], 1)
+                case "expand":
+                    x = x.unsqueeze(1).expand(-1, 2, *x.shape[1:]).flatten(1, 2)
+        return x
+
+    program = agree(target, SEQUENCE)
+    assert program.count(Mix, Product, Apply) == 0 and len(program.ops) <= 2
