@@ -3,85 +3,97 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from .box import Box
-from .certify.certificate import upper_text
-from .certify.rules import Propagation
-from .certify.split import FIRST, NetworkBound, outward_cells
+from .build import Task, Tolerance, build
+from .certify.split import FIRST, outward_cells
 from .compiled import CompiledNetwork
-from .errors import DomainError, PrecisionError
+from .errors import ArgumentError, DomainError
 from .ir.enclose import Range, ranges
 from .ir.positions import prepared
 from .ir.program import Program
-from .lower.forms import is_head
-from .lower.layout import lay_out
-from .lower.plan import Plan, Style, make_plan
+from .progress import stages
 from .purity import structural
 
-ROUNDS = 4
 GRIDS = (FIRST, 16 * FIRST, 256 * FIRST)  # cells for the ranges heads are built for; the certificate starts from them
-STYLES = (Style(), Style(centred=False, relative=True))
-SPEND = 0.7  # the share of eps that is given out to heads; the rest is for affine maps and second order
+DTYPES = (torch.float32, torch.float64)
+Capture = Callable[[], Program]
 
 
-def build(program: Program, eps: float, dtype: torch.dtype, boxes: tuple[Box, ...] = ()) -> CompiledNetwork:
-    """A network for a program whose certified bound is at most eps, or `PrecisionError` with what can be reached."""
-    program = prepared(program)
-    found, grid = enclose(program, dtype)
-    heads = [i for i in range(len(program.ops)) if is_head(program, i)]
-    best: Attempt | None = None
-    for style in STYLES:
-        shares = {i: SPEND / max(1, len(heads)) for i in heads}
-        last = None
-        for _ in range(ROUNDS):
-            plan = make_plan(program, found, eps, dtype, shares, style)
-            net = lower(plan, eps, dtype, boxes, grid)  # lower, assemble
-            now = Attempt(net, *net.analyse())
-            best = now if best is None or now.bound.bound < best.bound.bound else best
-            if best.bound.bound <= eps or (last is not None and now.bound.bound > 0.8 * last < math.inf):
-                break  # reached, or what is left is rounding
-            last = now.bound.bound
-            if math.isfinite(last):
-                shares = _tighter(net, now.bound, shares, eps)
-            else:
-                style = replace(style, margin=min(16 * style.margin, 0.25))
-        if best is not None and best.bound.bound <= eps:
-            break
-    assert best is not None
-    net, propagation, bound = best.net, best.propagation, best.bound
-    if bound.bound > eps:
-        wider = "" if dtype == torch.float64 else ", use dtype=torch.float64"
-        raise PrecisionError(
-            f"eps = {eps:g} cannot be certified for '{program.source[:60]}' in {str(dtype).removeprefix('torch.')}: "
-            f"{upper_text(bound.bound)} can be; ask for that{wider}, or choose a smaller box",
-            reachable=bound.bound,
-        )
-    net.attach(net.certificate_of(propagation, bound))  # certify
+def compile(
+    target: Any,
+    box: Box | tuple[Box, ...],
+    eps: float | None = None,
+    *,
+    rtol: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+    strict: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> CompiledNetwork:
+    """An attention-only network for a target, with |network - target| <= eps + rtol |target| certified on the box.
+
+    `target` is a formula, a list of formulas (several outputs, last dimension), a sympy expression, a Python
+    function of
+    numbers (with a named box), or a module or function of tensors (captured with torch.export); `box` bounds its
+    input, a tuple of
+    boxes the inputs of a function of several tensors. `dtype` is what ships and what the certificate is for. If the
+    tolerance cannot be proved, `PrecisionError` says what can be.
+
+    >>> net = compile("sin(x*y) + exp(-x**2)/y", Box(x=(-1, 1), y=(0.5, 2)), eps=1e-3)
+    >>> net.certificate.kind, net.bound <= 1e-3, net(torch.tensor([[0.5, 1.0]])).shape
+    ('certified', True, torch.Size([1]))
+    """
+    tolerance = _tolerance(eps, rtol, dtype)
+    boxes = box if isinstance(box, tuple) else (box,)
+    with stages(progress) as stage:
+        stage("capture")
+        captures = capture(target, boxes)
+        tasks = [partial(enclose, each, tolerance, boxes if len(boxes) > 1 else (), stage) for each in captures]
+        net = build(tasks, stage)  # plan, lower, assemble, certify
     structural(net.network)
-    return net.eval()
+    net.strict = strict
+    return net
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """A network and what can be proved about it."""
-
-    net: CompiledNetwork
-    propagation: Propagation
-    bound: NetworkBound
+def compile_program(program: Program, eps: float, dtype: torch.dtype = torch.float32) -> CompiledNetwork:
+    """The network of a program: `compile` without its first stage."""
+    with stages() as stage:
+        return build([partial(enclose, lambda: program, _tolerance(eps, 0.0, dtype), (), stage)], stage)
 
 
-def enclose(program: Program, dtype: torch.dtype) -> tuple[list[Range], int]:
-    """The ranges of all values on a grid fine enough that every one is finite, and the size of the grid."""
+def capture(target: Any, boxes: tuple[Box, ...]) -> list[Capture]:
+    """The ways in which a target can be written as a program, each made when it is wanted."""
+    if not boxes or not all(isinstance(b, Box) for b in boxes):
+        raise ArgumentError(f"box must be a Box, or a tuple of boxes for a function of several tensors, got {boxes!r}")
+    tensors = isinstance(target, nn.Module) or (callable(target) and boxes[0].names is None)
+    if isinstance(target, (str, list)) or not tensors:
+        from .frontends.formula import lower_formula
+
+        if len(boxes) != 1:
+            raise ArgumentError("a formula has one box, with an interval for each variable")
+        return [partial(lower_formula, target, boxes[0], style) for style in ("product", "log")]
+    from .frontends.module import lower_module
+
+    return [partial(lower_module, target, boxes if len(boxes) > 1 else boxes[0])]
+
+
+def enclose(make: Capture, tolerance: Tolerance, boxes: tuple[Box, ...], stage: Callable[[str], None]) -> Task:
+    """The ranges of all values, on a grid fine enough that every one is finite."""
+    program = prepared(make())
+    stage("enclose")
     for grid in GRIDS:
         with np.errstate(invalid="ignore", over="ignore"):
-            found = ranges(program, *outward_cells(program, grid, dtype))
-        endless = [i for i, r in enumerate(found) if not (np.isfinite(r.low).all() and np.isfinite(r.high).all())]
+            found = ranges(program, *outward_cells(program, grid, tolerance.dtype))
+        endless = [i for i, r in enumerate(found) if not _finite(r)]
         if not endless:
-            return found, grid
+            return Task(program, found, grid, tolerance, boxes)
     name = program.sites[endless[0]] or program.ops[endless[0]].word
     raise DomainError(
         f"'{name}' cannot be shown to be bounded on {program.box!r}: its argument may come too close to a singularity; "
@@ -89,18 +101,17 @@ def enclose(program: Program, dtype: torch.dtype) -> tuple[list[Range], int]:
     )
 
 
-def lower(plan: Plan, eps: float, dtype: torch.dtype, boxes: tuple[Box, ...], grid: int) -> CompiledNetwork:
-    """The network of a plan."""
-    layout = lay_out(plan.program, plan.sites)
-    tables, flats = [t.weights for t in plan.tables], [t.flat for t in plan.tables]
-    return CompiledNetwork(layout, tables, flats, dtype, eps, boxes, grid)
+def _finite(r: Range) -> bool:
+    return bool(np.isfinite(r.low).all() and np.isfinite(r.high).all())
 
 
-def _tighter(net: CompiledNetwork, bound: NetworkBound, shares: dict[int, float], eps: float) -> dict[int, float]:
-    """Smaller shares for the sites that cost most: each is cut to what is left for it."""
-    allowed = SPEND * eps / max(1, len(shares))
-    cut = dict(shares)
-    for site, part in zip(net.layout.sites, bound.parts, strict=False):
-        if part > allowed:
-            cut[site.op] = shares[site.op] * max(1e-3, 0.7 * allowed / float(part))
-    return cut
+def _tolerance(eps: float | None, rtol: float, dtype: torch.dtype) -> Tolerance:
+    for name, value, positive in (("eps", eps, not rtol), ("rtol", rtol, False)):
+        if value is None and name == "eps" and rtol:
+            continue
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if value is None or not number or value < 0 or (positive and value == 0):
+            raise ArgumentError(f"{name} must be a {'positive' if positive else 'non-negative'} number, got {value!r}")
+    if dtype not in DTYPES:
+        raise ArgumentError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
+    return Tolerance(float(eps or 0.0), float(rtol), dtype)

@@ -17,7 +17,7 @@ from .certify.certified import CertifiedModule
 from .certify.interpolation import AnchorWeights
 from .certify.rounding import ASSUMPTIONS
 from .certify.rules import Propagation
-from .certify.split import FIRST, NetworkBound, network_bound
+from .certify.split import EFFORT, FIRST, NetworkBound, network_bound
 from .errors import ArgumentError, CertificateError
 from .ir.ops import Array, Constant
 from .ir.program import Program
@@ -61,16 +61,12 @@ class CompiledNetwork(CertifiedModule):
         eps: float,
         boxes: tuple[Box, ...] = (),
         grid: int = FIRST,
+        rtol: float = 0.0,
         strict: bool = False,
     ):
         super().__init__()
-        self.layout, self.flats, self.eps, self.grid, self.strict = (
-            layout,
-            [np.asarray(f) for f in flats],
-            eps,
-            grid,
-            strict,
-        )
+        self.layout, self.flats = layout, [np.asarray(f) for f in flats]
+        self.eps, self.rtol, self.grid, self.strict = eps, rtol, grid, strict
         self.box = layout.program.box
         self.boxes = boxes or (self.box,)
         self.network: AttentionOnly = assemble(layout, tables, dtype)
@@ -154,10 +150,10 @@ class CompiledNetwork(CertifiedModule):
         self._check_structure()
         return self.certificate_of(*self.analyse())
 
-    def analyse(self, effort: int = 2000) -> tuple[Propagation, NetworkBound]:
+    def analyse(self, effort: int = EFFORT) -> tuple[Propagation, NetworkBound]:
         """The error analysis of the present weights, and the bound it gives."""
         propagation = Propagation(self.layout, self.network, self.flats, self.dtype)
-        return propagation, network_bound(propagation, self.eps, effort, self.grid)
+        return propagation, network_bound(propagation, self.eps, self.rtol, effort, self.grid)
 
     def certificate_of(self, propagation: Propagation, found: NetworkBound) -> Certificate:
         """An analysis as a certificate."""
@@ -219,6 +215,7 @@ class CompiledNetwork(CertifiedModule):
             "boxes": [box.to_json() for box in self.boxes],
             "dtype": str(self.dtype).removeprefix("torch."),
             "eps": self.eps,
+            "rtol": self.rtol,
             "grid": self.grid,
             "strict": self.strict,
         }
@@ -240,7 +237,15 @@ class CompiledNetwork(CertifiedModule):
                 shapes[int(site.config["table"])] = AnchorWeights(zero, zero, zero, float(site.config["centre"]), skip)
         tables = [shapes[i] for i in sorted(shapes)]
         return cls(
-            layout, tables, flats, dtype, float(config["eps"]), boxes, int(config["grid"]), bool(config["strict"])
+            layout,
+            tables,
+            flats,
+            dtype,
+            float(config["eps"]),
+            boxes,
+            int(config["grid"]),
+            float(config["rtol"]),
+            bool(config["strict"]),
         )
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnforge as af
-from attnforge._compile import build
+from attnforge._compile import compile_program as build
 from attnforge.certify.rules import LOCALS, PASSES, Propagation
 from attnforge.certify.rules_tokens import scaled, worst
 from attnforge.ir.enclose import Range, ranges

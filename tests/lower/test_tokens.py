@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import attnforge as af
-from attnforge._compile import build
+from attnforge._compile import compile_program as build
 from attnforge.compiled import CompiledNetwork
 from attnforge.errors import CertificateError, DomainError, PrecisionError
 from attnforge.ir.interpret import values

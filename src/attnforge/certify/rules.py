@@ -68,6 +68,17 @@ def anchor_edges(fn: Univariate, low: float, high: float, flat: Array | None = N
     return np.unique(np.concatenate([[low], places[(places > low) & (places < high)], [high]]))
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """Errors of the output on each cell: split by source at the worst output, what a relative tolerance allows
+    there, and the
+    largest error of any output."""
+
+    parts: Array
+    allowance: Array
+    largest: Array
+
+
 class Propagation:
     """The error analysis of one network: local bounds once, then the rules on as many cells as wanted."""
 
@@ -78,6 +89,7 @@ class Propagation:
         self.flats = flats
         self._cache: dict[tuple[int, str], AnchorBound] = {}
         self._steepness: dict[int, Largest] = {}
+        self._maps: dict[int, tuple[Array, Array, Array, Array]] = {}
         self.local = {
             site.op: self._local(stage, i, site, flats) for i, stage in enumerate(layout.stages) for site in stage.sites
         }
@@ -124,20 +136,25 @@ class Propagation:
             raise CertificateError(f"there is no error rule for heads of the family '{site.family}'")
         return LOCALS[site.family](self, site, self.layer(2 * index + 1))
 
-    def run(self, found: list[Range]) -> tuple[Array, Errors]:
-        """The error of the output on each cell, split by source: shape (cell, source); and that of every value.
-
-        On a cell where nothing can be said the error is infinite.
-        """
+    def run(self, found: list[Range], rtol: float = 0.0) -> Outcome:
+        """The error of the output on each cell; infinite on a cell where nothing can be said."""
         with np.errstate(invalid="ignore", over="ignore"):
-            parts, errors = self._run(found)
-        blind = np.zeros(len(parts), dtype=bool)
+            rows = self._run(found)
+            output = found[self.layout.program.output]
+            least = output.least if self.layout.program.output_rows == "all" else output.least[:, :1]
+            cells, sources = len(rows), rows.shape[-1]
+            totals, allowed = rows.sum(-1).reshape(cells, -1), rtol * least.reshape(cells, -1)
+            at = np.argmax(totals - allowed, -1), np.arange(cells)
+            parts, allowance = rows.reshape(cells, -1, sources)[at[1], at[0]], allowed[at[1], at[0]]
+            largest = totals.max(-1)
+        blind = np.isnan(parts).any(-1) | np.isnan(largest)
         for r in found:
             blind |= ~np.all(np.isfinite(r.low) & np.isfinite(r.high), axis=(1, 2))
-        parts[blind | np.isnan(parts).any(-1)] = np.inf
-        return parts, errors
+        parts[blind], largest[blind] = np.inf, np.inf
+        return Outcome(parts, allowance, largest)
 
-    def _run(self, found: list[Range]) -> tuple[Array, Errors]:
+    def _run(self, found: list[Range]) -> Array:
+        """The errors of the outputs, shape (cell, token, channel, source)."""
         errors: Errors = {}
         cells, tokens = found[0].low.shape[:2]
         sources = len(self.sites) + 1
@@ -156,24 +173,15 @@ class Propagation:
                 errors[site.op] = self._site(site, inputs, found)
         last = self._affine(2 * len(self.layout.stages), self.layout.last, self.layout.output, errors, found)
         output = np.stack([last[column] for column in self.layout.output], 2)
-        rows = output if self.layout.program.output_rows == "all" else output[:, :1]
-        totals = rows.sum(-1)
-        flat = totals.reshape(cells, -1)
-        worst = np.argmax(flat, -1)
-        return rows.reshape(cells, -1, sources)[np.arange(cells), worst], errors
+        return output if self.layout.program.output_rows == "all" else output[:, :1]
 
     def _affine(
         self, index: int, before: Sequence[Column], after: Sequence[Column], errors: Errors, found: list[Range]
     ) -> dict[Column, Array]:
         """The errors of the columns that an affine map makes."""
-        layer = self.layer(index)
-        assert layer.S is not None
-        assert layer.s is not None
-        stored, stored_bias = layer.S.detach().cpu().double().numpy(), layer.s.detach().cpu().double().numpy()
-        exact, exact_bias = affine_map(self.forms, before, after)
-        slack, slack_bias = folding_error(self.forms, before, after)
-        off = np.abs(stored - exact) * (1 + 2.0**-50) + slack
-        off_bias = np.abs(stored_bias - exact_bias) * (1 + 2.0**-50) + slack_bias
+        if index not in self._maps:
+            self._maps[index] = self._stored_map(index, before, after)
+        stored, stored_bias, off, off_bias = self._maps[index]
         size = np.stack([found[v].size[..., c] for v, c in before], -1)
         coming = np.stack([errors[v][..., c, :] for v, c in before], 2)
         weight = np.abs(stored)
@@ -184,6 +192,20 @@ class Propagation:
         out[..., -1] += own
         out *= 1 + (len(before) + out.shape[-1] + 8) * 2.0**-52
         return {column: out[:, :, i] for i, column in enumerate(after)}
+
+    def _stored_map(
+        self, index: int, before: Sequence[Column], after: Sequence[Column]
+    ) -> tuple[Array, Array, Array, Array]:
+        """An affine map as stored, and how far it is from the exact one, entry by entry."""
+        layer = self.layer(index)
+        assert layer.S is not None
+        assert layer.s is not None
+        stored, stored_bias = layer.S.detach().cpu().double().numpy(), layer.s.detach().cpu().double().numpy()
+        exact, exact_bias = affine_map(self.forms, before, after)
+        slack, slack_bias = folding_error(self.forms, before, after)
+        off = np.abs(stored - exact) * (1 + 2.0**-50) + slack
+        off_bias = np.abs(stored_bias - exact_bias) * (1 + 2.0**-50) + slack_bias
+        return stored, stored_bias, off, off_bias
 
     def _site(self, site: Site, inputs: list[Array], found: list[Range]) -> Array:
         """The error of a site's result: what comes in, passed on, and what its own heads add."""

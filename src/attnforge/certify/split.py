@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -13,48 +13,79 @@ from ..ir.program import Program
 from .rules import Propagation
 
 FIRST = 64  # cells of the first pass
+EFFORT = 2000  # cells that are looked at before giving up
 BATCH = 24  # worst cells that are split in one round
 TRIES = 3  # coordinates that are tried for a split
 
 
 @dataclass(frozen=True)
 class NetworkBound:
-    """The bound and its parts at the worst cell: one for each site, the last for the affine maps."""
+    """The largest error over all cells, the largest excess over a relative tolerance, and the parts of the worst
+    cell."""
 
     bound: float
+    excess: float
     parts: Array
     low: Array
     high: Array
     evaluated: int
 
 
-def network_bound(propagation: Propagation, goal: float, effort: int = 2000, first: int = FIRST) -> NetworkBound:
-    """An upper bound of the error; cells are split until it is at most `goal` or `effort` cells have been seen."""
-    program = propagation.layout.program
-    low, high = outward_cells(program, first, propagation.dtype)
-    parts, slope = _evaluate(propagation, low, high)
-    evaluated = len(low)
+@dataclass(frozen=True)
+class Cells:
+    """Cells of the box and what is known on each: error parts, what is allowed, and how much each coordinate
+    matters."""
+
+    low: Array
+    high: Array
+    parts: Array
+    allowance: Array
+    largest: Array
+    influence: Array
+
+    @property
+    def excess(self) -> Array:
+        """The error beyond what a relative tolerance allows."""
+        return self.parts.sum(-1) - self.allowance
+
+    def pick(self, index: Array) -> Cells:
+        """Some of the cells."""
+        return Cells(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    def join(self, other: Cells) -> Cells:
+        """These cells and others."""
+        pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return Cells(*(np.concatenate(pair) for pair in pairs))
+
+
+def network_bound(
+    propagation: Propagation, goal: float, rtol: float = 0.0, effort: int = EFFORT, first: int = FIRST
+) -> NetworkBound:
+    """Upper bounds of the error; cells are split until it is at most goal + rtol |target|, or `effort` are looked
+    at."""
+    known = _evaluate(propagation, *outward_cells(propagation.layout.program, first, propagation.dtype), rtol)
+    evaluated = len(known.low)
     while True:
-        total = parts.sum(-1)
-        worst = float(total.max())
+        excess = known.excess
+        worst = float(excess.max())
         if worst <= goal or evaluated >= effort:
             break
-        chosen = np.argsort(total)[::-1][:BATCH]
-        chosen = chosen[total[chosen] >= (max(goal, 0.5 * worst) if np.isfinite(worst) else worst)]
-        children = _split(propagation, low[chosen], high[chosen], slope[chosen], total[chosen])
-        if children is None:
-            break
-        new_low, new_high, new_parts, new_slope, count = children
+        chosen = np.argsort(excess)[::-1][:BATCH]
+        chosen = chosen[excess[chosen] >= (max(goal, 0.5 * worst) if np.isfinite(worst) else worst)]
+        children, count = _split(propagation, known.pick(chosen), rtol)
         evaluated += count
-        keep = np.ones(len(low), dtype=bool)
+        keep = np.ones(len(excess), dtype=bool)
         keep[chosen] = False
-        low, high = np.concatenate([low[keep], new_low]), np.concatenate([high[keep], new_high])
-        parts, slope = np.concatenate([parts[keep], new_parts]), np.concatenate([slope[keep], new_slope])
-        if np.isfinite(worst) and float(parts.sum(-1).max()) > 0.999 * worst and len(chosen) < BATCH:
+        known = known.pick(keep).join(children)
+        if np.isfinite(worst) and float(known.excess.max()) > 0.999 * worst and len(chosen) < BATCH:
             break
-    at = int(np.argmax(parts.sum(-1)))
-    bound = float(np.nextafter(parts[at].sum() * (1 + parts.shape[-1] * 2.0**-52), np.inf))
-    return NetworkBound(bound, parts[at], low[at], high[at], evaluated)
+    at = int(np.argmax(known.excess))
+    up = 1 + known.parts.shape[-1] * 2.0**-52
+    bound, excess_up = float(known.largest.max()) * up, float(known.parts[at].sum()) * up - float(known.allowance[at])
+    return NetworkBound(
+        float(np.nextafter(bound, np.inf)), float(np.nextafter(excess_up, np.inf)), known.parts[at], known.low[at],
+        known.high[at], evaluated,
+    )  # fmt: skip
 
 
 def outward_cells(program: Program, count: int, dtype: torch.dtype) -> tuple[Array, Array]:
@@ -68,12 +99,13 @@ def outward_cells(program: Program, count: int, dtype: torch.dtype) -> tuple[Arr
     return low, high
 
 
-def _evaluate(propagation: Propagation, low: Array, high: Array) -> tuple[Array, Array]:
-    """The parts of the error on each cell, and how much each input coordinate matters there."""
+def _evaluate(propagation: Propagation, low: Array, high: Array, rtol: float) -> Cells:
+    """What is known on each of the cells."""
     with np.errstate(invalid="ignore", over="ignore"):
         found = ranges(propagation.layout.program, low, high)
-    parts, _ = propagation.run(found)
-    return np.where(np.isfinite(parts), parts, np.inf), _influence(found)
+    outcome = propagation.run(found, rtol)
+    parts = np.where(np.isfinite(outcome.parts), outcome.parts, np.inf)
+    return Cells(low, high, parts, outcome.allowance, outcome.largest, _influence(found))
 
 
 def _influence(found: list[Range]) -> Array:
@@ -90,17 +122,17 @@ def _influence(found: list[Range]) -> Array:
     return total
 
 
-def _split(
-    propagation: Propagation, low: Array, high: Array, slope: Array, before: Array
-) -> tuple[Array, Array, Array, Array, int] | None:
-    """Each cell halved along the coordinate that lowers its bound most, out of the few that matter most."""
+def _split(propagation: Propagation, known: Cells, rtol: float) -> tuple[Cells, int]:
+    """Each cell halved along one of the few coordinates that matter most, and how many cells were looked at for
+    that."""
+    low, high = known.low, known.high
     count, shape = len(low), low.shape[1:]
     flat_low, flat_high = low.reshape(count, -1), high.reshape(count, -1)
-    order = np.argsort(np.where(flat_high > flat_low, slope, -1.0), -1)[:, ::-1][:, : min(TRIES, flat_low.shape[1])]
-    lows, highs = [], []
+    matter = np.where(flat_high > flat_low, known.influence, -1.0)
+    order = np.argsort(matter, -1)[:, ::-1][:, : min(TRIES, flat_low.shape[1])]
+    lows, highs, rows = [], [], np.arange(count)
     for t in range(order.shape[1]):
         at = order[:, t]
-        rows = np.arange(count)
         middle = 0.5 * (flat_low[rows, at] + flat_high[rows, at])
         left_high, right_low = flat_high.copy(), flat_low.copy()
         left_high[rows, at], right_low[rows, at] = middle, middle
@@ -108,8 +140,8 @@ def _split(
         highs += [left_high, flat_high]
     all_low = np.stack(lows, 1).reshape(-1, *shape)  # (cell, try and side) flattened
     all_high = np.stack(highs, 1).reshape(-1, *shape)
-    parts, influence = _evaluate(propagation, all_low, all_high)
-    total = parts.sum(-1).reshape(count, order.shape[1], 2)
-    best = np.argmin(total.sum(-1), -1)  # not the larger child alone: a split may pay only together with the next
-    index = ((np.arange(count) * order.shape[1] + best)[:, None] * 2 + np.arange(2)).ravel()
-    return all_low[index], all_high[index], parts[index], influence[index], len(all_low)
+    found = _evaluate(propagation, all_low, all_high, rtol)
+    excess = found.excess.reshape(count, order.shape[1], 2)
+    best = np.argmin(excess.sum(-1), -1)  # not the larger child alone: a split may pay only together with the next
+    index = ((rows * order.shape[1] + best)[:, None] * 2 + np.arange(2)).ravel()
+    return found.pick(index), len(all_low)
