@@ -189,8 +189,9 @@ def test_several_inputs() -> None:
 
     program = agree(target, Box.cube(-1, 1, shape=2), Box.cube(0, 1, shape=(2, 3)))
     assert program.box.shape == (8,) and program.box.intervals()[2] == (0, 1) and program.output_shape == (3,)
-    crossed = agree(lambda x, y: F.scaled_dot_product_attention(x, y, y), SEQUENCE, Box.cube(0, 1, shape=(4, 3)))
-    assert crossed.tokens == 4 and crossed.box.shape == (4, 6) and crossed.count(Attention) == 1
+    box = Box.cube(-1, 1, shape=(2, 2))
+    crossed = agree(lambda x, y: F.scaled_dot_product_attention(x, y, y), box, box)
+    assert crossed.tokens == 1 and crossed.box.shape == (8,) and crossed.count(Softmax) == 2
 
 
 def test_a_function_of_one_point() -> None:

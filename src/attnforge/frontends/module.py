@@ -92,9 +92,8 @@ def join(program: Program, *tensors: Tensor) -> Tensor:
     """The tensors of a function of several arguments, batch dimension first, as the one input of its program."""
     if len(tensors) == 1:
         return tensors[0]
-    if len(program.box.shape) == 2:
-        return torch.cat(tensors, -1)
-    return torch.cat([t.reshape(len(t), -1) for t in tensors], -1)
+    joined = torch.cat([t.reshape(len(t), -1) for t in tensors], -1)
+    return joined.reshape(-1, *program.box.shape)
 
 
 class _Failure(Exception):
@@ -161,18 +160,17 @@ def _best(captured: Captured, reading: Reading) -> Program:
 
 
 def _layouts(boxes: tuple[Box, ...]) -> Iterator[int]:
-    """The numbers of tokens to try, the larger one first."""
-    if len(boxes[0].shape) == 2 and boxes[0].shape[0] > 1 and len({box.shape[:-1] for box in boxes}) == 1:
+    """The numbers of tokens to try, the larger one first; several tensors are always one vector, end to end."""
+    if len(boxes) == 1 and len(boxes[0].shape) == 2 and boxes[0].shape[0] > 1:
         yield boxes[0].shape[0]
     yield 1
 
 
-def _joined(boxes: tuple[Box, ...], tokens: int) -> Box:
+def _joined(boxes: tuple[Box, ...]) -> Box:
     if len(boxes) == 1:
         return boxes[0]
-    bounds = [[getattr(box, side).reshape(tokens, -1) for box in boxes] for side in ("lower", "upper")]
-    low, high = (torch.cat(side, -1) for side in bounds)
-    return Box.between(low, high) if tokens > 1 else Box.between(low[0], high[0])
+    low, high = (torch.cat([getattr(box, side).reshape(-1) for box in boxes]) for side in ("lower", "upper"))
+    return Box.between(low, high)
 
 
 def _attends(program: Program) -> bool:
@@ -193,7 +191,7 @@ def _cost(program: Program) -> int:
 
 def _attempt(captured: Captured, reading: Reading, tokens: int) -> tuple[Program | None, list[Problem]]:
     """The program with this many tokens, or why there is none."""
-    tape = Tape(_joined(reading.boxes, tokens), tokens, reading.batch or 1)
+    tape = Tape(_joined(reading.boxes), tokens, reading.batch or 1)
     walk = Walk(tape, captured.places)
     bound: dict[str, Any] = dict(captured.constants)
     bound |= dict(zip(captured.inputs, _inputs(tape, reading), strict=True))
