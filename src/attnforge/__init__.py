@@ -31,13 +31,17 @@ from .errors import (
 from .purity import purity  # likewise
 
 if TYPE_CHECKING:
+    from ._compile import compile
     from .certify.certificate import Certificate
     from .files import check, load
     from .heads import AnchorHead, GateHead, NormHead, ProductHead, TokenHead
+    from .planning import plan
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "compile": "._compile",
+    "plan": ".planning",
     "AnchorHead": ".heads",
     "GateHead": ".heads",
     "NormHead": ".heads",
@@ -70,7 +74,9 @@ __all__ = [
     "__version__",
     "certify",
     "check",
+    "compile",
     "load",
+    "plan",
     "purity",
 ]
 

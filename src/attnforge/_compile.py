@@ -50,7 +50,7 @@ def compile(
     >>> net.certificate.kind, net.bound <= 1e-3, net(torch.tensor([[0.5, 1.0]])).shape
     ('certified', True, torch.Size([1]))
     """
-    tolerance = _tolerance(eps, rtol, dtype)
+    tolerance = tolerance_of(eps, rtol, dtype)
     boxes = box if isinstance(box, tuple) else (box,)
     with stages(progress) as stage:
         stage("capture")
@@ -65,7 +65,7 @@ def compile(
 def compile_program(program: Program, eps: float, dtype: torch.dtype = torch.float32) -> CompiledNetwork:
     """The network of a program: `compile` without its first stage."""
     with stages() as stage:
-        return build([partial(enclose, lambda: program, _tolerance(eps, 0.0, dtype), (), stage)], stage)
+        return build([partial(enclose, lambda: program, tolerance_of(eps, 0.0, dtype), (), stage)], stage)
 
 
 def capture(target: Any, boxes: tuple[Box, ...]) -> list[Capture]:
@@ -105,7 +105,8 @@ def _finite(r: Range) -> bool:
     return bool(np.isfinite(r.low).all() and np.isfinite(r.high).all())
 
 
-def _tolerance(eps: float | None, rtol: float, dtype: torch.dtype) -> Tolerance:
+def tolerance_of(eps: float | None, rtol: float, dtype: torch.dtype) -> Tolerance:
+    """The tolerance that was asked for, or an error that names the argument."""
     for name, value, positive in (("eps", eps, not rtol), ("rtol", rtol, False)):
         if value is None and name == "eps" and rtol:
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
@@ -122,7 +122,8 @@ class Certificate:
         if self.terms:
             shown: list[tuple[str, ...]] = [(t.site, t.source, upper_text(t.value, 4), t.note) for t in self.terms]
             shown.append(("total", "", upper_text(self.bound, 4), ""))
-            lines += ["", *_table(("site", "source", "at most", "note"), shown)]
+            *table, total_row = aligned(("site", "source", "at most", "note"), shown)
+            lines += ["", *table, table[1], total_row]
         if self.lemmas:
             lines.append(f"by {', '.join(self.lemmas)}")
         return "\n".join(lines)
@@ -163,8 +164,12 @@ def weights_hash(module: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def aligned(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """A table of text whose columns line up: header, rule, rows.
+
+    >>> aligned(("name", "n"), [("gelu", "32"), ("sin", "8")])
+    ['name  n', '----  --', 'gelu  32', 'sin   8']
+    """
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    rule = "  ".join("-" * w for w in widths)
-    body = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]
-    return [body[0], rule, *body[1:-1], rule, body[-1]]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]
+    return [lines[0], "  ".join("-" * w for w in widths), *lines[1:]]
