@@ -69,8 +69,9 @@ KAPPAS = (0.05, 0.08, 0.12, 0.17, 0.25, 0.36, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0,
 HEADER = ("function", "interval", "anchors", "float64", "float32", "cold selection")
 OTHER_HEADER = ("no anchors needed", "where", "float64", "float32")
 NOTE = (
-    "float64, float32: certified bounds of the largest error, rounding included. cold selection: the largest error\n"
-    "measured when as many anchors are selected instead of interpolated between. (relative): of the function's size."
+    "float64, float32: certified bounds of the largest error, rounding included; (relative): of the\n"
+    "function's size. cold selection: the largest error measured when as many anchors are selected\n"
+    "instead of interpolated between."
 )
 LABELS = {"float64": "certified, float64", "float32": "certified, float32", "cold": "cold selection, same anchors"}
 
