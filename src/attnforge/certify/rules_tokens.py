@@ -246,31 +246,36 @@ def _norm_lost(propagation: Propagation, site: Site) -> float:
 
 
 def _norm(propagation: Propagation, site: Site, ranges: list[Range], inputs: list[Array]) -> Passed:
-    """n(c) = c / r, r = sqrt(mean c^2 + eps), has the derivative J h = (h - n (n.h)/d) / r, |n|^2 <= d.
+    """n(c) = c / r, r = sqrt(v + eps), v = mean c^2, has the derivative J h = (h - n (n.h)/d) / r.
 
-    So |J h|_i <= (|h_i| + |n_i| rms(h)) / r, and, J being a contraction over r, |J h|_i <= sqrt(d) rms(h) / r. By the
-    mean value theorem a row that errs by e in each coordinate moves by at most that with the smallest r and the largest
-    |n_i| on the way, and by at most 2 |n_i|. eps may have been rounded by 2^-53 of itself when it was scaled.
+    |J h|_i <= (|h_i| + |n_i| |m| |h| / d) / r with m the other entries of n. Two bounds of |n_i| |m| / d: half of
+    |n|^2 / d = v / (v + eps), and the largest |n_i| over sqrt(d). With the first, the largest (|h_i| + t |h| / 2) / r,
+    t = v / (v + eps), is where t = 2/3 (1 - |h_i| / |h|), or at an end of v's range. By the mean value theorem a row
+    that errs by e moves by at most that on the way, and by at most 2 |n_i|. (eps may have been rounded by 2^-53 of
+    itself when a centred row was scaled; `Local` counts that.)
     """
     (c,), (e,) = ranges, inputs
     op = propagation.layout.program.ops[site.op]
     assert isinstance(op, Normalise)
-    total = e.sum(-1)
+    slip = (op.width + 16) * 2.0**-52
+    total = e.sum(-1) * (1 + e.shape[-1] * 2.0**-52)
     wide = Range(c.low - total, c.high + total)
     size = normalised_size(wide, op.eps)
-    squares = np.mean(wide.least**2, -1)
-    slowest = np.sqrt((squares + op.eps) * (1 - (op.width + 16) * 2.0**-52))[..., None]
-    rms = np.sqrt(np.mean(e**2, 2))[:, :, None]
-    parts = (e + size[..., None] * rms) / slowest[..., None]
-    whole = np.sqrt(op.width) * np.sqrt(np.mean(total**2, -1, keepdims=True)) / slowest
-    bound = np.minimum(up(np.minimum(parts.sum(-1), whole), 32 + op.width), 2 * size)
+    least = np.mean(wide.least**2, -1, keepdims=True) * (1 - slip)
+    most = np.mean(wide.size**2, -1, keepdims=True) * (1 + slip)
+    length = np.sqrt(np.sum(total**2, -1, keepdims=True)) * (1 + slip)
+    far = (size / math.sqrt(op.width) * length + total) / np.sqrt(least + op.eps)
+    share = np.clip((1 - total / np.where(length > 0, length, 1.0)) / 1.5, 0.0, 1.0)
+    at = np.clip(op.eps * share / (1 - share), least, most)
+    root = np.sqrt(at + op.eps)
+    near = (total + 0.5 * length * at / (at + op.eps)) / root
+    bound = np.minimum(np.minimum(near * (1 + 2.0**-20), far * (1 + slip)), 2 * size)
     low, high = (float(x) for x in site.config["variance"])
-    known = (squares * (1 - (op.width + 8) * 2.0**-52) >= low) & (
-        np.mean(wide.size**2, -1) * (1 + (op.width + 8) * 2.0**-52) <= high
-    )
+    known = (least >= low) & (most <= high)
     relative = propagation.local[site.op].total / math.sqrt(op.width)
     own = up(relative * size + _norm_lost(propagation, site), 8)
-    return scaled(parts, bound), np.where(known[..., None], own, np.inf)
+    parts = e + np.sqrt(np.mean(e**2, 2))[:, :, None] * (1 + slip)  # how the sources share it
+    return scaled(parts, bound), np.where(known, own, np.inf)
 
 
 LOCALS.update(

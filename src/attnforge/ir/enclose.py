@@ -8,10 +8,11 @@ forms do not, and they make the ranges of affine maps and of nearly linear funct
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .balls import Ball, affine, normed
 from .functions import enclose, taylor
 from .ops import Apply, Array, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from .program import Program
@@ -29,6 +30,7 @@ class Range:
     slope: Array | None = None
     form_low: Array | None = None
     form_high: Array | None = None
+    ball: Ball | None = None
 
     @property
     def size(self) -> Array:
@@ -44,9 +46,24 @@ class Range:
 def ranges(program: Program, low: Array, high: Array) -> list[Range]:
     """The range of every value on the cells [low_i, high_i]; low and high have shape (cell, token, channel)."""
     found: list[Range] = []
-    for op in program.ops:
-        found.append(RULES[type(op)](op, [found[i] for i in op.inputs], low, high))
+    for i, op in enumerate(program.ops):
+        reads = [found[j] for j in op.inputs]
+        found.append(_in_ball(i, op, reads, RULES[type(op)](op, reads, low, high)))
     return found
+
+
+def _in_ball(i: int, op: Op, reads: list[Range], r: Range) -> Range:
+    """The range of a norm or of an affine map of norms, cut to what the ball around a normed row allows."""
+    if isinstance(op, Normalise):
+        largest = np.mean(reads[0].size ** 2, -1) * (1 + (op.width + 4) * U)
+        return replace(r, ball=normed(i, largest, 0.0 if op.centred else op.eps, op.width))
+    if not isinstance(op, Linear):
+        return r
+    ball = affine([(read.ball, read.low, read.high) for read in reads], op.weights, op.bias)
+    if ball is None:
+        return r
+    low, high = ball.interval()
+    return replace(r, low=np.maximum(r.low, low), high=np.minimum(r.high, high), ball=ball)
 
 
 def cells(program: Program, wanted: int) -> tuple[Array, Array]:
