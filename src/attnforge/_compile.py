@@ -16,6 +16,7 @@ from .build import Task, Tolerance, build
 from .certify.split import FIRST, outward_cells
 from .compiled import CompiledNetwork
 from .errors import ArgumentError, DomainError
+from .heads.threads import one_thread
 from .ir.enclose import Range, ranges
 from .ir.positions import prepared
 from .ir.program import Program
@@ -52,7 +53,7 @@ def compile(
     """
     tolerance = tolerance_of(eps, rtol, dtype)
     boxes = box if isinstance(box, tuple) else (box,)
-    with stages(progress) as stage:
+    with stages(progress) as stage, one_thread():
         stage("capture")
         captures = capture(target, boxes)
         tasks = [partial(enclose, each, tolerance, boxes if len(boxes) > 1 else (), stage) for each in captures]
@@ -64,7 +65,7 @@ def compile(
 
 def compile_program(program: Program, eps: float, dtype: torch.dtype = torch.float32) -> CompiledNetwork:
     """The network of a program: `compile` without its first stage."""
-    with stages() as stage:
+    with stages() as stage, one_thread():
         return build([partial(enclose, lambda: program, tolerance_of(eps, 0.0, dtype), (), stage)], stage)
 
 

@@ -145,7 +145,7 @@ def _grid(task: Task, eps: float) -> Route:
 
 
 def _reachable(target: Any, boxes: tuple[Box, ...], anchors: int, dtype: torch.dtype) -> tuple[float, float]:
-    """What to ask of the compiler, to a factor of 1.5, so that it uses so many anchors, and the bound that comes of it."""
+    """What to ask of the compiler, to a factor of 1.5, so that it uses so many anchors; and the bound that gives."""
     make = capture(target, boxes)[0]
     base = enclose(make, tolerance_of(1.0, 0.0, dtype), (), lambda stage: None)
     scale = float(base.found[base.program.output].size.max()) or 1.0

@@ -23,19 +23,17 @@ from ..certify.certified import CertifiedModule
 from ..certify.interpolation import CELLS, AnchorWeights, anchor_bound
 from ..certify.rounding import ASSUMPTIONS
 from ..errors import ArgumentError, CertificateError, PrecisionError
-from ..ir.functions import Univariate, check_domain, from_callable, get, parse
+from ..ir.functions import Univariate, check_domain, parse
 from ..network import AttentionLayer, Heads
 from . import search
-from .potential import NAMES, Potential
+from .anchor_choices import DTYPES, checked, function_of, potentials_of, two_keys
+from .potential import Potential
 from .solve import Shape, cold_values, keys
+from .threads import one_thread
 
 Temperature = Literal["auto", "warm", "cold"]
+MOST_SOLVED = 2048  # with more anchors than this, values are not solved for but taken from the function
 COLD = 20.0  # kappa of a cold head unless one is given: weight outside the two nearest anchors is below 1e-8
-DTYPES = {torch.float32: "float32", torch.float64: "float64"}
-TWO_KEYS = {
-    "sigmoid": (0.5, 1.0, 0.0),
-    "tanh": (1.0, 1.0, -1.0),
-}  # slope of the first key (the second has minus that), values
 
 
 class AnchorHead(CertifiedModule):
@@ -46,8 +44,7 @@ class AnchorHead(CertifiedModule):
     (torch.Size([3]), 'certified', True)
 
     Outside its interval a head is not wrong but undefined: it goes on as the nearest anchor's value plus the linear
-    skip,
-    warns once (`DomainWarning`), and raises `DomainError` when `strict` is set. NaN and infinity always raise.
+    skip, warns once (`DomainWarning`), and raises `DomainError` when `strict` is set. NaN and infinity always raise.
     """
 
     family = "anchor"
@@ -113,24 +110,34 @@ class AnchorHead(CertifiedModule):
         the values. A callable that is not in the registry is certified if `second_derivative` bounds |fn''|; without it
         the head has no bound, only `measured`.
         """
-        lo, hi = _checked(lo, hi, anchors, eps, dtype, kappa, temperature, relative)
-        function = _function(fn, second_derivative)
+        lo, hi = checked(lo, hi, anchors, eps, dtype, kappa, temperature, relative)
+        function = function_of(fn, second_derivative)
         low, high = (float(x) for x in round_outward(np.array(lo), np.array(hi), dtype))
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ArgumentError(f"lo = {lo:g} and hi = {hi:g} go beyond the numbers of {DTYPES[dtype]}")
         check_domain(function, max(low, function.domain.lo) if lo >= function.domain.lo else low,
                      min(high, function.domain.hi) if hi <= function.domain.hi else high)  # fmt: skip
-        exact = _two_keys(function, dtype) if potential == "auto" and temperature != "cold" and kappa is None else None
+        exact = two_keys(function, dtype) if potential == "auto" and temperature != "cold" and kappa is None else None
         if exact is not None:
             head = cls(function, lo, hi, *exact, dtype=dtype, relative=relative, strict=strict)
             head.attach(head.recertify())
             return head._judged(eps)
+        if anchors is not None and anchors > MOST_SOLVED and temperature != "warm":
+            temperature, kappa = "cold", max(kappa or 1.0, 1.0)
         if temperature == "cold" and potential == "auto":
             potential = "square"  # the paper's head: evenly spaced anchors
-        chosen = _potentials(potential, function, lo, hi)
+        chosen = potentials_of(potential, function, lo, hi)
         if temperature == "cold":
             return cls._cold(function, lo, hi, anchors, eps, dtype, relative, chosen[0], kappa or COLD, strict)
+        if anchors is not None and anchors > MOST_SOLVED:
+            raise ArgumentError(
+                f"a warm head solves for its values, with at most {MOST_SOLVED} anchors; got anchors = {anchors}: "
+                "use fewer (32 are often enough), or temperature='cold'"
+            )
         question = search.Question(function, lo, hi, dtype, relative, chosen, kappa)
         if eps is None:
-            found = search.for_count(question, anchors or 32)
+            with one_thread():
+                found = search.for_count(question, anchors or 32)
             return cls._built(question, found, strict)._judged(None)
         if not function.certifiable:
             raise ArgumentError(
@@ -143,7 +150,8 @@ class AnchorHead(CertifiedModule):
     def _smallest(cls, question: search.Question, eps: float, strict: bool) -> AnchorHead:
         aim = eps
         for _ in range(6):
-            found, best_seen = search.for_eps(question, aim)
+            with one_thread():
+                found, best_seen = search.for_eps(question, aim)
             if found is None:
                 break
             head = cls._built(question, found, strict)
@@ -354,79 +362,3 @@ class AnchorHead(CertifiedModule):
     def extra_repr(self) -> str:
         interval = f"{self.function.name} on [{self.lo:g}, {self.hi:g}]"
         return f"{interval}, {self.size} anchors, {self.potential}, kappa={self.kappa:.3g}"
-
-
-def _two_keys(function: Univariate, dtype: torch.dtype) -> tuple[AnchorWeights, Shape, np.ndarray] | None:
-    """sigmoid and tanh are softmax over two keys: no interpolation at all."""
-    if function.name not in TWO_KEYS:
-        return None
-    slope, first, second = TWO_KEYS[function.name]
-    weights = AnchorWeights(np.array([slope, -slope]), np.zeros(2), np.array([first, second]))
-    return weights, Shape(Potential("exact"), 2, 0, 1.0), np.array([1.0, -1.0])
-
-
-def _function(fn: str | Univariate | Callable[[Tensor], Tensor], second_derivative: float | None) -> Univariate:
-    if isinstance(fn, (str, Univariate)):
-        return get(fn)
-    if not callable(fn):
-        raise ArgumentError(f"fn must be a function's name or a callable on tensors, got {type(fn).__name__}")
-    return from_callable(fn, second_derivative=second_derivative)
-
-
-def _potentials(potential: str | Potential, function: Univariate, lo: float, hi: float) -> tuple[Potential, ...]:
-    if isinstance(potential, Potential):
-        return (potential,)
-    everything = search.candidates(function, lo, hi)
-    if potential == "auto":
-        return everything
-    if potential not in NAMES:
-        raise ArgumentError(f"potential must be 'auto', a Potential or one of {', '.join(NAMES)}, got {potential!r}")
-    chosen = tuple(p for p in everything if p.name == potential)
-    if chosen or potential == "square":
-        return chosen or (Potential("square"),)
-    if potential == "log" and lo <= 0 < hi:
-        raise ArgumentError(f"the log potential needs an interval on one side of 0, got [{lo:g}, {hi:g}]")
-    return {
-        "log": (Potential("log", sign=1 if lo > 0 else -1),),
-        "atan": (Potential("atan", 0.0, 0.25 * (hi - lo)), Potential("atan", 0.0, 0.06 * (hi - lo))),
-        "ends": (Potential("ends", 0.5 * (lo + hi), 0.5 * (hi - lo), floor=1e-5),),
-    }[potential]
-
-
-def _checked(
-    lo: float,
-    hi: float,
-    anchors: int | None,
-    eps: float | None,
-    dtype: torch.dtype,
-    kappa: float | None,
-    temperature: str,
-    relative: bool,
-) -> tuple[float, float]:
-    """The interval as floats, or an error that names the argument, what it was and what it may be."""
-    try:
-        low, high = float(lo), float(hi)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"lo and hi must be numbers, got {lo!r} and {hi!r}") from error
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ArgumentError(f"lo and hi must be finite, got lo = {low} and hi = {high}")
-    if low >= high:
-        raise ArgumentError(f"lo must be smaller than hi, got lo = {low:g} and hi = {high:g}")
-    if anchors is not None and eps is not None:
-        raise ArgumentError("give anchors (how large) or eps (how accurate), not both")
-    if anchors is not None and (isinstance(anchors, bool) or not isinstance(anchors, int) or anchors < 2):
-        raise ArgumentError(f"anchors must be a whole number, at least 2, got {anchors!r}")
-    if anchors is not None and anchors > 1 << 16:
-        raise ArgumentError(f"anchors must be at most {1 << 16}, got {anchors}")
-    for name, number in (("eps", eps), ("kappa", kappa)):
-        if number is not None and not (isinstance(number, (int, float)) and math.isfinite(number) and number > 0):
-            raise ArgumentError(f"{name} must be a positive number, got {number!r}")
-    if dtype not in DTYPES:
-        raise ArgumentError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
-    if temperature not in ("auto", "warm", "cold"):
-        raise ArgumentError(f"temperature must be 'auto', 'warm' or 'cold', got {temperature!r}")
-    if temperature == "cold" and kappa is not None and kappa < 1:
-        raise ArgumentError(f"a cold head has kappa >= 1, got {kappa:g}; temperature='warm' allows less")
-    if not isinstance(relative, bool):
-        raise ArgumentError(f"relative must be True or False, got {relative!r}")
-    return low, high

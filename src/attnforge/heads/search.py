@@ -119,13 +119,14 @@ def _sample(q: Question, potential: Potential, count: int) -> Sample:
 def _try(q: Question, shape: Shape, skips: tuple[bool, ...]) -> Iterator[Candidate]:
     density = 5 if shape.count <= MANY else 3
     sample = _sample(q, shape.potential, density * (1 << (shape.count - 1).bit_length()))
-    blank = keys(shape, q.lo, q.hi, q.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        blank = keys(shape, q.lo, q.hi, q.dtype)
     if not (np.isfinite(blank.slope).all() and np.isfinite(blank.offset).all()):
         return
-    bench = Bench(blank, sample, q.dtype)
-    for skip in skips:
-        for estimate, weights in bench.solve(skip):
-            yield Candidate(shape, weights, estimate)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a shape that overflows is no candidate
+        bench = Bench(blank, sample, q.dtype)
+        found = [Candidate(shape, weights, estimate) for skip in skips for estimate, weights in bench.solve(skip)]
+    yield from (one for one in found if math.isfinite(one.estimate))
 
 
 def _better(best: Candidate | None, found: Iterator[Candidate]) -> Candidate | None:
