@@ -98,6 +98,23 @@ def test_torchs_own_attention_layers() -> None:
     assert weights.output_shape == (5, 5)
 
 
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.token = nn.Linear(3, 4), nn.Parameter(torch.randn(1, 1, 4))
+        self.block, self.head = nn.TransformerEncoderLayer(4, 1, 8, batch_first=True, norm_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.cat([self.token.expand(len(x), -1, -1), self.embed(x)], 1)
+        return self.head(self.block(tokens)[:, 0])
+
+
+def test_a_token_of_the_modules_own_makes_the_input_a_vector() -> None:
+    program = agree(Classifier(), Box.cube(-1, 1, shape=(2, 3)))
+    assert program.tokens == 1 and program.count(Softmax) == 1, "only the class token's row is needed"
+    assert program.count(Normalise) == 3, "of the class token itself the norm is a constant"
+
+
 def test_a_layer_that_wants_its_batch_second_is_run_point_by_point() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16)
     program = agree(layer, Box.cube(-1, 1, shape=(5, 8)), one_point=True)
@@ -230,6 +247,7 @@ def test_everything_unsupported_is_listed_with_its_line() -> None:
         (lambda x: torch.func.grad(lambda y: torch.relu(y @ MATRIX).sum())(x), "threshold_backward"),
         (lambda x: torch.linalg.inv(x.view(-1, 2, 2)), "linalg_inv"),
         (lambda x: x if x.sum() > 0 else -x, "control flow"),
+        (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "control flow"),
     ],
 )
 def test_single_refusals(target: Callable[[Tensor], Tensor], word: str) -> None:
@@ -257,6 +275,7 @@ def test_a_state_is_refused() -> None:
     [
         (lambda x: (x, x), "one tensor"),
         (lambda x: x / x.shape[0], "how many points"),
+        (lambda x: torch.from_numpy(x.detach().numpy() ** 2), "torch does not see"),
         (nn.Linear(3, 2), "cannot be run"),
         (3, "a module or a function"),
         (lambda x: torch.zeros(len(x), 0), "output"),

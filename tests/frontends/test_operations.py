@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from attnforge.box import Box
-from attnforge.frontends.module import join, lower_module, supported_operations
+from attnforge.frontends.graph.capture import FunctionModule, traced
+from attnforge.frontends.module import Reading, _attempt, join, lower_module, supported_operations
 from attnforge.ir.functions import names
 from attnforge.ir.interpret import values
 from attnforge.ir.ops import Apply, Attention, MaxTokens, Mix, Product, Softmax
@@ -46,6 +47,13 @@ def agree(target: Callable[..., Tensor], *boxes: Box, one_point: bool = False) -
     return program
 
 
+def rotated(x: Tensor) -> Tensor:
+    """Two of the channels turned by an angle that grows with the position."""
+    angle = torch.arange(4).double() * 0.3
+    a, b, rest = x[..., 0], x[..., 1], x[..., 2]
+    return torch.stack([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos(), rest], -1)
+
+
 @pytest.mark.parametrize(
     ("attention", "heads"),
     [
@@ -59,6 +67,7 @@ def agree(target: Callable[..., Tensor], *boxes: Box, one_point: bool = False) -
         (lambda x: ((x @ ROW[:3]).softmax(-1)[..., None] * x).sum(1), 1),
         (lambda x: torch.einsum("bn,bnd->bd", (x @ ROW[:3]).softmax(-1), x), 1),
         (lambda x: F.scaled_dot_product_attention(x[:, -1:], x, x), 1),
+        (lambda x: F.scaled_dot_product_attention(rotated(x), rotated(x), x), 1),
         (lambda x: F.scaled_dot_product_attention(MATRIX[:2, :3].expand(len(x), 2, 3), x, x), 2),
     ],
 )
@@ -174,3 +183,49 @@ def test_moving_data_costs_one_affine_map(moves: list[str], data: Any) -> None:
 
     program = agree(target, SEQUENCE)
     assert program.count(Mix, Product, Apply) == 0 and len(program.ops) <= 2
+
+
+STEPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "affine": lambda x: x @ MATRIX[: x.shape[-1], :3] + ROW[:3],
+    "tanh": torch.tanh,
+    "logarithm": lambda x: torch.log(x.tanh() + 2),
+    "token product": lambda x: (x * x.flip(1)).tanh(),
+    "channel softmax": lambda x: x.softmax(-1),
+    "token softmax": lambda x: x.softmax(1),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x.flip(2), x, is_causal=True),
+    "centre": lambda x: x - x.mean(1, keepdim=True),
+    "prefix": lambda x: x.cumsum(1),
+    "largest": lambda x: torch.cat([x, x.amax(1, keepdim=True).expand_as(x)], 2)[..., :3],
+    "shorter": lambda x: x[:, 1:] - x[:, :-1] if x.shape[1] > 2 else x,
+    "norm": lambda x: F.layer_norm(x, x.shape[2:]),
+    "positions": lambda x: x + MATRIX[: x.shape[1], :1],
+    "mask": lambda x: x * (MATRIX[: x.shape[1], :1] > 0),
+    "some entries": lambda x: torch.where(MATRIX[: x.shape[1], : x.shape[2]] > 0, x, 0.5),
+    "constant token": lambda x: torch.cat([ROW[: x.shape[2]].expand(len(x), 1, -1), x], 1)[:, :4],
+    "swap": lambda x: x.mT,
+    "kernel": lambda x: (x @ x.mT @ x).tanh(),
+    "mixing": lambda x: MATRIX[: x.shape[1], : x.shape[1]] @ x,
+    "pooling": lambda x: x + ((x @ ROW[: x.shape[2]]).softmax(-1)[..., None] * x).sum(1, keepdim=True),
+    "last token": lambda x: x[:, -1:] + x,
+}
+
+
+@given(st.lists(st.sampled_from(sorted(STEPS)), min_size=2, max_size=6))
+@settings(max_examples=25, deadline=None)
+def test_chains_mean_the_same_with_and_without_tokens(chain: list[str]) -> None:
+    def target(x: Tensor) -> Tensor:
+        for step in chain:
+            x = STEPS[step](x)
+        return x
+
+    reading = Reading(FunctionModule(target), (SEQUENCE,), 2)
+    captured = traced(reading.net, reading.examples(torch.float64))
+    x = SEQUENCE.sample(5)
+    truth = target(x)
+    for tokens in (4, 1):
+        program, problems = _attempt(captured, reading, tokens)
+        assert program is not None or (tokens == 4 and problems), "one vector always works"
+        if program is not None:
+            found = values(program, x)
+            assert found.shape == truth.shape
+            assert float((found - truth).abs().max()) <= 1e-9 * max(1.0, float(truth.abs().max()))

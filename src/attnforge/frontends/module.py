@@ -43,9 +43,9 @@ class Reading:
     boxes: tuple[Box, ...]
     batch: int | None
 
-    def examples(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def examples(self, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, ...]:
         device = next((p.device for p in self.net.parameters()), torch.device("cpu"))
-        points = [box.sample(self.batch or 1, seed=i, dtype=dtype) for i, box in enumerate(self.boxes)]
+        points = [box.sample(self.batch or 1, seed=seed + i, dtype=dtype) for i, box in enumerate(self.boxes)]
         return tuple((p if self.batch else p[0]).to(device) for p in points)
 
     def truth(self, points: tuple[Tensor, ...]) -> Tensor:
@@ -117,7 +117,7 @@ def _lowered(reading: Reading) -> Program:
         wrong = _difference(program, reading)
         if wrong is None:
             return program
-        problem = _Failure(wrong, retry=False)
+        problem = _Failure(_unfaithful(captured, reading) or wrong, retry=False)
     assert problem is not None
     raise problem
 
@@ -278,6 +278,22 @@ def _difference(program: Program, reading: Reading) -> Exception | None:
             return ArgumentError(f"{describe(reading.net)} gives other numbers when it is called again")
     return AssertionError(
         f"the program lowered from {describe(reading.net)} differs from it by {gap:.3g}: this is a mistake in attnforge"
+    )
+
+
+def _unfaithful(captured: Captured, reading: Reading) -> Exception | None:
+    """An error if even the captured graph does not do what the target does: something happens outside of torch."""
+    points = reading.examples(torch.float64, seed=200)
+    try:
+        found = captured.run(points)
+    except RuntimeError:  # the graph insists on another dtype
+        return None
+    truth = double(reading.net, points)
+    if found.shape == truth.shape and _size(found.double() - truth) <= 1e-3 * _size(truth):
+        return None
+    return ArgumentError(
+        f"{describe(reading.net)} computes with numbers that torch does not see (numpy, .data, a cache, a file): "
+        "write it with functions of torch alone"
     )
 
 

@@ -96,8 +96,12 @@ def affine(tape: Tape, ids: Tensor, scale: Tensor | float, bias: Tensor | float)
     ids, a, b = torch.broadcast_tensors(ids, a, b)
     out = torch.zeros(ids.numel(), dtype=torch.int64)
     moved, factor, shift = ids.reshape(-1), a.reshape(-1).numpy(), b.reshape(-1).numpy()
-    numbers = tape.numbers(tape.unpack(moved).slot)
-    fixed = ~np.isnan(numbers) | (factor == 0) | np.isinf(shift)
+    slot = tape.unpack(moved).slot
+    numbers = tape.numbers(slot)
+    vanishing = factor == 0
+    if tape.tokens > 1:  # a factor that is zero at some tokens only is left to `_scale_tokens`, which keeps one column
+        vanishing &= ~np.isin(slot, slot[factor != 0])
+    fixed = ~np.isnan(numbers) | vanishing | np.isinf(shift)
     if fixed.any():
         known = np.where(np.isnan(numbers[fixed]), 0.0, numbers[fixed])
         result = np.where(factor[fixed] == 0, shift[fixed], known * factor[fixed] + shift[fixed])
@@ -146,7 +150,7 @@ def _scale_tokens(tape: Tape, ids: Tensor, factor: Array, parts: Parts) -> tuple
     if (table[position, parts.token - 1] != factor).any():
         return ids, factor, parts  # one atom, several factors: no function of the token
     table = np.where(np.isnan(table), np.nanmax(table, axis=1)[:, None], table)
-    if (table == table[:, :1]).all() or len(unique_rows(table.view(np.int64))[0]) > 2:
+    if (table == table[:, :1]).all():
         return ids, factor, parts
     diagonals, kind = unique_rows(table.view(np.int64))
     renamed = np.zeros_like(slots)

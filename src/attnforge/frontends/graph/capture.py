@@ -40,6 +40,23 @@ class Captured:
     """Nodes whose results the target keeps for its next call."""
     places: Places
 
+    def run(self, points: tuple[Tensor, ...]) -> Tensor:
+        """What the graph gives at points; constants are float64."""
+        from torch.fx import Interpreter
+
+        given = iter(points)
+        names = (node.name for node in self.module.graph.nodes if node.op == "placeholder")
+        inputs = [self.constants[name] if name in self.constants else next(given) for name in names]
+        found: dict[str, Tensor] = {}
+
+        class Watched(Interpreter):
+            def run_node(self, n: Node) -> Any:
+                found[n.name] = result = super().run_node(n)
+                return result
+
+        Watched(self.module).run(*inputs)
+        return found[self.output.name]
+
 
 class CaptureError(Exception):
     """The target could not be captured with this example; `error` is what the user should be told."""
@@ -68,7 +85,8 @@ def _used_modules(function: Callable[..., Any]) -> dict[str, nn.Module]:
     while isinstance(plain, functools.partial):
         found |= {f"argument{i}": value for i, value in enumerate(plain.args)} | plain.keywords
         plain = plain.func
-    found["self"] = getattr(plain, "__self__", None)
+    found["self"] = owner = getattr(plain, "__self__", None)
+    found |= {} if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {})
     try:
         names = inspect.getclosurevars(inspect.unwrap(getattr(plain, "__func__", plain)))
         found |= {**names.globals, **names.nonlocals}
@@ -219,7 +237,7 @@ def _explained(net: nn.Module, error: Exception) -> Exception:
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     kinds = " ".join(base.__name__ for base in type(error).__mro__)
     hints = ("data-dependent", "unbacked", "value out of a tracing tensor")
-    if "DataDependent" in kinds or any(hint in str(error).lower() for hint in hints):
+    if "DataDependent" in kinds or "HigherOrderOp" in kinds or any(hint in str(error).lower() for hint in hints):
         return UnsupportedOperation(
             f"the control flow of {describe(net)}, or a shape in it, depends on data{place}\n"
             "networks of attention heads do the same operations for every input; use torch.where with a constant mask"

@@ -22,14 +22,23 @@ from .table import Call, lowers, words
 from .values import Unknown, Value, atoms, moved, shape, wrap
 
 
-def by_rows(tape: Tape, ids: Tensor, lower: Callable[[Ints], Ints]) -> Tensor:
-    """An operation on rows (..., K) of single tokens; `lower` maps the slots of a row to those of its result."""
+def by_rows(tape: Tape, ids: Tensor, lower: Callable[[Ints], Ints], value: Callable[[Tensor], Tensor]) -> Tensor:
+    """An operation on rows (..., K) of single tokens.
+
+    `lower` maps the slots of a row to those of its result, `value` does the same to rows that are all numbers.
+    """
     parts = tape.unpack(ids.reshape(-1, ids.shape[-1]))
     token, point = tape.one_token(parts.token), tape.one_point(parts.point)
     if token is None:
         raise Refusal("it runs over numbers of different tokens and channels at once")
     patterns, inverse = unique_rows(parts.slot)
-    slots = np.stack([lower(pattern) for pattern in patterns])[inverse]
+
+    def row(slots: Ints) -> Ints:
+        if tape.is_number(slots).all():
+            return tape.constants(value(torch.from_numpy(tape.numbers(slots))).numpy())
+        return lower(slots)
+
+    slots = np.stack([row(pattern) for pattern in patterns])[inverse]
     return tape.pack(slots, token[:, None], point[:, None]).reshape(ids.shape)
 
 
@@ -40,7 +49,8 @@ def softmax(tape: Tape, x: Value, dim: int) -> Value:
         ids = atoms(tape, moved_last)
         parts = tape.unpack(ids.reshape(-1, ids.shape[-1]))
         if tape.one_token(parts.token) is not None:
-            return rearranged(tape, wrap(tape, by_rows(tape, ids, _softmax_row(tape))), lambda i: i.movedim(-1, dim))
+            rows = by_rows(tape, ids, _softmax_row(tape), lambda row: row.softmax(-1))
+            return rearranged(tape, wrap(tape, rows), lambda i: i.movedim(-1, dim))
         tape.one_point(parts.point)
         found = attention.token_scores(tape, parts)
     else:
@@ -113,7 +123,11 @@ def normalise(tape: Tape, x: Value, eps: float, centred: bool = True) -> Value:
     def lower(slots: Ints) -> Ints:
         return tape.register(tape.build.normalise(tape.columns(slots), eps, centred, tape.site))
 
-    return wrap(tape, by_rows(tape, atoms(tape, x), lower))
+    def value(row: Tensor) -> Tensor:
+        centre = row - row.mean() if centred else row
+        return centre * torch.rsqrt(centre.square().mean() + eps)
+
+    return wrap(tape, by_rows(tape, atoms(tape, x), lower, value))
 
 
 def _scaled(tape: Tape, x: Value, weight: Value | None, bias: Value | None) -> Value:
