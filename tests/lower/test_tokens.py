@@ -286,6 +286,31 @@ def test_norms_that_cannot_be() -> None:
         build(make.program(make.normalise(0, 1e-30, site="tiny"), "x"), 1e-3, torch.float64)
 
 
+def test_a_norm_down_to_its_own_eps() -> None:
+    """Variances from 0 on: what is fitted is a function of v + eps, over five decades here."""
+    make = maker(width=8)
+    net = build(make.program(make.normalise(0, 1e-5, centred=False), "rms norm"), 1e-8, torch.float64)
+    assert net.size.heads <= 40
+    flat = torch.zeros(1, N, 8, dtype=torch.float64)
+    assert torch.equal(net(flat), flat)
+
+
+def test_constants_are_rounded_and_counted() -> None:
+    """Position embeddings that float32 cannot hold, and nothing else to blame."""
+    make = maker()
+    embedding = np.random.default_rng(9).uniform(-1, 1, (N, D))
+    both = make.combination([(0, 1.0), (make.constant(embedding), 1.0)])
+    program = make.program(make.max_tokens(both), "with positions")
+    net = build(program, 1e-4, torch.float32)
+    assert net.certificate.bound is not None
+    assert np.abs(np.float32(embedding) - embedding).max() < attack(net, program, 100, 2) <= net.certificate.bound
+    assert net.constants is not None
+    with torch.no_grad():
+        net.constants[0, 0] += 1e-3
+    with pytest.raises(CertificateError, match="constants"):
+        net.recertify()
+
+
 def test_positions_appear_once_and_only_where_needed() -> None:
     make = maker()
     assert positions_of(prepared(make.program(make.mix(0, np.ones((N, N))), "sum"))) is None
