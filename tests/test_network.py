@@ -116,6 +116,34 @@ def test_chunks_change_nothing(scope: str, causal: bool, shared: bool, monkeypat
         assert parts.shape == whole.shape and close(parts, whole)
 
 
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gradients_in_chunks_are_those_of_the_whole(scope: str, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Heads(scope, **weights(scope, 2, 3, 2, 2, 3, 4, False), causal=scope == "tokens")  # type: ignore[arg-type]
+    group.W_O.requires_grad_(not frozen)
+    Z = torch.randn(2, 9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    factor = torch.randn(2, 9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def gradients(module: Heads) -> list[Tensor]:
+        inputs = [Z.clone().requires_grad_(), *(p for p in module.parameters() if p.requires_grad)]
+        return list(torch.autograd.grad((module(inputs[0]) * factor).sum(), inputs))
+
+    whole = gradients(group)
+    monkeypatch.setattr(attnforge.network, "CHUNK", 61)
+    chunked = gradients(group)
+    assert len(whole) == len(chunked) and all(close(a, b) for a, b in zip(chunked, whole, strict=True))
+    swapped = {name: 2 * p.detach() for name, p in group.named_parameters()}
+    for table in swapped.values():
+        table.requires_grad_()
+    torch.func.functional_call(group, swapped, (Z,)).sum().backward()
+    other = copy.deepcopy(group)
+    other.load_state_dict(swapped)
+    monkeypatch.setattr(attnforge.network, "CHUNK", 1 << 20)
+    other.requires_grad_()(Z).sum().backward()
+    for name, parameter in other.named_parameters():
+        assert close(swapped[name].grad, parameter.grad), f"gradient of {name} at the weights that were swapped in"  # type: ignore[arg-type]
+
+
 def test_a_causal_head_does_not_see_what_comes_later() -> None:
     group = Heads("tokens", **weights("tokens", 2, 3, 2, 2, 3, 0, False), causal=True)
     Z = torch.randn(6, 3, dtype=torch.float64)

@@ -18,10 +18,11 @@ coarser exponential on some machines. Rows are evaluated in chunks, so memory do
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from .errors import ArgumentError
 
@@ -141,22 +142,28 @@ class Heads(nn.Module):
         """The attention weights, shape (..., head, slot); token slots first, then memory."""
         return torch.softmax(self.scores(Z), dim=-1)
 
-    def forward(self, Z: Tensor) -> Tensor:
+    def forward(self, Z: Tensor, rows: slice | None = None) -> Tensor:
+        """The output for all tokens, in chunks where that saves memory, or for some `rows` of them at once."""
+        if rows is not None:
+            return self._attend(Z, rows)
         if torch.compiler.is_compiling():  # a traced graph has no loops over chunks: its runtime decides
             return self._attend(Z)
         if self.scope == "tokens":
             n, per_row = Z.shape[-2], max(1, Z[..., 0, 0].numel() * self.heads * (Z.shape[-2] + self.slots))
             step = max(1, CHUNK // per_row)
-            if step >= n:
-                return self._attend(Z)
-            return torch.cat([self._attend(Z, slice(i, min(i + step, n))) for i in range(0, n, step)], dim=-2)
+            return self._attend(Z) if step >= n else self._in_chunks(Z, step)
         flat = Z.reshape(-1, Z.shape[-1])
         step = max(1, CHUNK // (self.heads * (self.slots + 1)))
-        if step >= flat.shape[0]:
-            return self._attend(Z)
-        return torch.cat([self._attend(part) for part in flat.split(step)]).reshape(*Z.shape[:-1], -1)
+        return self._attend(Z) if step >= len(flat) else self._in_chunks(flat, step).reshape(*Z.shape[:-1], -1)
+
+    def _in_chunks(self, Z: Tensor, step: int) -> Tensor:
+        tables = dict(self.named_parameters())
+        rows = [slice(i, min(i + step, Z.shape[-2])) for i in range(0, Z.shape[-2], step)]
+        return cast(Tensor, _Chunks.apply(self, rows, [*tables], Z, *tables.values()))
 
     def _attend(self, Z: Tensor, rows: slice = slice(None)) -> Tensor:
+        if self.scope != "tokens" and rows != slice(None):
+            Z, rows = Z[..., rows, :], slice(None)
         weights = torch.softmax(self.scores(Z, rows), dim=-1)
         split = weights.shape[-1] - self.slots
         read: Tensor | None = None
@@ -168,13 +175,43 @@ class Heads(nn.Module):
         if self.M_V is not None:
             memory = _against(weights[..., split:], self.M_V.transpose(-2, -1))
             read = memory if read is None else read + memory
-        assert read is not None
         return _against_output(read, self.W_O)
 
     def extra_repr(self) -> str:
         return (
             f"{self.heads} {self.scope} heads, {self.slots} memory slots{', ' + self.purpose if self.purpose else ''}"
         )
+
+
+class _Chunks(torch.autograd.Function):
+    """A group of heads, some rows at a time. Keeps the input and not the weights: going back, it attends again."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Heads, rows: list[slice], names: list[str], Z: Tensor, *tables: Tensor) -> Tensor:
+        ctx.group, ctx.rows, ctx.names = group, rows, names
+        ctx.save_for_backward(Z, *tables)
+        out = Z.new_empty(*Z.shape[:-1], group.W_O.shape[-1])
+        for some in rows:
+            out[..., some, :] = group(Z, some)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[3:]
+        inputs = [t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, needed, strict=True)]
+        tables = dict(zip(ctx.names, inputs[1:], strict=True))
+        wanted = [t for t in inputs if t.requires_grad]
+        sums = [torch.zeros_like(t) for t in wanted]
+        for some in ctx.rows:
+            with torch.enable_grad():
+                out = torch.func.functional_call(ctx.group, tables, (inputs[0], some))
+            parts = torch.autograd.grad(out, wanted, grad[..., some, :], allow_unused=True)
+            for total, part in zip(sums, parts, strict=True):
+                if part is not None:
+                    total += part
+        found = iter(sums)
+        return None, None, None, *(next(found) if need else None for need in needed)
 
 
 class AttentionLayer(nn.Module):
