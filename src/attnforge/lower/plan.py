@@ -92,7 +92,7 @@ class Hull:
         low, high = float(np.min(r.low)), float(np.max(r.high))
         if fn is not None:  # an enclosure may reach a little beyond the domain
             low, high = max(low, fn.domain.lo), min(high, fn.domain.hi)
-        wide = margin * max(high - low, 2.0**-20 * max(abs(low), abs(high)), 1e-30)
+        wide = margin * max(high - low, 2.0**-9 * max(abs(low), abs(high)), 1e-30)
         below = above = wide
         if fn is not None:
             for end in (fn.domain.lo, fn.domain.hi, *fn.domain.poles):
