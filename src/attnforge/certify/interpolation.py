@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from ..ir.functions import Taylor, Univariate, taylor
+from ..ir.largest import Largest
 from .rounding import TINY, gamma, largest_mean, softmax_rounding, unit, up
 
 Array = np.ndarray
@@ -83,27 +84,6 @@ class AnchorBound:
         """The bound on each of the intervals [low, high], which must lie inside: the largest error of their cells."""
         order = np.argsort(self.low)
         return Largest(self.low[order], self.error[order]).over(low, high)
-
-
-class Largest:
-    """The largest of the numbers that belong to consecutive cells, over many ranges of cells at once."""
-
-    def __init__(self, start: Array, number: Array):
-        self.start, self.levels = start, [number]
-        while 2 ** len(self.levels) <= len(start):  # largest of 2^k neighbours
-            half, last = 2 ** (len(self.levels) - 1), self.levels[-1]
-            self.levels.append(np.maximum(last[:-half], last[half:]))
-
-    def over(self, low: Array, high: Array) -> Array:
-        """The largest number of the cells that meet [low, high]; cells begin at `start`, the last one has no end."""
-        first = np.clip(np.searchsorted(self.start, low, side="left") - 1, 0, len(self.start) - 1)
-        final = np.clip(np.searchsorted(self.start, high, side="right") - 1, first, len(self.start) - 1)
-        depth = np.floor(np.log2(final - first + 1)).astype(int)
-        worst = np.zeros(np.shape(low))
-        for k, level in enumerate(self.levels):
-            at = depth == k
-            worst[at] = np.maximum(level[first[at]], level[final[at] - 2**k + 1])
-        return worst
 
 
 def anchor_bound(

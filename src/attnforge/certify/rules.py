@@ -24,6 +24,7 @@ from ..heads.gate_specs import gate_spec
 from ..heads.product_bounds import Sides, product_error
 from ..ir.clipped import clipped
 from ..ir.enclose import Range
+from ..ir.largest import Largest
 from ..ir.ops import Apply, Array, Constant
 from ..ir.positions import reads as values_read
 from ..ir.slopes import lipschitz, modulus, spread
@@ -32,7 +33,7 @@ from ..lower.assemble import affine_map, folding_error, site_spec, tables_of
 from ..lower.forms import Column, forms
 from ..lower.layout import Layout, Site, Stage
 from ..network import AttentionLayer, AttentionOnly
-from .interpolation import CELLS, AnchorBound, AnchorWeights, Largest, anchor_bound
+from .interpolation import CELLS, AnchorBound, AnchorWeights, anchor_bound
 from .rounding import gamma, unit
 
 Errors = dict[int, Array]  # value -> (cell, token, channel, source); the last source is the affine maps

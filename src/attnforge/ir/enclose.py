@@ -14,10 +14,13 @@ import numpy as np
 
 from .balls import Ball, affine, normed
 from .functions import enclose, taylor
+from .lookup import lookup
 from .ops import Apply, Array, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from .program import Program
+from .univariate import Univariate
 
 U = 2.0**-53
+MANY = 300  # with more distinct intervals than this, one table answers for all
 MOST_SYMBOLS = 64  # with more input coordinates than this, only intervals are kept
 
 
@@ -180,25 +183,39 @@ def _apply(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     unique, where = np.unique(pairs, axis=0, return_inverse=True)  # cells that differ elsewhere share an interval here
     where = where.reshape(read.low.shape)
     flat_low, flat_high = unique[:, 0].copy(), unique[:, 1].copy()
-    out_low, out_high = (x[where] for x in enclose(fn, flat_low, flat_high))
+    formed = read.slope is not None and not _straddles(fn.knots, flat_low, flat_high)
+    if len(unique) > MANY and fn.certifiable and bool(np.isfinite(unique).all()):
+        table = lookup(fn, float(flat_low.min()), float(flat_high.max()))
+        out_low, out_high = table.range(flat_low, flat_high)
+        line = table.line(flat_low, flat_high) if formed else None
+    else:
+        out_low, out_high = enclose(fn, flat_low, flat_high)
+        line = _tangent(fn, flat_low, flat_high) if formed else None
+    out_low, out_high = out_low[where], out_high[where]
     if read.slope is None or read.form_low is None or read.form_high is None:
         return Range(out_low, out_high)
-    table = taylor(fn, flat_low, flat_high, 1) if not _straddles(fn.knots, flat_low, flat_high) else None
-    if table is None:
+    if line is None:
         return Range(out_low, out_high, np.zeros_like(read.slope), out_low, out_high)
-    at, first, constant = table.centre[where], table.coefficient[:, 1][where], table.coefficient[:, 0][where]
-    radius = table.radius
+    at, constant, first, rest = (part[where] for part in line)
     with np.errstate(invalid="ignore", over="ignore"):
-        rest = table.error[:, 0] + table.error[:, 1] * radius + table.remainder * radius * radius
-        rest = rest + 8 * U * (np.abs(table.coefficient[:, 0]) + np.abs(table.coefficient[:, 1]) * radius)
         # g(y) = constant + first (y - at) + rest, and y - at = slope . t + [form - at]
         ends = first * (read.form_low - at), first * (read.form_high - at)
         lifted = np.sum(np.abs(read.slope), -1) + np.abs(read.form_low) + np.abs(read.form_high) + np.abs(at)
-        own = rest[where] + 8 * U * (np.abs(first) * lifted + np.abs(constant))
+        own = rest + 8 * U * (np.abs(first) * lifted + np.abs(constant))
         form_low, form_high = constant + np.minimum(*ends) - own, constant + np.maximum(*ends) + own
         good = np.isfinite(form_low) & np.isfinite(form_high) & (own * 2 < out_high - out_low)
     slope = np.where(good[..., None], first[..., None] * read.slope, 0.0)
     return _made(out_low, out_high, slope, np.where(good, form_low, out_low), np.where(good, form_high, out_high))
+
+
+def _tangent(fn: Univariate, low: Array, high: Array) -> tuple[Array, Array, Array, Array]:
+    """A point c, g(c), g'(c), and r with |g(y) - g(c) - g'(c) (y - c)| <= r on each interval."""
+    table = taylor(fn, low, high, 1)
+    zero, one, radius = table.coefficient[:, 0], table.coefficient[:, 1], table.radius
+    with np.errstate(invalid="ignore", over="ignore"):
+        rest = table.error[:, 0] + table.error[:, 1] * radius + table.remainder * radius * radius
+        rest = rest + 8 * U * (np.abs(zero) + np.abs(one) * radius)
+    return table.centre, zero, one, rest
 
 
 def _straddles(knots: tuple[float, ...], low: Array, high: Array) -> bool:
