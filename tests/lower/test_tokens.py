@@ -378,3 +378,42 @@ def test_encoder_block_in_float32() -> None:
     net = build(program, 1e-3, torch.float32)
     assert net.certificate.bound is not None
     assert attack(net, program, 150, 4) <= net.certificate.bound <= 1e-3
+
+
+def random_program(seed: int) -> Program:
+    """A few operations of any kind on each other's results."""
+    rng = np.random.default_rng(seed)
+    tokens, width = int(rng.integers(1, 5)), int(rng.integers(1, 5))
+    make = maker(tokens, width, float(10 ** rng.uniform(-1, 0.5)))
+    found = [make.input]
+
+    def attend() -> int:
+        mask = np.where(rng.random((tokens, tokens)) < 0.4, -np.inf, rng.normal(size=(tokens, tokens)))
+        np.fill_diagonal(mask, 0.0)
+        read = [linear(make, int(rng.choice(found)), w, rng) for w in (2, 2, 3)]
+        scale, causal = float(rng.choice([1.0, 0.7, -1.3])), bool(rng.random() < 0.5)
+        return make.attention(*read, scale=scale, causal=causal, mask=mask if rng.random() < 0.5 else None)
+
+    kinds: dict[str, Callable[[int], int]] = {
+        "attention": lambda i: attend(),
+        "linear": lambda i: linear(make, i, 3, rng),
+        "softmax": make.softmax,
+        "mix": lambda i: make.mix(i, rng.normal(size=(tokens, tokens))),
+        "max": make.max_tokens,
+        "norm": lambda i: make.normalise(i, float(10 ** rng.uniform(-3, 0)), bool(rng.random() < 0.5)),
+        "square": lambda i: make.product(i, i),
+        "function": lambda i: make.apply(i, str(rng.choice(["gelu", "tanh", "relu"]))),
+        "shift": lambda i: make.combination([(i, 1.0), (make.constant(rng.normal(size=(tokens, make.width(i)))), 1.0)]),
+    }
+    for kind in rng.choice(list(kinds), 5):
+        found.append(kinds[kind](int(rng.choice(found))))
+    return make.program(found[-1], f"random program {seed}")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs(seed: int) -> None:
+    program = random_program(seed)
+    for dtype, eps in ((torch.float32, 1e-2), (torch.float64, 1e-6)):
+        net = build(program, eps, dtype)
+        assert net.certificate.bound is not None
+        assert attack(net, program, 80, 2) <= net.certificate.bound <= eps
