@@ -70,6 +70,11 @@ def reference(given: dict[str, Tensor], Z: Tensor, scope: str, causal: bool = Fa
     return torch.stack(out)
 
 
+def chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    for name in ("CHUNK", "CACHED"):
+        monkeypatch.setattr(attnforge.network, name, size)
+
+
 def close(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).abs().max() <= 1e-12 * (1 + b.abs().max()))
 
@@ -111,7 +116,7 @@ def test_chunks_change_nothing(scope: str, causal: bool, shared: bool, monkeypat
     Z = torch.randn(2, 3, 11, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     whole = group(Z)
     for chunk in (1, 37, 101, 1000):
-        monkeypatch.setattr(attnforge.network, "CHUNK", chunk)
+        chunks(monkeypatch, chunk)
         parts = group(Z)
         assert parts.shape == whole.shape and close(parts, whole)
 
@@ -129,7 +134,7 @@ def test_gradients_in_chunks_are_those_of_the_whole(scope: str, frozen: bool, mo
         return list(torch.autograd.grad((module(inputs[0]) * factor).sum(), inputs))
 
     whole = gradients(group)
-    monkeypatch.setattr(attnforge.network, "CHUNK", 61)
+    chunks(monkeypatch, 61)
     chunked = gradients(group)
     assert len(whole) == len(chunked) and all(close(a, b) for a, b in zip(chunked, whole, strict=True))
     swapped = {name: 2 * p.detach() for name, p in group.named_parameters()}
@@ -138,7 +143,7 @@ def test_gradients_in_chunks_are_those_of_the_whole(scope: str, frozen: bool, mo
     torch.func.functional_call(group, swapped, (Z,)).sum().backward()
     other = copy.deepcopy(group)
     other.load_state_dict(swapped)
-    monkeypatch.setattr(attnforge.network, "CHUNK", 1 << 20)
+    chunks(monkeypatch, 1 << 20)
     other.requires_grad_()(Z).sum().backward()
     for name, parameter in other.named_parameters():
         assert close(swapped[name].grad, parameter.grad), f"gradient of {name} at the weights that were swapped in"  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from .errors import ArgumentError
 
 Scope = Literal["memory", "self", "tokens"]
 CHUNK = 1 << 21  # softmax entries alive at once: 8 MB in float32
+CACHED = 1 << 17  # and for heads without token keys on a processor: what stays in its cache
 SIZES = {  # which axes of the tables mean the same thing
     "channels": {"W_Q": 1, "W_K": 1, "W_V": 1},
     "key coordinates": {"W_Q": 2, "b_Q": 1, "W_K": 2, "b_K": 1, "M_K": 2},
@@ -153,7 +154,7 @@ class Heads(nn.Module):
             step = max(1, CHUNK // per_row)
             return self._attend(Z) if step >= n else self._in_chunks(Z, step)
         flat = Z.reshape(-1, Z.shape[-1])
-        step = max(1, CHUNK // (self.heads * (self.slots + 1)))
+        step = max(1, (CACHED if Z.device.type == "cpu" else CHUNK) // (self.heads * (self.slots + 1)))
         return self._attend(Z) if step >= len(flat) else self._in_chunks(flat, step).reshape(*Z.shape[:-1], -1)
 
     def _in_chunks(self, Z: Tensor, step: int) -> Tensor:
@@ -164,6 +165,8 @@ class Heads(nn.Module):
     def _attend(self, Z: Tensor, rows: slice = slice(None)) -> Tensor:
         if self.scope != "tokens" and rows != slice(None):
             Z, rows = Z[..., rows, :], slice(None)
+        if self.scope == "memory" or (self.scope == "self" and self.W_K is None and self.M_K is not None):
+            return self._attend_constant(Z)
         weights = torch.softmax(self.scores(Z, rows), dim=-1)
         split = weights.shape[-1] - self.slots
         read: Tensor | None = None
@@ -176,6 +179,32 @@ class Heads(nn.Module):
             memory = _against(weights[..., split:], self.M_V.transpose(-2, -1))
             read = memory if read is None else read + memory
         return _against_output(read, self.W_O)
+
+    def _attend_constant(self, Z: Tensor) -> Tensor:
+        """The same where all keys are constants, with rows last: a softmax over few slots runs along the rows then."""
+        flat = Z.reshape(-1, Z.shape[-1])
+        q = _project(flat, self.W_Q, self.b_Q)
+        keys = self.M_K
+        if self.scope == "self":
+            both = max(keys.shape[0], self.b_K.shape[0])
+            own = self.b_K.unsqueeze(-2).expand(both, -1, -1)
+            keys = torch.cat([own, keys.expand(both, -1, -1)], dim=-2)
+        shared = keys.shape[0] == 1
+        # (head or 1, slot, key) times (head or 1, key, row): all heads are rows of one table when it is shared
+        queries = q.reshape(1, -1, q.shape[-1]).transpose(-2, -1) if shared else q.permute(1, 2, 0)
+        weights = torch.softmax(keys @ queries, dim=-2)
+        split = keys.shape[-2] - self.slots
+        read = self._by_row(self.M_V.transpose(-2, -1) @ weights[:, split:], len(flat))
+        if self.scope == "self":
+            seen = self._by_row(weights[:, :1], len(flat))
+            read = read + (seen.unsqueeze(-2) @ _project(flat, self.W_V, self.b_V).unsqueeze(-2)).squeeze(-2)
+        return _against_output(read, self.W_O).reshape(*Z.shape[:-1], -1)
+
+    def _by_row(self, x: Tensor, rows: int) -> Tensor:
+        """(head or 1, value, row or row and head) -> (row, head, value)."""
+        if x.shape[-1] == rows and x.shape[0] == self.heads:
+            return x.permute(2, 0, 1)
+        return x[0].transpose(0, 1).reshape(rows, self.heads, -1)
 
     def extra_repr(self) -> str:
         return (
