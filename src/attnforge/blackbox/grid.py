@@ -1,0 +1,310 @@
+"""Route `grid`: one cold anchor head over a grid of the box, certified from a Lipschitz constant (lemma E3).
+
+After flattening, the logits -sum_i beta_i (x_i - v_i)^2 are affine in x up to a common term, so ONE head with a key and
+a value f(v) for each grid point v approximates any continuous f. With kappa = beta_i delta_i^2 for every axis i,
+
+    E_w |x - v|^2 <= B sum_i delta_i^2,   B = 1/4 + 2 exp(-2 kappa),   kappa >= ln(3)/2,
+
+and |f(x) - f(v)| <= L |x - v| gives sup |head - f| <= L sqrt(B sum_i delta_i^2), whatever the number of points.
+
+Rounding. Computed logits are off by at most d, and the subtraction of their maximum by u times the gap G_k, so that
+computed weights lie between exp(-(1 +- u) G_k -+ d), before normalisation. Hence a second moment grows at most by
+exp(2 d) Z(1 - u) / Z(1 + u) with Z(t) = sum_k exp(-t G_k), and the logarithm of that quotient is the integral of the
+mean gap, at most 2 u kappa D B. What remains is the rounding of one sum and one inner product.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..box import Box
+from ..certify.certificate import Certificate, Term, total, upper_text
+from ..certify.rounding import ASSUMPTIONS, EXP_ULPS, TINY, gamma, unit, up
+from ..errors import ArgumentError, CertificateError, PrecisionError
+from ..network import AttentionLayer, Heads
+from .lipschitz import refuse_contradiction
+from .result import About, Held, TableApproximation, inside, stored_layer
+from .target import VALUE_ULPS, Array, Target, digest
+
+KAPPAS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
+LEAST_KAPPA = 0.5 * math.log(3) * (1 + 1e-6)
+MEMORY = 1 << 30  # bytes that a table may take unless the caller says otherwise
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid that contains the ends of every side: `cells[i]` intervals of equal length on side i (0 for a point)."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    cells: tuple[int, ...]
+    kappa: float
+
+    def __post_init__(self) -> None:
+        if not len(self.low) == len(self.high) == len(self.cells):
+            raise ArgumentError("a grid needs a lower end, an upper end and a number of cells for every axis")
+        if any((h > l) != (c > 0) for l, h, c in zip(self.low, self.high, self.cells, strict=True)):  # noqa: E741
+            raise ArgumentError("a side of positive length needs at least one cell, a side of length 0 has none")
+        if not LEAST_KAPPA <= self.kappa < math.inf:
+            raise ArgumentError(f"kappa must be at least {LEAST_KAPPA:.6f} for a certified grid, got {self.kappa!r}")
+
+    @classmethod
+    def spaced(cls, box: Box, spacing: float, kappa: float) -> Grid:
+        """The coarsest grid whose spacing is at most `spacing` on every axis."""
+        sides = box.intervals()
+        cells = tuple(max(1, math.ceil((hi - lo) / spacing * (1 - 1e-12))) if hi > lo else 0 for lo, hi in sides)
+        return cls(tuple(lo for lo, _ in sides), tuple(hi for _, hi in sides), cells, kappa)
+
+    @property
+    def count(self) -> int:
+        """The number of grid points."""
+        return math.prod(c + 1 for c in self.cells)
+
+    @property
+    def live(self) -> int:
+        """The number of axes that are not a single point."""
+        return sum(c > 0 for c in self.cells)
+
+    @property
+    def step(self) -> Array:
+        """The spacing of every axis, rounded up; 0 for a point."""
+        width = np.array(self.high) - np.array(self.low)
+        return np.where(width > 0, up(width / np.maximum(self.cells, 1)), 0.0)
+
+    @property
+    def moment(self) -> float:
+        """The factor B = 1/4 + 2 exp(-2 kappa) of lemma E3, rounded up."""
+        return float(up(0.25 + float(up(2 * math.exp(-2 * self.kappa * (1 - 1e-6))))))
+
+    def axis(self, i: int) -> Array:
+        """The coordinates of the grid points along one axis."""
+        return np.linspace(self.low[i], self.high[i], self.cells[i] + 1)
+
+    def points(self, low: int, high: int) -> Array:
+        """Grid points number `low` to `high`, the last axis running fastest."""
+        index = np.unravel_index(np.arange(low, high), [c + 1 for c in self.cells])
+        return np.stack([self.axis(i)[at] for i, at in enumerate(index)], -1)
+
+    def heavy(self, weight: float) -> int:
+        """At most how many grid points weigh more than `weight` anywhere in the box.
+
+        Along one axis the j-th neighbour costs at least kappa (j^2 - j) on one side and kappa j^2 on the other.
+        """
+        most = min(int(max(0.0, -math.log(weight)) / self.kappa) + 1, 4096)
+        one = np.zeros(most + 1)
+        for j in range(most + 2):
+            for cost in ({j * j - j} if j > 0 else set()) | {j * j}:
+                if cost <= most:
+                    one[cost] += 1
+        ways = np.zeros(most + 1)
+        ways[0] = 1
+        for _ in range(self.live):
+            ways = np.convolve(ways, one)[: most + 1]
+        return int(min(float(ways.sum()), float(self.count)))
+
+    def keys(self, centre: Array) -> Array:
+        """Slopes and offsets of the logits for queries (x - centre, 1), shape (point, dim + 1), in float64."""
+        beta = self.kappa / np.where(self.step > 0, self.step, np.inf) ** 2
+        away = self.points(0, self.count) - centre
+        return np.concatenate([2 * beta * away, -np.sum(beta * away * away, -1, keepdims=True)], -1)
+
+    def estimate(self, lipschitz: float, scale: float, dtype: torch.dtype) -> float:
+        """What the certificate will say, roughly and a little too much, without making the table."""
+        u, dim = unit(dtype), len(self.cells)
+        logit = 3 * self.kappa * sum((c / 2) ** 2 for c in self.cells)
+        d = (dim + 4) * u * logit + EXP_ULPS * u
+        reach = math.sqrt(self.moment * float(np.sum(self.step**2)))
+        factor = math.exp(min(d + u * self.kappa * self.live, 50.0))
+        return lipschitz * reach * factor + u * (2 * self.heavy(u / self.count) + 6) * scale
+
+    def to_json(self) -> list[Any]:
+        return [list(self.low), list(self.high), list(self.cells), self.kappa]
+
+    @classmethod
+    def from_json(cls, data: list[Any]) -> Grid:
+        low, high, cells, kappa = data
+        return cls(tuple(map(float, low)), tuple(map(float, high)), tuple(map(int, cells)), float(kappa))
+
+
+class GridApproximation(TableApproximation):
+    """A black box by one cold head over a grid; certified when a Lipschitz constant was declared."""
+
+    family: ClassVar[str] = "blackbox-grid"
+    reference: Tensor
+
+    def __init__(self, about: About, layer: AttentionLayer, points: Tensor, wanted: Tensor,
+                 grid: Grid, lipschitz: float | None, reference: Tensor):  # fmt: skip
+        super().__init__(about, layer, points, wanted)
+        self.grid, self.lipschitz = grid, lipschitz
+        self.register_buffer("reference", reference)  # f at the grid points, as it was computed
+
+    def recertify(self) -> Certificate:
+        """The bound of the stored table from the stored values of f and the declared constant, computed anew."""
+        measured = super().recertify()
+        self._check_structure()
+        if self.lipschitz is None:
+            return measured
+        terms = self._terms(self.lipschitz)
+        bound = total(t.value for t in terms)
+        if not math.isfinite(bound):
+            raise PrecisionError(f"no finite bound for this grid in {self.dtype}: use float64 or a coarser grid")
+        trusted = (
+            f"|f(x) - f(y)| <= {self.lipschitz:g} |x - y| on the box, declared and not contradicted by samples",
+            f"values of f within {VALUE_ULPS:g} roundoffs",
+        )
+        assumed = (*trusted, *ASSUMPTIONS)
+        return replace(measured, kind="certified", bound=bound, terms=terms, lemmas=("E3", "A5"), assumptions=assumed)
+
+    def _check_structure(self) -> None:
+        """The query must be (x - c, 1), the output must be read as it is."""
+        group, dim = self.group, self.box.dim
+        eye = torch.eye(dim, dim + 1, dtype=group.W_Q.dtype, device=group.W_Q.device)
+        outputs = group.M_V.shape[-1]
+        plain = (
+            torch.equal(group.W_Q.detach()[0], eye)
+            and float(group.b_Q.detach()[0, -1]) == 1.0
+            and torch.equal(group.W_O.detach()[0], torch.eye(outputs, dtype=eye.dtype, device=eye.device))
+            and self.layer.S is None
+            and self.layer.s is None
+            and group.slots == self.grid.count == len(self.reference)
+        )
+        if not plain:
+            raise CertificateError("W_Q, b_Q or W_O of this grid were changed; only keys and values may be")
+        box = self.box.outward(self.dtype)
+        fits = all(g <= b for g, b in zip(self.grid.low, box.lower.reshape(-1).tolist(), strict=True)) and all(
+            g >= b for g, b in zip(self.grid.high, box.upper.reshape(-1).tolist(), strict=True)
+        )
+        if not fits:
+            raise CertificateError(f"the grid does not cover the box in {self.dtype}: build it again in that dtype")
+
+    def _terms(self, lipschitz: float) -> tuple[Term, ...]:
+        grid, u, dim = self.grid, unit(self.dtype), self.box.dim
+        value, reference = (t.detach().cpu().double().numpy() for t in (self.group.M_V[0], self.reference))
+        key = self.group.M_K.detach().cpu().double().numpy()[0]
+        centre = -self.group.b_Q.detach().cpu().double().numpy()[0, :-1]
+        # logits: one rounding of x - c, then an inner product of dim + 1 terms; and keys that were rounded
+        reach = up(np.maximum(np.abs(np.array(grid.high) - centre), np.abs(np.array(grid.low) - centre)))
+        ideal = grid.keys(centre)
+        spread = np.append(reach, 1.0)
+        size, exact = np.abs(key) @ spread, np.abs(ideal) @ spread
+        off = np.abs(key - ideal) @ spread + 32 * (dim + 2) * 2.0**-53 * exact
+        d = float(up(np.max(off + gamma(dim + 2, u) * size), 64 + dim)) * (1 + 4 * u) + 1.01 * EXP_ULPS * u
+        moment, steps = grid.moment, float(up(np.sum(grid.step**2), dim + 4))
+        best = float(up(lipschitz * float(up(math.sqrt(float(up(0.25 * steps)))))))
+        real = float(up(lipschitz * float(up(math.sqrt(float(up(moment * steps)))))))
+        exponent = d + 1.01 * u * grid.kappa * grid.live * moment
+        moved = float(up(real * float(up(math.expm1(exponent))))) if exponent < 700 else math.inf
+        heavy = grid.heavy(u / grid.count * math.exp(-min(2 * d, 700.0)))
+        largest = float(np.max(np.abs(value)))
+        adding = float(up(gamma(2 * heavy + 4, u) * largest + 4 * grid.count * TINY[self.dtype] * (1 + largest)))
+        top = float(np.max(np.abs(reference)))
+        norm = _norm(grid)
+        kept = UNIT_OF_STORED.get(self.reference.dtype, 0.0) * top
+        stored = float(np.max(np.abs(value - reference))) + kept
+        trusted = VALUE_ULPS * self.about.unit * top + lipschitz * norm * (8 * 2.0**-53 + 2 * self.about.unit)
+        site = f"grid of {' x '.join(str(c + 1) for c in grid.cells)}" if dim <= 4 else f"grid of {grid.count} points"
+        return (
+            Term(site, "interpolation", best, f"half a cell times {lipschitz:g}"),
+            Term(site, "leak", float(up(real - best)), f"kappa {grid.kappa:g}"),
+            Term("weights", "rounding", moved, f"logits off by at most {d:.2e}"),
+            Term("sums", "rounding", adding, f"{heavy} weights that matter"),
+            Term("values", "rounding", float(up(stored + trusted)), "stored values of f"),
+        )
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "grid": self.grid.to_json(), "lipschitz": self.lipschitz}
+
+    @classmethod
+    def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> GridApproximation:
+        about, constant = About.from_json(config["about"]), config["lipschitz"]
+        if constant is not None and not 0 <= float(constant) < math.inf:
+            raise ArgumentError(f"a Lipschitz constant is a finite number >= 0, got {constant!r}")
+        held, grid = (tensors["points"], tensors["wanted"]), Grid.from_json(config["grid"])
+        net = cls(about, stored_layer(tensors), *held, grid, constant, tensors["reference"])
+        net.strict = bool(config["strict"])
+        return net
+
+
+UNIT_OF_STORED = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+def _norm(grid: Grid) -> float:
+    """The largest |x| on the grid's box."""
+    return float(up(math.hypot(*np.maximum(np.abs(grid.low), np.abs(grid.high)).tolist()), 16))
+
+
+def bytes_of(count: int, dim: int, outputs: int, dtype: torch.dtype) -> int:
+    """The memory of a table: keys and values in the dtype, and the values of f in float64."""
+    return count * ((dim + 1 + outputs) * torch.finfo(dtype).bits // 8 + 8 * outputs)
+
+
+def plan_grid(box: Box, eps: float, lipschitz: float, scale: float, dtype: torch.dtype, kappa: float | None) -> Grid:
+    """The smallest grid whose estimate is at most eps; `PrecisionError` with what can be reached if there is none."""
+    best, reachable = None, math.inf
+    wide = box.outward(dtype)
+    live = sum(hi > lo for lo, hi in wide.intervals())
+    for each in KAPPAS if kappa is None else (kappa,):
+        moment = 0.25 + 2 * math.exp(-2 * each)
+        spacing = eps / max(lipschitz * math.sqrt(max(live, 1) * moment), 1e-300)
+        for _ in range(200):
+            grid = Grid.spaced(wide, spacing, each)
+            found = grid.estimate(lipschitz, scale, dtype)
+            reachable = min(reachable, found)
+            if found <= eps:
+                best = grid if best is None or grid.count < best.count else best
+                break
+            if found > Grid.spaced(wide, 2 * spacing, each).estimate(lipschitz, scale, dtype):
+                break  # finer grids are worse: rounding
+            spacing *= 0.97
+    if best is None:
+        name = str(dtype).removeprefix("torch.")
+        wider = "" if dtype == torch.float64 else ", use dtype=torch.float64"
+        raise PrecisionError(
+            f"eps = {eps:g} cannot be certified by a grid in {name}: about {upper_text(reachable)} can be; "
+            f"ask for that{wider}",
+            reachable=reachable,
+        )
+    return best
+
+
+def build_grid(
+    target: Target, grid: Grid, lipschitz: float | None, held: Held, dtype: torch.dtype
+) -> GridApproximation:
+    """Evaluate f on the grid, refuse a constant that the values contradict, make the table and certify it."""
+    number = lambda x: torch.tensor(x, dtype=dtype)  # noqa: E731
+    key = f"grid-{_text(grid)}"
+    label = f"f on {grid.count} grid points"
+    values = target.table(grid.count, lambda a, b: inside(grid.points(a, b), target.box), label, key)
+    if lipschitz is not None:
+        refuse_contradiction(target, [c + 1 for c in grid.cells], grid.points, grid.step, values, lipschitz)
+    dim, outputs = target.box.dim, target.outputs
+    centre = number(0.5 * (np.array(grid.low) + np.array(grid.high)))
+    keys = grid.keys(centre.double().numpy())
+    group = Heads(
+        "memory",
+        W_Q=torch.eye(dim, dim + 1, dtype=dtype)[None],
+        b_Q=torch.cat([-centre, number([1.0])])[None],
+        M_K=torch.from_numpy(keys).to(dtype)[None],
+        M_V=torch.from_numpy(values).to(dtype)[None],
+        W_O=torch.eye(outputs, dtype=dtype)[None],
+        purpose=f"{target.name} on a grid of {grid.count} points",
+    )
+    for fixed in (group.W_Q, group.b_Q, group.W_O):
+        fixed.requires_grad_(False)
+    shape = target.output_shape or ()
+    about = About(target.name, target.box, shape, "grid", uniform=held.uniform, unit=target.unit)
+    sample = (torch.from_numpy(held.points), torch.from_numpy(held.values))
+    layer = AttentionLayer([group])
+    net = GridApproximation(about, layer, *sample, grid, lipschitz, torch.from_numpy(values))
+    net.attach(net.recertify())
+    return net.eval()
+
+
+def _text(grid: Grid) -> str:
+    return digest(np.array([grid.low, grid.high, grid.cells]))

@@ -1,0 +1,200 @@
+"""Route `spectral`: one warm head over a tensor-product grid, its values solved for (lemma A3 in each coordinate).
+
+The weights of a head with logits -sum_i beta_i (x_i - v_i)^2 over a tensor-product grid are products of the weights of
+one-dimensional heads. So the values that fit f best on a tensor-product sample come from one small least-squares
+problem for each axis. For analytic f the error falls geometrically with the number of anchors per axis; nothing about
+it is proved: results are calibrated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..box import Box
+from ..errors import ArgumentError
+from ..network import AttentionLayer, Heads
+from .result import About, Held, TableApproximation, inside
+from .target import Array, Target, digest
+
+KAPPAS = (0.06, 0.09, 0.13, 0.18, 0.26, 0.36, 0.5)
+GUARDS = (1, 2, 3, 5, 8)
+CUTS = {torch.float32: (1e-8, 1e-6, 1e-4), torch.float64: (1e-15, 1e-13, 1e-11, 1e-8)}
+PER_AXIS = (6, 8, 12, 16, 24, 32, 48, 64, 96)
+MOST_SAMPLES = 1 << 20
+TUNING = 768
+
+
+@dataclass(frozen=True)
+class Warm:
+    """The knobs that all axes share: anchors per axis, how many of them beyond each end, how warm."""
+
+    count: int
+    guards: int
+    kappa: float
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The rounded keys of one axis: logits slope (x - centre) + offset."""
+
+    slope: Array
+    offset: Array
+    centre: float
+
+    @classmethod
+    def rounded(cls, low: float, high: float, warm: Warm, dtype: torch.dtype, quantum: float) -> Axis:
+        """Anchors, guards beyond [low, high]; offsets are multiples of `quantum`, so that their sums are exact."""
+        centre = float(torch.tensor(0.5 * (low + high), dtype=dtype))
+        if high <= low:
+            return cls(np.zeros(1), np.zeros(1), centre)
+        step = (high - low) / (warm.count - 1 - 2 * warm.guards)
+        index = np.arange(warm.count) - 0.5 * (warm.count - 1)
+        slope = torch.from_numpy(2 * warm.kappa / step * index).to(dtype).double().numpy()
+        return cls(slope, np.round(-warm.kappa * index * index / quantum) * quantum, centre)
+
+    def weights(self, x: Array) -> Array:
+        """The softmax weights in float64, shape (point, anchor)."""
+        logit = np.multiply.outer(x - self.centre, self.slope) + self.offset
+        weight = np.exp(logit - logit.max(-1, keepdims=True))
+        return weight / weight.sum(-1, keepdims=True)
+
+
+def quantum_for(dim: int, warm: Warm, dtype: torch.dtype) -> float:
+    """A power of two such that the sum of `dim` offsets, multiples of it, is a number of the dtype."""
+    largest = max(dim * warm.kappa * (0.5 * warm.count) ** 2, 1e-3)
+    return 2.0 ** (math.ceil(math.log2(largest)) + math.log2(torch.finfo(dtype).eps) + 1)
+
+
+def inverses(weight: Array, cuts: tuple[float, ...]) -> Iterator[Array]:
+    """Pseudo-inverses, one for each cut of the singular values."""
+    left, size, right = np.linalg.svd(weight, full_matrices=False)
+    for cut in cuts:
+        kept = size > cut * size[0]
+        yield (right[kept].T / size[kept]) @ left[:, kept].T
+
+
+def shapes(count: int, kappas: tuple[float, ...] = KAPPAS) -> Iterator[Warm]:
+    """The knobs that are tried for so many anchors per axis."""
+    for guards in GUARDS:
+        if count - 2 * guards >= 4 or (guards == 1 and count - 2 * guards >= 2):
+            yield from (Warm(count, guards, kappa) for kappa in kappas)
+
+
+def chebyshev(low: float, high: float, count: int) -> Array:
+    """Points dense towards the ends, the ends among them."""
+    return low + (high - low) * 0.5 * (1 - np.cos(np.pi * np.arange(count) / max(count - 1, 1)))
+
+
+def sample_count(anchors: int) -> int:
+    """Sample points per axis for a fit with so many anchors per axis."""
+    return anchors + anchors // 2 + 5
+
+
+def tensor_points(axes: list[Array], low: int, high: int) -> Array:
+    """Points number `low` to `high` of a tensor-product set, the last axis running fastest."""
+    index = np.unravel_index(np.arange(low, high), [len(a) for a in axes])
+    return np.stack([axis[at] for axis, at in zip(axes, index, strict=True)], -1)
+
+
+def affine_fit(points: Array, values: Array, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The affine function nearest to the values: what the linear skip carries, rounded to the dtype."""
+    matrix = np.concatenate([points, np.ones((len(points), 1))], -1)
+    found = torch.from_numpy(np.linalg.lstsq(matrix, values, rcond=1e-12)[0]).to(dtype)
+    return found[:-1], found[-1]
+
+
+def build_spectral(target: Target, anchors: int, held: Held, dtype: torch.dtype) -> TableApproximation:
+    """The best warm head with `anchors` anchors per axis, guards among them, chosen on a sample of its own."""
+    box = target.box.outward(dtype)
+    sides = box.intervals()
+    if isinstance(anchors, bool) or not isinstance(anchors, int) or anchors < 4:
+        raise ArgumentError(f"anchors must be a whole number of at least 4 (per axis) for this route, got {anchors!r}")
+    places = [chebyshev(lo, hi, sample_count(anchors)) if hi > lo else np.array([lo]) for lo, hi in sides]
+    count = math.prod(len(p) for p in places)
+    if count > MOST_SAMPLES:
+        raise ArgumentError(
+            f"a spectral fit with {anchors} anchors on each of {box.dim} axes needs {count:.3g} evaluations; "
+            f"at most {MOST_SAMPLES} are made: use fewer anchors, or the routes ridge or additive"
+        )
+    make = lambda low, high: inside(tensor_points(places, low, high), target.box)  # noqa: E731
+    values = target.table(count, make, f"f on {count} sample points", f"spectral-{anchors}-{_key(box)}")
+    points = tensor_points(places, 0, count)
+    slope, constant = affine_fit(points, values, dtype)
+    rest = values - points @ slope.double().numpy() - constant.double().numpy()
+    tuned = Held.draw(target, dtype, TUNING, seed=3)
+    tuning = tuned.points
+    wanted_rest = tuned.values - tuning @ slope.double().numpy() - constant.double().numpy()
+    best: tuple[float, Heads] | None = None
+    for warm in shapes(anchors):
+        quantum = quantum_for(box.dim, warm, dtype)
+        axes = [Axis.rounded(lo, hi, warm, dtype, quantum) for lo, hi in sides]
+        sampled = [axis.weights(place) for axis, place in zip(axes, places, strict=True)]
+        solvers = [list(inverses(weight, CUTS[dtype])) for weight in sampled]
+        there = [axis.weights(tuning[:, i]) for i, axis in enumerate(axes)]
+        for cut in range(len(CUTS[dtype])):
+            value = rest.reshape(*(len(p) for p in places), -1)
+            for i, solver in enumerate(solvers):
+                value = np.moveaxis(np.tensordot(solver[cut], value, (1, i)), 0, i)
+            rough = float(np.abs(contracted(value, there) - wanted_rest).max())
+            if best is not None and rough > 1.5 * best[0]:
+                continue  # what exact arithmetic gives is no better than what others give in the dtype
+            group = _heads(axes, value.reshape(-1, value.shape[-1]), target.name, dtype)
+            error = _error(group, tuning, wanted_rest, dtype)
+            if best is None or error < best[0]:
+                best = (error, group)
+    assert best is not None
+    layer = AttentionLayer([best[1]], S=slope, s=constant)
+    return finished(target, layer, held, "spectral")
+
+
+def contracted(value: Array, weights: list[Array]) -> Array:
+    """sum over anchors of value times the product of the axes' weights, for every point: shape (point, outputs)."""
+    out = np.tensordot(weights[0], value, (1, 0))
+    for weight in weights[1:]:
+        out = np.einsum("nk,nk...->n...", weight, out)
+    return out
+
+
+@torch.no_grad()
+def _error(group: Heads, points: Array, wanted: Array, dtype: torch.dtype) -> float:
+    found = group(torch.from_numpy(points).to(dtype)).double().numpy()
+    error = float(np.abs(found - wanted).max())
+    return error if math.isfinite(error) else math.inf
+
+
+def _heads(axes: list[Axis], value: Array, name: str, dtype: torch.dtype) -> Heads:
+    """One head over the tensor product of the axes' anchors."""
+    dim = len(axes)
+    index = np.unravel_index(np.arange(len(value)), [len(a.slope) for a in axes])
+    slopes = np.stack([axis.slope[at] for axis, at in zip(axes, index, strict=True)], -1)
+    offset = np.sum([axis.offset[at] for axis, at in zip(axes, index, strict=True)], 0)
+    keys = np.concatenate([slopes, offset[:, None]], -1)
+    query = np.array([*(-axis.centre for axis in axes), 1.0])
+    return Heads(
+        "memory",
+        W_Q=torch.eye(dim, dim + 1, dtype=dtype)[None],
+        b_Q=torch.from_numpy(query).to(dtype)[None],
+        M_K=torch.from_numpy(keys).to(dtype)[None],
+        M_V=torch.from_numpy(value).to(dtype)[None],
+        W_O=torch.eye(value.shape[-1], dtype=dtype)[None],
+        purpose=f"{name}, {len(value)} anchors",
+    )
+
+
+def finished(target: Target, layer: AttentionLayer, held: Held, route: str) -> TableApproximation:
+    """A calibrated network out of one layer."""
+    shape = target.output_shape or ()
+    about = About(target.name, target.box, shape, route, uniform=held.uniform, unit=target.unit)
+    net = TableApproximation(about, layer, torch.from_numpy(held.points), torch.from_numpy(held.values))
+    net.attach(net.recertify())
+    return net.eval()
+
+
+def _key(box: Box) -> str:
+    return digest(np.array(box.intervals()))
