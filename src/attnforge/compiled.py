@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -131,16 +132,16 @@ class CompiledNetwork(CertifiedModule):
         """Raise on NaN and infinity; warn once, or raise if strict, about the first coordinate that leaves the box."""
         if not x.numel():
             return
+        lo, hi = _bounds(box, x.dtype)
         flat = x.detach().reshape(-1, box.dim)
-        low, high = flat.amin(0).double().cpu(), flat.amax(0).double().cpu()
-        wide = box.outward(self.dtype)
-        lo, hi = wide.lower.reshape(-1), wide.upper.reshape(-1)
-        finite = torch.isfinite(low) & torch.isfinite(high)
-        bad = torch.nonzero(~finite | (low < lo) | (high > hi)).flatten()
-        if len(bad):
-            i = int(bad[0])
-            label = box.names[i] if box.names else f"{name}[{i}]"
-            self.check_range(label, float(low[i]), float(high[i]), float(lo[i]), float(hi[i]))
+        low, high = (end.cpu() for end in torch.aminmax(flat, dim=0))
+        if bool(((low >= lo) & (high <= hi)).all()):  # NaN compares false
+            return
+        outside = ~((low >= lo) & (high <= hi))
+        endless = ~(torch.isfinite(low) & torch.isfinite(high))
+        i = int(torch.nonzero(endless if bool(endless.any()) else outside)[0])
+        label = box.names[i] if box.names else f"{name}[{i}]"
+        self.check_range(label, float(low[i]), float(high[i]), float(lo[i]), float(hi[i]))
 
     def example_input(self) -> tuple[Tensor, ...]:
         return tuple(box.sample(2, dtype=self.dtype) for box in self.boxes)
@@ -247,6 +248,13 @@ class CompiledNetwork(CertifiedModule):
             float(config["rtol"]),
             bool(config["strict"]),
         )
+
+
+@lru_cache(maxsize=256)
+def _bounds(box: Box, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The bounds of a box, widened to numbers of a dtype, one entry per coordinate."""
+    wide = box.outward(dtype)
+    return wide.lower.reshape(-1).to(dtype), wide.upper.reshape(-1).to(dtype)
 
 
 def _pairs(site: Site) -> list[Sequence[float]]:

@@ -7,7 +7,7 @@ certified.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -272,9 +272,21 @@ def quick(
             return best
         best = found if found.estimate < best.estimate else best
         if found.estimate <= eps:
-            return found
+            return _trimmed(found, before, eps, lambda n: at(n, one))
         fall = math.log(before.estimate / found.estimate) / (count - before.shape.count)
         if count >= MOST_ANCHORS // 2 or fall < 0.01 * math.log(2):
             return best
         step = math.ceil(math.log(found.estimate / (0.8 * eps)) / fall)
         before, count = found, min(count + max(2, min(step, count)), MOST_ANCHORS // 2)
+
+
+def _trimmed(found: Candidate, below: Candidate, eps: float, at: Callable[[int], Candidate | None]) -> Candidate:
+    """A smaller head than `found` that still reaches eps, between it and the size `below`, which does not."""
+    low, best = below.shape.count, found
+    while best.shape.count - low > max(1, best.shape.count // 12):
+        middle = at((low + best.shape.count) // 2)
+        if middle is not None and middle.estimate <= eps:
+            best = middle
+        else:
+            low = (low + best.shape.count) // 2
+    return best
