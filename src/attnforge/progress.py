@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -29,17 +29,21 @@ def stages(report: Callable[[str], None] | None = None) -> Iterator[Callable[[st
     from rich.console import Console
     from rich.status import Status
 
-    status = Status("", console=Console(stderr=True))
-    began, shown = time.monotonic(), False
+    status, lock, over = Status("", console=Console(stderr=True)), threading.Lock(), False
 
-    def stage(name: str) -> None:
-        nonlocal shown
-        if time.monotonic() - began > PATIENCE and not shown:
-            status.start()
-            shown = True
-        status.update(name)
+    def show() -> None:
+        with lock:
+            if not over:
+                status.start()
 
+    # A timer, so that a first stage that takes long is shown while it lasts.
+    timer = threading.Timer(PATIENCE, show)
+    timer.daemon = True
+    timer.start()
     try:
-        yield stage
+        yield lambda name: status.update(f"compiling: {name}")
     finally:
-        status.stop()
+        timer.cancel()
+        with lock:
+            over = True
+            status.stop()

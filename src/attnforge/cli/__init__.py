@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from ..report.html import versions
-from . import check, demo, functions, head
-from .common import Forge, say, stop
+from . import check, compile, demo, explain, functions, head, plan, run
+from .common import Forge, TakesFormulas, say, stop
 
 app = typer.Typer(
     cls=Forge,
     name="attnforge",
-    help="Functions become softmax attention heads, with a certificate of the largest error.",
+    help="Functions become attention-only networks, with a certificate of the largest error.",
     epilog="Exit codes: 0 fine, 1 a check failed, 2 wrong use.",
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -22,10 +22,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # an interval such as [lo, hi] is no markup
 )
+app.command("compile", cls=TakesFormulas, short_help="Compile a formula into a certified network.")(compile.compile)
+app.command("check", short_help="Recompute the certificate of a saved network or head.")(check.check)
+app.command("run", short_help="Evaluate a saved network at the points of a file.")(run.run)
+app.command("explain", short_help="Show layer by layer what the heads of a saved network compute.")(explain.explain)
+app.command("plan", cls=TakesFormulas, short_help="Show how large a network for a formula would be.")(plan.plan)
 app.command("head", short_help="Fit one head to a function and print its certificate.")(head.head)
-app.command("check", short_help="Recompute the certificate of a saved head.")(check.check)
-app.command("functions", short_help="List the functions that a head can be fitted to.")(functions.functions)
-app.command("demo", short_help="Fit a handful of heads and write a page that shows them.")(demo.demo)
+app.command("functions", short_help="List the functions that formulas and heads can use.")(functions.functions)
+app.command("demo", short_help="Compile and fit a handful of things and write pages that show them.")(demo.demo)
 
 
 def _version(wanted: bool) -> None:

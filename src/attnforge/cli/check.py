@@ -17,7 +17,7 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file written by attnforge.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Recompute the certificate of a saved head, trusting nothing in the file; exit code 1 if it does not hold."""
+    """Recompute a saved certificate, trusting nothing in the file; exit code 1 if it does not hold."""
     if not file.is_file():
         raise ArgumentError(f"there is no file '{file}'")
     with waiting(f"checking {file.name}"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ..box import Box
 from ..errors import ArgumentError, AttnforgeError, CertificateError, PurityError, closest
@@ -60,6 +61,17 @@ class Forge(TyperGroup):
         return stop(code) if standalone_mode else code
 
 
+class TakesFormulas(TyperCommand):
+    """A command whose arguments may begin with a minus sign: -m*B is a formula, not an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        return super().parse_args(ctx, [f" {arg}" if self._is_formula(arg) else arg for arg in args])
+
+    def _is_formula(self, arg: str) -> bool:
+        known = {name for parameter in self.params for name in parameter.opts} | {"-h"}
+        return re.match(r"-[^-]", arg) is not None and arg not in known and not arg.endswith((".safetensors", ".html"))
+
+
 def guarded(command: Any) -> int:
     """Runs a command; its exit code, with every error that is not ours to debug said in words.
 
@@ -73,7 +85,7 @@ def guarded(command: Any) -> int:
     except (CertificateError, PurityError) as error:
         return _complain(str(error), CHECK_FAILED)
     except AttnforgeError as error:
-        return _complain(str(error).replace("dtype=torch.float64", "--dtype float64"), WRONG_USE)
+        return _complain(as_options(str(error)), WRONG_USE)
     except UsageError as error:
         return _complain(_usage(error), WRONG_USE)
     except CommandError as error:
@@ -87,6 +99,23 @@ def guarded(command: Any) -> int:
         return _complain(f"{where}{error.strerror or error}", WRONG_USE)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+
+
+_NAMED_BOX = re.compile(r"Box\(((?:\w+=\([^()]*\)(?:, )?)+)\)")
+
+
+def as_options(message: str) -> str:
+    """A message written for Python, with options where it tells what to pass.
+
+    >>> as_options("add it, for example Box(z=(-1, 1)), or use dtype=torch.float64")
+    'add it, for example --box z=-1:1, or use --dtype float64'
+    """
+
+    def sides(found: re.Match[str]) -> str:
+        named = re.findall(r"(\w+)=\(([^,]*), ([^)]*)\)", found[1])
+        return " ".join(f"--box {name}={lo}:{hi}" for name, lo, hi in named)
+
+    return _NAMED_BOX.sub(sides, message.replace("dtype=torch.float64", "--dtype float64"))
 
 
 def stop(code: int) -> NoReturn:
@@ -194,12 +223,34 @@ def box(texts: Sequence[str]) -> Box:
     >>> box(["x=-1:1", "y=0.5:2"])
     Box(x=(-1, 1), y=(0.5, 2))
     """
+    if not texts:
+        raise ArgumentError("there is no box: give every variable an interval, --box name=lo:hi, such as --box x=-1:1")
     sides: dict[str, tuple[float, float]] = {}
     for text in texts:
         name, equals, ends = (part.strip() for part in text.partition("="))
+        hint = f"'--box {text}'"
         if not (equals and name):
-            raise typer.BadParameter(f"'{text}' bounds no variable; expected name=lo:hi, such as x=-1:1")
+            raise typer.BadParameter("expected name=lo:hi, such as --box x=-1:1", param_hint=hint)
         if name in sides:
             raise ArgumentError(f"the variable '{name}' is bounded twice: {name}=... may be given once")
-        sides[name] = interval(ends)
+        try:
+            sides[name] = interval(ends)
+        except typer.BadParameter as error:
+            raise typer.BadParameter(error.message, param_hint=hint) from error
     return Box(sides)
+
+
+def refuse_overwriting(files: Mapping[str, Path | None], force: bool) -> list[Path]:
+    """The files that will be written, by what their names must end with; refused before any work is done."""
+    wanted = [path for path in files.values() if path is not None]
+    for suffix, path in files.items():
+        if path is None:
+            continue
+        if path.suffix.lower() != suffix:
+            raise ArgumentError(f"expected a file name that ends with {suffix}, got '{path}'")
+        if path.is_dir() or (path.exists() and not force):
+            raise ArgumentError(f"'{path}' is there already; --force overwrites it" if path.is_file() else
+                                f"'{path}' is a folder")  # fmt: skip
+        if not path.parent.is_dir():
+            raise ArgumentError(f"cannot write '{path}': the folder '{path.parent}' does not exist")
+    return wanted
