@@ -31,6 +31,7 @@ from .errors import (
 from .purity import purity  # likewise
 
 if TYPE_CHECKING:
+    from . import theorems
     from ._compile import compile
     from .certify.certificate import Certificate
     from .files import check, load
@@ -50,6 +51,7 @@ _LAZY = {
     "Certificate": ".certify.certificate",
     "check": ".files",
     "load": ".files",
+    "theorems": ".theorems",
 }
 
 __all__ = [
@@ -78,13 +80,15 @@ __all__ = [
     "load",
     "plan",
     "purity",
+    "theorems",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'attnforge' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_LAZY[name], __name__), name)
+    found = importlib.import_module(_LAZY[name], __name__)
+    value = found if _LAZY[name] == f".{name}" else getattr(found, name)  # a package stands for itself
     globals()[name] = value
     return value
 

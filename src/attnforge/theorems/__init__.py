@@ -1,0 +1,13 @@
+"""The theorems of arXiv 2504.15956 and 2504.19901 as networks that can be held in hand.
+
+Every function returns a `Construction`: `m(X)`, `m.attention(X)`, `m.bound` (certified, rounding included),
+`m.paper_bound` where the paper states one, `m.matrices` by the paper's names, `m.size`, `m.plot()`.
+"""
+
+from __future__ import annotations
+
+from .heads import RampHeads, ramp_heads
+from .instances import clipped_relu, hard_tanh, leaky_relu, ramp, relu
+from .result import Construction
+
+__all__ = ["Construction", "RampHeads", "clipped_relu", "hard_tanh", "leaky_relu", "ramp", "ramp_heads", "relu"]
