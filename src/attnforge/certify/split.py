@@ -48,7 +48,7 @@ class Cells:
         """The error beyond what a relative tolerance allows."""
         return self.parts.sum(-1) - self.allowance
 
-    def pick(self, index: Array) -> Cells:
+    def pick(self, index: np.ndarray) -> Cells:
         """Some of the cells."""
         return Cells(*(getattr(self, field.name)[index] for field in fields(self)))
 

@@ -225,8 +225,8 @@ def _table(fn: Univariate, hull: Hull, order: Order, tables: list[Table]) -> int
     eps, relative = max(order.eps, 1e-300), False
     if order.style.relative:
         smallest, largest = enclose(fn, low, high)
-        ends = sorted((abs(smallest), abs(largest)))
-        relative = (smallest > 0 or largest < 0) and ends[1] < MOST_DECADES * ends[0]
+        least, most = sorted((abs(smallest), abs(largest)))
+        relative = (smallest > 0 or largest < 0) and most < MOST_DECADES * least
         eps = eps / max(abs(smallest), abs(largest)) if relative else eps
     found = search.quick(fn, hull.low, hull.high, order.dtype, float(f"{eps:.2g}"), relative)
     if found is None:

@@ -34,17 +34,28 @@ def figure_of(head: AnchorHead | GateHead) -> Builder:
 def head_picture(head: AnchorHead, points: int = POINTS) -> HeadPicture:
     """An anchor head at points that are even between its anchors, evaluated as shipped, compared in float64."""
     ends = head.potential.flat(np.array([head.lo, head.hi]))
-    y = _inside(head.potential.unflat(np.linspace(*ends, points * CROWD)), head)
+    y = _inside(head.potential.unflat(np.linspace(ends[0], ends[1], points * CROWD)), head)
     target, output = head.function.value(y.double()), head.core(y).double()
     error = (output - target) / (target.abs() if head.relative else 1.0)
     kept = _worst(error.abs())
     y, target, output, error = y[kept], target[kept], output[kept], error[kept]
     weights = head.attention(y).double()
     return HeadPicture(
-        head.function.name, (head.lo, head.hi), *(x.numpy() for x in (y.double(), target, output, error)), head.bound,
-        head.anchors.numpy(), head.values.double().numpy(), weights.numpy(), head.kappa, str(head.potential),
-        head.certificate.dtype, head.relative,
-    )  # fmt: skip
+        name=head.function.name,
+        interval=(head.lo, head.hi),
+        y=y.double().numpy(),
+        target=target.numpy(),
+        output=output.numpy(),
+        error=error.numpy(),
+        bound=head.bound,
+        anchors=head.anchors.numpy(),
+        values=head.values.double().numpy(),
+        weights=weights.numpy(),
+        kappa=head.kappa,
+        potential=str(head.potential),
+        dtype=head.certificate.dtype,
+        relative=head.relative,
+    )
 
 
 def _worst(error: torch.Tensor) -> torch.Tensor:
