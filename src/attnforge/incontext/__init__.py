@@ -1,0 +1,73 @@
+"""In-context learners: frozen attention-only networks that fit regressions from the prompt.
+
+The estimators follow scikit-learn's conventions and need the extra `sklearn`; the networks (`Block`, `Momentum`,
+`frozen`) and the loop around them (`run`) do not. Names are loaded when they are first used.
+
+>>> from attnforge.incontext import Momentum
+>>> Momentum("heavy ball", 0.5)
+Momentum(kind='heavy ball', beta=0.5)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .blocks import Block, Momentum, frozen
+    from .certificate import ConvergenceCertificate, depth_for
+    from .glm import HuberRegressor, PoissonRegressor
+    from .kernel import KernelRegressor
+    from .lasso import ElasticNet, Lasso
+    from .linear import LinearRegression, Ridge
+    from .logistic import LogisticRegression
+    from .prompt import Scaling
+    from .solver import Run, run
+
+_LAZY = {
+    "Block": ".blocks",
+    "ConvergenceCertificate": ".certificate",
+    "ElasticNet": ".lasso",
+    "HuberRegressor": ".glm",
+    "KernelRegressor": ".kernel",
+    "Lasso": ".lasso",
+    "LinearRegression": ".linear",
+    "LogisticRegression": ".logistic",
+    "Momentum": ".blocks",
+    "PoissonRegressor": ".glm",
+    "Ridge": ".linear",
+    "Run": ".solver",
+    "Scaling": ".prompt",
+    "depth_for": ".certificate",
+    "frozen": ".blocks",
+    "run": ".solver",
+}
+
+__all__ = [
+    "Block",
+    "ConvergenceCertificate",
+    "ElasticNet",
+    "HuberRegressor",
+    "KernelRegressor",
+    "Lasso",
+    "LinearRegression",
+    "LogisticRegression",
+    "Momentum",
+    "PoissonRegressor",
+    "Ridge",
+    "Run",
+    "Scaling",
+    "depth_for",
+    "frozen",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'attnforge.incontext' has no attribute '{name}'")
+    return getattr(importlib.import_module(_LAZY[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

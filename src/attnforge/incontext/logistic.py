@@ -1,0 +1,141 @@
+"""Logistic regression in context. The prediction head is exact: attention to {state, sink} is a sigmoid (F1), and
+attention to the state tokens of all classes is their softmax."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import ArgumentError
+from ._sklearn import ClassifierMixin, check_classification_targets
+from .base import InContextEstimator
+from .prompt import Array, Scaling, column_scale
+from .staged import Problem, solve
+
+
+class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[misc]
+    """Logistic regression with the penalty ||w||^2 / (2 C); two classes by a sigmoid, more by a softmax.
+
+    >>> X, y = np.array([[-2.0], [-1.0], [0.5], [1.0], [2.0]]), np.array([0, 0, 1, 0, 1])
+    >>> model = LogisticRegression().fit(X, y)
+    >>> model.predict([[-3.0], [3.0]]), model.predict_proba([[0.0]]).shape
+    (array([0, 1]), (1, 2))
+
+    `C=np.inf` fits without a penalty; where the classes are separable the weights then grow until `max_iter`, with a
+    warning. `class_weight` is a dict, "balanced" or None.
+    """
+
+    def __init__(
+        self,
+        C: float = 1.0,
+        *,
+        fit_intercept: bool = True,
+        class_weight: Any = None,
+        tol: float = 1e-12,
+        max_iter: int = 20_000,
+        condition: float | None = None,
+        dtype: str = "float64",
+    ):
+        self.C, self.fit_intercept, self.class_weight = C, fit_intercept, class_weight
+        self.tol, self.max_iter, self.condition, self.dtype = tol, max_iter, condition, dtype
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LogisticRegression:
+        """Lay the data out as a prompt and apply the network to it until it has converged."""
+        self._check_common()
+        if not isinstance(self.C, numbers.Real) or not self.C > 0:
+            raise ArgumentError(f"C must be a positive number, got {self.C!r}")
+        X, y, weight = self._checked(X, y, sample_weight)
+        check_classification_targets(y)
+        self.classes_, index = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"This solver needs samples of at least 2 classes in the data, but the data contains only one class: "
+                f"{self.classes_[0]!r}"
+            )
+        weight = weight * self._class_weights(y)[index]
+        total = weight.sum()
+        problem, scaling = _problem(self, X, index, len(self.classes_), weight / total, 1 / (self.C * total))
+        done = solve(problem, scaling, tol=self.tol, max_iter=self.max_iter, dtype=self._torch_dtype(),
+                     condition=self.condition)  # fmt: skip
+        self.network_, self.scaling_, self.certificate_ = done.network, done.scaling, done.certificate
+        self.n_iter_ = done.steps
+        d = X.shape[1]
+        self.coef_ = scaling.original(done.w[:, :d])
+        offset = done.w[:, d] if self.fit_intercept else np.zeros(len(done.w))
+        self.intercept_ = offset - self.coef_ @ scaling.x_mean
+        path = scaling.original(done.trajectory[:, :, :d])
+        self.trajectory_ = path[:, 0] if path.shape[1] == 1 else path
+        self._warn(done.converged, " (are the classes separable, without a penalty?)" if np.isinf(self.C) else "")
+        return self
+
+    def _class_weights(self, y: Array) -> Array:
+        from sklearn.utils.class_weight import compute_class_weight
+
+        return np.asarray(compute_class_weight(self.class_weight, classes=self.classes_, y=y), dtype=np.float64)
+
+    def decision_function(self, X: Any) -> Array:
+        """w.x + b for each row, and for each class where there are more than two."""
+        z = self._linear(X)
+        return z[:, 0] if z.shape[1] == 1 else z
+
+    @torch.no_grad()
+    def predict_proba(self, X: Any) -> Array:
+        """Class probabilities, read by the network's own exact prediction heads."""
+        rows = self._new_rows(X)
+        rows = np.concatenate((self.scaling_.scaled(rows), np.ones((len(rows), 1))), axis=1)
+        w = np.concatenate((self._prompt_weights(), self._offset()[:, None]), axis=1)
+        dtype = self.network_.dtype
+        p = self.network_.read(torch.from_numpy(w).to(dtype), torch.from_numpy(rows).to(dtype)).double().numpy()
+        return np.concatenate((1 - p, p), axis=1) if p.shape[1] == 1 else np.asarray(p)
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Logarithms of the class probabilities."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self.predict_proba(X)))
+
+    def predict(self, X: Any) -> Array:
+        """The likeliest class of each row."""
+        scores = self.decision_function(X)
+        index = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
+        return np.asarray(self.classes_[index])
+
+
+def _problem(
+    est: LogisticRegression, X: Array, index: Array, classes: int, weight: Array, penalty: float
+) -> tuple[Problem, Scaling]:
+    x_mean = np.average(X, axis=0, weights=weight) if est.fit_intercept else np.zeros(X.shape[1])
+    centred = X - x_mean
+    centred[:, np.abs(centred).max(axis=0) <= 64 * np.finfo(float).eps * np.abs(X).max(axis=0)] = 0.0
+    n, d = X.shape
+    # Curvatures are weight_i p (1 - p) <= weight_i / 4; the scale makes the diagonal of the first Hessian 1/4 or so.
+    x_scale = column_scale(centred * np.sqrt(n * weight)[:, None], 4 * penalty)
+    x = np.concatenate((centred / x_scale, np.ones((n, 1))), axis=1)
+    ridge = np.append(penalty / x_scale**2, 0.0)
+    binary = classes == 2
+    y = index[:, None].astype(np.float64) if binary else np.eye(classes)[index]
+    scaling = Scaling(x_mean, x_scale, np.zeros(1), 1.0)
+
+    def probabilities(w: Array) -> Array:
+        z = x @ w.T
+        z = np.concatenate((np.zeros((n, 1)), z), axis=1) if binary else z
+        e = np.exp(z - z.max(axis=1, keepdims=True))
+        return np.asarray(e / e.sum(axis=1, keepdims=True))
+
+    def objective(w: Array) -> float:
+        likely = np.maximum(probabilities(w)[np.arange(n), index], 1e-300)
+        return float(-(weight @ np.log(likely)) + 0.5 * (ridge * w * w).sum())
+
+    def hessian(w: Array) -> Array:
+        p = probabilities(w)
+        if binary:
+            return np.asarray((x * (weight * p[:, 0] * p[:, 1])[:, None]).T @ x + np.diag(ridge))
+        blocks = [[(x * (weight * p[:, a] * ((a == b) - p[:, b]))[:, None]).T @ x + (a == b) * np.diag(ridge)
+                   for b in range(classes)] for a in range(classes)]  # fmt: skip
+        return np.asarray(np.block(blocks))
+
+    fixed = () if est.fit_intercept else (d,)
+    begin = np.zeros((1 if binary else classes, d + 1))
+    return Problem("logistic" if binary else "softmax", x, y, weight, ridge, objective, hessian, begin, fixed=fixed), scaling
