@@ -198,13 +198,13 @@ class Heads(nn.Module):
         if self.scope == "self":
             seen = self._by_row(weights[:, :1], len(flat))
             read = read + (seen.unsqueeze(-2) @ _project(flat, self.W_V, self.b_V).unsqueeze(-2)).squeeze(-2)
-        return _against_output(read, self.W_O).reshape(*Z.shape[:-1], -1)
+        return _against_output(read, self.W_O).reshape(*Z.shape[:-1], self.W_O.shape[-1])
 
     def _by_row(self, x: Tensor, rows: int) -> Tensor:
         """(head or 1, value, row or row and head) -> (row, head, value)."""
         if x.shape[-1] == rows and x.shape[0] == self.heads:
             return x.permute(2, 0, 1)
-        return x[0].transpose(0, 1).reshape(rows, self.heads, -1)
+        return x[0].transpose(0, 1).reshape(rows, self.heads, x.shape[1])
 
     def extra_repr(self) -> str:
         return (
