@@ -274,9 +274,9 @@ def _evaluate(queue: Any, tokens: int, slots: int, heads: int) -> None:
     with torch.no_grad():
         group(Z[:1000])
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        first = seconds(lambda: group(Z), 1)
+        group(Z)
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        queue.put((min(first, seconds(lambda: group(Z), 3)), (after - before) / 1024))
+        queue.put((min(seconds(lambda: group(Z), 1) for _ in range(7)), (after - before) / 1024))
 
 
 def cost(tokens: int, slots: int, heads: int) -> tuple[float, float]:
@@ -292,11 +292,13 @@ def cost(tokens: int, slots: int, heads: int) -> tuple[float, float]:
 
 def growth(quick: bool) -> list[dict[str, Any]]:
     base = dict(tokens=60_000 if quick else 250_000, slots=64, heads=1)
-    table, (least, _) = [], cost(**base)
+    table = []
     for axis in ("tokens", "slots", "heads"):
-        for factor in (1, 2, 4):
+        least = 0.0
+        for factor in (1, 2, 4, 8):
             sizes = {**base, axis: base[axis] * factor}
             took, memory = cost(**sizes)
+            least = least or took
             table.append({"axis": axis, "factor": factor, **sizes, "time": took / least, "megabytes": memory})
     return table
 

@@ -33,7 +33,7 @@ def gauss_lobatto(n: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     nodes, logs = [], []
     with precision(160):
         for guess in start:
-            tau = arb(float(guess))
+            tau = arb(float(np.real(guess)))
             for _ in range(4):  # Newton on P'_{n-1}, by (1 - t^2) P'' = 2 t P' - n (n-1) P
                 value, slope = _legendre(n - 1, tau)
                 tau = (tau - slope * (1 - tau * tau) / (2 * tau * slope - n * (n - 1) * value)).mid()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -190,7 +191,7 @@ def _self_groups(frame: Frame) -> list[Heads]:
         frame.skip += packed.S
         frame.bias += packed.s
         names = ("W_Q", "b_Q", "b_K", "W_V", "b_V", "M_K", "M_V", "W_O")
-        numbers = {name: frame.number(getattr(packed, name)) for name in names}
+        numbers: dict[str, Any] = {name: frame.number(getattr(packed, name)) for name in names}
         groups.append(Heads("self", purpose=frame.purpose(named[kind]), **numbers))
     return groups
 

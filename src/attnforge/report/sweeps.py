@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -109,10 +109,10 @@ def _draw(axes: Axes, panel: Panel, theme: Theme) -> None:
     colours = {"float64": theme.target, "float32": theme.output, "cold": theme.bound}
     for curve in panel.curves:
         x, y = zip(*curve.points, strict=True)
-        marker = {"marker": MARKERS[curve.role], "ms": 5, "mec": theme.surface, "mew": 0.7}
+        marker: dict[str, Any] = {"marker": MARKERS[curve.role], "ms": 5, "mec": theme.surface, "mew": 0.7}
         axes.plot(x, y, color=colours[curve.role], lw=1.6, label=curve.label, clip_on=False, zorder=3, **marker)
-    for x, y, text in panel.notes:
-        axes.text(x, y, text, color=theme.soft, fontsize=9.5, ha="center", va="center")
+    for at, height, text in panel.notes:
+        axes.text(at, height, text, color=theme.soft, fontsize=9.5, ha="center", va="center")
     axes.set_yscale("log")
     if panel.logarithmic:
         axes.set_xscale("log")

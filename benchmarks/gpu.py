@@ -1,7 +1,7 @@
 """On a CUDA device: are heads and networks within their certificates there, and how fast are they beside the CPU?
 
-The certificate's rounding model does not name a device. This runs the same files on the GPU and compares with the target in
-float64; prints a table, writes benchmarks/results/cuda.json. Without a GPU it says so and does nothing.
+The certificate's rounding model does not name a device. This runs the same weights on the GPU and compares with the
+target in float64; prints a table, writes benchmarks/results/gpu.json. Without a GPU it says so and does nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from rich.table import Table
 import attnforge as af
 from attnforge.ir.interpret import values
 
-HEADS = [("gelu", -8.0, 8.0, False), ("sin", -6.3, 6.3, False), ("exp", -4.0, 2.0, False), ("reciprocal", 0.3, 200.0, True)]
+HEADS = [
+    ("gelu", -8.0, 8.0, False),
+    ("sin", -6.3, 6.3, False),
+    ("exp", -4.0, 2.0, False),
+    ("reciprocal", 0.3, 200.0, True),
+]
 FORMULA = ("sin(x*y) + exp(-x**2)/y", {"x": (-1.0, 1.0), "y": (0.5, 2.0)})
 
 
@@ -66,7 +71,7 @@ def main() -> None:
             within = "yes" if measured <= bound else "NO"
             table.add_row(name, str(dtype)[6:], f"{bound:.2e}", f"{measured:.2e}", within, f"{slow / fast:.0f}")
     console.print(table)
-    out = Path(__file__).parent / "results" / "cuda.json"
+    out = Path(__file__).parent / "results" / "gpu.json"
     out.parent.mkdir(exist_ok=True)
     out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1))
     violations = [row for row in rows if row["measured"] > row["certified"]]
