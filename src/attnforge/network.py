@@ -189,7 +189,7 @@ class Heads(nn.Module):
             both = max(keys.shape[0], self.b_K.shape[0])
             own = self.b_K.unsqueeze(-2).expand(both, -1, -1)
             keys = torch.cat([own, keys.expand(both, -1, -1)], dim=-2)
-        shared = keys.shape[0] == 1
+        shared = keys.shape[0] == self.M_V.shape[0] == 1
         # (head or 1, slot, key) times (head or 1, key, row): all heads are rows of one table when it is shared
         queries = q.reshape(1, -1, q.shape[-1]).transpose(-2, -1) if shared else q.permute(1, 2, 0)
         weights = torch.softmax(keys @ queries, dim=-2)
