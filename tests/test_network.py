@@ -21,7 +21,7 @@ SCOPES = ("memory", "self", "tokens")
 
 def weights(
     scope: str, heads: int, channels: int, key: int, value: int, out: int, slots: int, shared: bool, seed: int = 0,
-    bias: bool = True, constant_keys: bool = False,
+    bias: bool = True, constant_keys: bool = False, mixed: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     table = 1 if shared else heads
@@ -39,6 +39,9 @@ def weights(
         given |= dict(b_K=draw(table, key)) if constant_keys else dict(W_K=draw(table, channels, key))
         if bias:
             given |= dict(b_K=draw(table, key), b_V=draw(table, value))
+    if mixed:  # some tables are shared by all heads, others are not
+        several = [name for name in given if torch.rand((), generator=generator) < 0.5 and name != "W_Q"]
+        given |= {name: given[name][:1] for name in several}
     return given
 
 
@@ -81,20 +84,23 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 @given(
     st.sampled_from(SCOPES), st.booleans(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3),
-    st.integers(1, 3), st.integers(0, 3), st.booleans(), st.booleans(), st.booleans(), st.integers(0, 1000),
+    st.integers(1, 3), st.integers(0, 3), st.sampled_from(["none", "all", "some"]), st.booleans(), st.booleans(),
+    st.integers(0, 1000),
 )  # fmt: skip
-@settings(max_examples=80, derandomize=True, deadline=None)
+@settings(max_examples=150, derandomize=True, deadline=None)
 def test_every_scope_is_its_formula(
-    scope: str, causal: bool, heads: int, channels: int, key: int, value: int, out: int, slots: int, shared: bool,
+    scope: str, causal: bool, heads: int, channels: int, key: int, value: int, out: int, slots: int, shared: str,
     bias: bool, constant_keys: bool, seed: int,
 ) -> None:  # fmt: skip
     causal = causal and scope == "tokens"
-    given = weights(scope, heads, channels, key, value, out, slots, shared, seed, bias, constant_keys)
+    options = (seed, bias, constant_keys, shared == "some")
+    given = weights(scope, heads, channels, key, value, out, slots, shared == "all", *options)
     group = Heads(scope, **given, causal=causal)  # type: ignore[arg-type]
     Z = torch.randn(4, channels, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     assert close(group(Z), reference(given, Z, scope, causal))
     batch = torch.stack([Z, -Z, 2 * Z]).reshape(3, 1, 4, channels)
     assert close(group(batch)[1, 0], group(-Z)) and group(batch).shape == (3, 1, 4, out)
+    assert group(batch[:0]).shape == (0, 1, 4, out), "an empty batch"
 
 
 @pytest.mark.parametrize("scope", SCOPES)
