@@ -14,9 +14,10 @@ from ..box import Box
 from ..certify.certificate import upper_text
 from ..errors import ArgumentError, PrecisionError, closest
 from .additive import build_additive
-from .grid import MEMORY, Grid, GridApproximation, build_grid, bytes_of, plan_grid
+from .grid import MEMORY, Grid, GridApproximation, build_grid, bytes_of, ideal_spacing, plan_grid
+from .lipschitz import refuse_samples
 from .result import DTYPES, Approximation, Held
-from .ridge import SAMPLES, WIDTHS, Rows, because, build_ridge, draw_rows
+from .ridge import SAMPLES, WIDTHS, Rows, because, build_ridge, draw_rows, fit, largest_error
 from .spectral import MOST_SAMPLES, PER_AXIS, build_spectral, sample_count
 from .target import Function, Target
 
@@ -26,6 +27,7 @@ ADDITIVE = (6, 8, 12, 16, 24, 32, 48, 64)
 GRIDS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # cells per axis of grids without a Lipschitz constant
 KAPPA = 4.0
 WIDTH = 32
+SHORT, HOPE = 300, 30.0  # steps of a short ridge fit, and how far from eps it may stay
 
 
 def approximate(
@@ -54,11 +56,11 @@ def approximate(
     it has as many parameters as a named box has names, and gives (batch,) or (batch, k, ...).
 
     Routes: `grid`, one cold head over a grid, *certified* if `lipschitz` is declared (|f(x) - f(y)| <= lipschitz
-    |x - y| in every output, Euclidean norm) and samples do not contradict it; `spectral`, one warm head with solved values, for
-    smooth functions of few variables; `additive`, one head per coordinate; `ridge`, a ReLU expansion fitted to
-    `samples`, for many variables. All but a grid with `lipschitz` are *calibrated*: eps is then compared with the
-    largest error on a held-out sample, which is no proof. `auto` takes the smallest that reaches eps; with `lipschitz`,
-    the certified grid if it fits into `memory` bytes. `result.reason` says why.
+    |x - y| in every output, Euclidean norm) and samples do not contradict it; `spectral`, one warm head with solved
+    values, for smooth functions of few variables; `additive`, one head per coordinate; `ridge`, a ReLU expansion
+    fitted to `samples`, for many variables. All but a grid with `lipschitz` are *calibrated*: eps is then compared
+    with the largest error on a held-out sample, which is no proof. `auto` takes the smallest that reaches eps; with
+    `lipschitz`, the certified grid if it fits into `memory` bytes. `result.reason` says why.
 
     Without eps give a route and its size: `anchors` per axis (grid, spectral, additive) or `width` (ridge). `resume`
     names a file that keeps the values of f, so that an interrupted evaluation can go on.
@@ -96,6 +98,8 @@ class _Work:
     _rows: Rows | None = None
 
     def __post_init__(self) -> None:
+        if self.lipschitz is not None:
+            refuse_samples(self.target, self.lipschitz)
         self.held = Held.draw(self.target, self.dtype)
 
     @property
@@ -130,7 +134,7 @@ class _Work:
         if self.lipschitz is not None:
             try:
                 net = self.grid()
-                others = "; ".join(f"{r} would be calibrated only" for r in ("spectral", "additive", "ridge"))
+                others = "spectral, additive and ridge could only be calibrated"
                 return because(net, f"grid: the only route with a proof, and it fits; {_result(net)}; {others}")
             except PrecisionError as problem:
                 said.append(f"grid: {problem}")
@@ -170,6 +174,8 @@ class _Work:
             net = self._build("grid", self.anchors - 1)
             assert isinstance(net, GridApproximation)
             return net
+        wide = target.box.outward(self.dtype)
+        self._fits(Grid.spaced(wide, ideal_spacing(wide, self.eps, self.lipschitz), KAPPA))
         scale = float(abs(self.held.values).max())
         aim = self.eps
         for _ in range(4):
@@ -194,7 +200,7 @@ class _Work:
         spectral = [f"spectral (up to {most} anchors per axis)"] if most else []
         routes = ", ".join([*spectral, "additive", "ridge"])
         raise PrecisionError(
-            f"this grid has {grid.count:.4g} points ({max(grid.cells) + 1} per axis, {self.dim} axes) and needs "
+            f"this grid has {_big(grid.count)} points ({max(grid.cells) + 1} per axis, {self.dim} axes) and needs "
             f"{_bytes(need)}, more than the budget memory={_bytes(self.memory)}; routes that fit: {routes} "
             "(calibrated, not certified), or ask for a larger eps"
         )
@@ -202,7 +208,7 @@ class _Work:
     def _build(self, route: str, size: int) -> Approximation:
         target, held, dtype = self.target, self.held, self.dtype
         if route == "ridge":
-            return build_ridge(target, self.rows(), size, held, dtype, self.eps, self.seed)
+            return build_ridge(target, self.rows(), fit(self.rows(), size, self.seed), held, dtype, self.eps)
         if route == "additive":
             return build_additive(target, size, held, dtype, self.seed)
         if route == "spectral":
@@ -232,6 +238,8 @@ class _Work:
     def _ladder(self, route: str, limit: float = math.inf) -> _Ladder:
         """Larger and larger networks of one route, until one reaches eps, is too large, or nothing is gained."""
         assert self.eps is not None
+        if route == "ridge":
+            return self._ridges(limit)
         best, stuck = math.inf, 0
         for size in self._sizes(route):
             net = self._build(route, size)
@@ -246,6 +254,29 @@ class _Work:
             if stuck >= 2:
                 break
         return _Ladder(route, None, best, f"reaches {best:.3g} only")
+
+    def _ridges(self, limit: float) -> _Ladder:
+        """Wider and wider expansions; one that reaches eps is compiled. A short fit first says if there is hope."""
+        assert self.eps is not None
+        rows, best, stuck = self.rows(), math.inf, 0
+        if limit < math.inf:
+            short = largest_error(fit(rows, WIDTH, self.seed, steps=SHORT), rows, self.held)
+            if short > HOPE * self.eps:
+                return _Ladder("ridge", None, short, f"a short fit stays at {short:.3g}")
+        for width in WIDTHS:
+            if (self.dim + 1) * (width + self.dim) > limit:
+                return _Ladder("ridge", None, best, "larger before it reaches eps")
+            expansion = fit(rows, width, self.seed)
+            measured = largest_error(expansion, rows, self.held)
+            if measured <= 0.98 * self.eps:
+                net = build_ridge(self.target, rows, expansion, self.held, self.dtype, self.eps)
+                if net.measured is not None and net.measured <= self.eps:
+                    return _Ladder("ridge", net, net.measured, _result(net))
+            stuck = stuck + 1 if measured > 0.8 * best else 0
+            best = min(best, measured)
+            if stuck >= 2:
+                break
+        return _Ladder("ridge", None, best, f"reaches {best:.3g} only")
 
     def _unreachable(self, tried: list[_Ladder], said: list[str] | None = None) -> PrecisionError:
         lines = [*(f"{t.route}: {t.text}" for t in tried), *(said or [])]
@@ -278,12 +309,16 @@ def _result(net: Approximation) -> str:
     return f"measured {certificate.measured:.3g} with {net.size.parameters} parameters"
 
 
-def _bytes(count: float) -> str:
-    for unit in ("bytes", "KB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    raise AssertionError
+def _big(count: int) -> str:
+    """A whole number in few digits, however large."""
+    return f"{count:.4g}" if count < 10**300 else f"10^{len(str(count)) - 1}"
+
+
+def _bytes(count: int) -> str:
+    power = min((len(str(count)) - 1) // 3, 4)
+    unit = ("bytes", "KB", "MB", "GB", "TB")[power]
+    shown = f"{count / 1000**power:.3g}" if count < 10**15 else _big(count // 1000**power)
+    return f"{shown} {unit}"
 
 
 def _number(x: object) -> bool:

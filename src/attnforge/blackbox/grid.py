@@ -28,7 +28,7 @@ from ..certify.certificate import Certificate, Term, total, upper_text
 from ..certify.rounding import ASSUMPTIONS, EXP_ULPS, TINY, gamma, unit, up
 from ..errors import ArgumentError, CertificateError, PrecisionError
 from ..network import AttentionLayer, Heads
-from .lipschitz import refuse_contradiction
+from .lipschitz import refuse_table
 from .result import About, Held, TableApproximation, inside, stored_layer
 from .target import VALUE_ULPS, Array, Target, digest
 
@@ -91,27 +91,35 @@ class Grid:
         index = np.unravel_index(np.arange(low, high), [c + 1 for c in self.cells])
         return np.stack([self.axis(i)[at] for i, at in enumerate(index)], -1)
 
-    def heavy(self, weight: float) -> int:
-        """At most how many grid points weigh more than `weight` anywhere in the box.
+    @property
+    def log_count(self) -> float:
+        """The logarithm of the number of points, which may itself be too large for a float."""
+        return sum(math.log(c + 1) for c in self.cells)
+
+    def heavy(self, log_weight: float) -> int:
+        """At most how many grid points weigh more than exp(log_weight) anywhere in the box.
 
         Along one axis the j-th neighbour costs at least kappa (j^2 - j) on one side and kappa j^2 on the other.
         """
-        most = min(int(max(0.0, -math.log(weight)) / self.kappa) + 1, 4096)
+        most = int(max(0.0, -log_weight) / self.kappa) + 1
         one = np.zeros(most + 1)
-        for j in range(most + 2):
-            for cost in ({j * j - j} if j > 0 else set()) | {j * j}:
+        for j in range(math.isqrt(most) + 3):
+            for cost in {j * j, j * j - j if j else 0}:
                 if cost <= most:
                     one[cost] += 1
         ways = np.zeros(most + 1)
         ways[0] = 1
         for _ in range(self.live):
             ways = np.convolve(ways, one)[: most + 1]
-        return int(min(float(ways.sum()), float(self.count)))
+        found = float(ways.sum()) * (1 + 1e-9)
+        return self.count if self.count < found else math.ceil(found)
 
     def keys(self, centre: Array) -> Array:
         """Slopes and offsets of the logits for queries (x - centre, 1), shape (point, dim + 1), in float64."""
         beta = self.kappa / np.where(self.step > 0, self.step, np.inf) ** 2
-        away = self.points(0, self.count) - centre
+        # j delta + (low - centre), not a difference of large numbers: exact to a few units of the side's length
+        index = np.unravel_index(np.arange(self.count), [c + 1 for c in self.cells])
+        away = np.stack(index, -1) * self.step + (np.array(self.low) - centre)
         return np.concatenate([2 * beta * away, -np.sum(beta * away * away, -1, keepdims=True)], -1)
 
     def estimate(self, lipschitz: float, scale: float, dtype: torch.dtype) -> float:
@@ -121,7 +129,7 @@ class Grid:
         d = (dim + 4) * u * logit + EXP_ULPS * u
         reach = math.sqrt(self.moment * float(np.sum(self.step**2)))
         factor = math.exp(min(d + u * self.kappa * self.live, 50.0))
-        return lipschitz * reach * factor + u * (2 * self.heavy(u / self.count) + 6) * scale
+        return lipschitz * reach * factor + u * (2 * self.heavy(math.log(u) - self.log_count) + 6) * scale
 
     def to_json(self) -> list[Any]:
         return [list(self.low), list(self.high), list(self.cells), self.kappa]
@@ -193,14 +201,14 @@ class GridApproximation(TableApproximation):
         ideal = grid.keys(centre)
         spread = np.append(reach, 1.0)
         size, exact = np.abs(key) @ spread, np.abs(ideal) @ spread
-        off = np.abs(key - ideal) @ spread + 32 * (dim + 2) * 2.0**-53 * exact
+        off = np.abs(key - ideal) @ spread + 128 * (dim + 2) * 2.0**-53 * np.max(exact)
         d = float(up(np.max(off + gamma(dim + 2, u) * size), 64 + dim)) * (1 + 4 * u) + 1.01 * EXP_ULPS * u
         moment, steps = grid.moment, float(up(np.sum(grid.step**2), dim + 4))
         best = float(up(lipschitz * float(up(math.sqrt(float(up(0.25 * steps)))))))
         real = float(up(lipschitz * float(up(math.sqrt(float(up(moment * steps)))))))
         exponent = d + 1.01 * u * grid.kappa * grid.live * moment
         moved = float(up(real * float(up(math.expm1(exponent))))) if exponent < 700 else math.inf
-        heavy = grid.heavy(u / grid.count * math.exp(-min(2 * d, 700.0)))
+        heavy = grid.heavy(math.log(u) - grid.log_count - min(2.1 * d, 1e4))
         largest = float(np.max(np.abs(value)))
         adding = float(up(gamma(2 * heavy + 4, u) * largest + 4 * grid.count * TINY[self.dtype] * (1 + largest)))
         top = float(np.max(np.abs(reference)))
@@ -248,29 +256,35 @@ def plan_grid(box: Box, eps: float, lipschitz: float, scale: float, dtype: torch
     """The smallest grid whose estimate is at most eps; `PrecisionError` with what can be reached if there is none."""
     best, reachable = None, math.inf
     wide = box.outward(dtype)
-    live = sum(hi > lo for lo, hi in wide.intervals())
+    longest = max(hi - lo for lo, hi in wide.intervals())
     for each in KAPPAS if kappa is None else (kappa,):
-        moment = 0.25 + 2 * math.exp(-2 * each)
-        spacing = eps / max(lipschitz * math.sqrt(max(live, 1) * moment), 1e-300)
+        spacing = min(ideal_spacing(wide, eps, lipschitz, each), longest or 1.0)
         for _ in range(200):
             grid = Grid.spaced(wide, spacing, each)
             found = grid.estimate(lipschitz, scale, dtype)
-            reachable = min(reachable, found)
             if found <= eps:
                 best = grid if best is None or grid.count < best.count else best
                 break
             if found > Grid.spaced(wide, 2 * spacing, each).estimate(lipschitz, scale, dtype):
                 break  # finer grids are worse: rounding
             spacing *= 0.97
+        coarse = (Grid.spaced(wide, spacing * 1.2**k, each).estimate(lipschitz, scale, dtype) for k in range(100))
+        reachable = min(reachable, *coarse) if best is None else reachable
     if best is None:
         name = str(dtype).removeprefix("torch.")
         wider = "" if dtype == torch.float64 else ", use dtype=torch.float64"
         raise PrecisionError(
-            f"eps = {eps:g} cannot be certified by a grid in {name}: about {upper_text(reachable)} can be; "
+            f"eps = {eps:g} cannot be certified by a grid in {name}: about {upper_text(1.05 * reachable)} can be; "
             f"ask for that{wider}",
-            reachable=reachable,
+            reachable=1.05 * reachable,
         )
     return best
+
+
+def ideal_spacing(box: Box, eps: float, lipschitz: float, kappa: float = 4.0) -> float:
+    """The spacing that lemma E3 asks for, without rounding."""
+    live = max(1, sum(hi > lo for lo, hi in box.intervals()))
+    return eps / max(lipschitz * math.sqrt(live * (0.25 + 2 * math.exp(-2 * kappa))), 1e-300)
 
 
 def build_grid(
@@ -282,7 +296,7 @@ def build_grid(
     label = f"f on {grid.count} grid points"
     values = target.table(grid.count, lambda a, b: inside(grid.points(a, b), target.box), label, key)
     if lipschitz is not None:
-        refuse_contradiction(target, [c + 1 for c in grid.cells], grid.points, grid.step, values, lipschitz)
+        refuse_table(target, [c + 1 for c in grid.cells], grid.points, values, lipschitz)
     dim, outputs = target.box.dim, target.outputs
     centre = number(0.5 * (np.array(grid.low) + np.array(grid.high)))
     keys = grid.keys(centre.double().numpy())

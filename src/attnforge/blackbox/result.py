@@ -65,6 +65,10 @@ class About:
     uniform: int = 0
     unit: float = 2.0**-53
 
+    def __post_init__(self) -> None:
+        if not 2.0**-53 <= self.unit < 1 or self.uniform < 0:
+            raise ArgumentError(f"this does not describe an approximation: unit {self.unit}, uniform {self.uniform}")
+
     def to_json(self) -> dict[str, Any]:
         return {**self.__dict__, "box": self.box.to_json(), "output_shape": list(self.output_shape)}
 

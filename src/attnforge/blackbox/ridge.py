@@ -192,11 +192,16 @@ def solve(features: Array, wanted: Array) -> Array:
     return found + np.linalg.solve(gram, features.T @ (wanted - features @ found))
 
 
+def largest_error(expansion: Expansion, rows: Rows, held: Held) -> float:
+    """The expansion's largest error on the held-out sample."""
+    x = held.points.reshape(len(held.points) * rows.tokens, -1)
+    return float(np.abs(expansion(x).reshape(held.values.shape) - held.values).max())
+
+
 def build_ridge(
-    target: Target, rows: Rows, width: int, held: Held, dtype: torch.dtype, eps: float | None = None, seed: int = 0
+    target: Target, rows: Rows, expansion: Expansion, held: Held, dtype: torch.dtype, eps: float | None = None
 ) -> RidgeApproximation:
-    """Fit, compile, certify against the expansion and measure against the black box."""
-    expansion = fit(rows, width, seed)
+    """Compile a fitted expansion, certify against it and measure against the black box."""
     program = expansion.program(target, rows.tokens)
     scale = max(float(np.abs(rows.y).max()), 1e-300)
     network = _compiled(program, max(0.02 * (eps or 1e-3 * scale), 64 * torch.finfo(dtype).eps * scale), dtype)

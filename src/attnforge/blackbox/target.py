@@ -89,7 +89,7 @@ class Target:
             try:
                 while done < count:
                     high = min(done + self.batch, count)
-                    out[done:high] = self._checked(points(done, high))
+                    out[done:high] = self.fresh(points(done, high))
                     self.evaluations += high - done
                     done = high
                     advance(done)
@@ -103,14 +103,15 @@ class Target:
 
     def _compare(self, points: Array, known: Array) -> None:
         """Raise when the file holds values of another function: a few are evaluated again."""
-        if len(points) and not np.allclose(self._checked(points), known, rtol=8 * self.unit, atol=8 * self.unit):
+        if len(points) and not np.allclose(self.fresh(points), known, rtol=8 * self.unit, atol=8 * self.unit):
             assert self.store is not None
             raise ArgumentError(
                 f"resume='{self.store.path}' holds values of another function than {self.name}: "
                 "delete it or name another file"
             )
 
-    def _checked(self, points: Array) -> Array:
+    def fresh(self, points: Array) -> Array:
+        """One batch, evaluated now, whatever a file remembers."""
         out = self._call(points)
         if self.output_shape is None:
             self.output_shape = tuple(out.shape[1:])
@@ -150,7 +151,7 @@ class Target:
             if self.outputs < 1:
                 raise ArgumentError(f"{self.name} must give at least one number for each point, got shape {out.shape}")
             self._call = call
-            self._checked(points)
+            self.fresh(points)
             return call
         wanted = f"one column for each of {', '.join(self.box.names)}" if self.columns and self.box.names else (
             f"a tensor or an array of shape (batch, {', '.join(map(str, self.box.shape))})")  # fmt: skip
