@@ -105,14 +105,14 @@ class CompiledNetwork(CertifiedModule):
         """The attention-only computation: lay the input out as tokens, run the layers, read the output off."""
         program = self.program
         batch = inputs[0].shape[: inputs[0].dim() - len(self.boxes[0].shape)]
-        flat = [x.reshape(*batch, -1) for x in inputs]
+        flat = [x.reshape(*batch, box.dim) for x, box in zip(inputs, self.boxes, strict=True)]
         x = flat[0] if len(flat) == 1 else torch.cat(flat, -1)
         state = x.reshape(*batch, program.tokens, program.ops[0].width)
         if self.constants is not None:
             state = torch.cat([state, self.constants.expand(*batch, *self.constants.shape)], -1)
         out = self.network(state)
         rows = out if program.output_rows == "all" else out[..., :1, :]
-        return rows.reshape(*batch, *program.output_shape)
+        return rows.reshape((*batch, *program.output_shape))
 
     def guard(self, *inputs: Tensor) -> None:
         if len(inputs) != len(self.boxes):
