@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Annotated
@@ -68,8 +69,9 @@ def _evaluate(net: CertifiedModule, boxes: tuple[Box, ...], table: torch.Tensor)
                 inputs = tuple(part.reshape(-1, *box.shape) for part, box in zip(parts, boxes, strict=True))
             else:
                 inputs = tuple(rows.unbind(-1)) if net.box.names else (rows.reshape(-1, *net.box.shape),)
-            outputs.append(net(*inputs).reshape(len(rows), -1).numpy())
-    return np.concatenate(outputs) if outputs else np.zeros((0, 1))
+            found = net(*inputs)
+            outputs.append(found.reshape(len(rows), math.prod(found.shape[1:])).numpy())
+    return np.concatenate(outputs)
 
 
 def _refuse_not_finite(table: Array, names: tuple[str, ...] | None, path: Path) -> None:
