@@ -14,7 +14,7 @@ from flint import arb, arb_series
 from .callables import interpolant_table
 from .rounding import BITS, Array, lower, polynomial_upper, precision, split, up, upper
 from .tables import Taylor, centre_and_radius, intersect, spread
-from .univariate import Series, Univariate, overlapping
+from .univariate import Searched, Series, Univariate, overlapping
 
 
 @functools.lru_cache(maxsize=128)
@@ -114,7 +114,12 @@ def _by_balls(fn: Univariate, lo: Array, hi: Array) -> tuple[Array, Array]:
     value_low = np.array([lower(v) for v in values])[index].reshape(2, -1)
     value_high = np.array([upper(v) for v in values])[index].reshape(2, -1)
     low, high = value_low.min(0), value_high.max(0)
-    if fn.turns:
+    if isinstance(fn.turns, Searched) and len(lo) > 4:
+        for turn in fn.turns(arb(float(lo.min())), arb(float(hi.max()))):
+            met = (lo <= upper(turn)) & (hi >= lower(turn))
+            value = fn.ball(turn)
+            low[met], high[met] = np.minimum(low[met], lower(value)), np.maximum(high[met], upper(value))
+    elif fn.turns:
         for i, (a, b) in enumerate(zip(lo.tolist(), hi.tolist(), strict=True)):
             for turn in overlapping(fn.turns, arb(a), arb(b)) if a < b else ():
                 value = fn.ball(turn)

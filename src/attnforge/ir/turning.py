@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
 from functools import lru_cache
 
 from flint import arb, arb_series
 
 from .evaluate import UNKNOWN
 from .rounding import lower, upper
-from .univariate import Series
+from .univariate import Searched, Series
 
 _HALVINGS, _MOST_CELLS = 40, 400
 
 
-def turns_of(branches: tuple[Series, ...], knots: tuple[float, ...]) -> Callable[[arb, arb], tuple[arb, ...]]:
+def turns_of(branches: tuple[Series, ...], knots: tuple[float, ...]) -> Searched:
     """The turns of the function that equals branches[k] between knots k - 1 and k."""
 
     @lru_cache(maxsize=4096)
@@ -33,10 +32,7 @@ def turns_of(branches: tuple[Series, ...], knots: tuple[float, ...]) -> Callable
             found += _undecided(branches[sum(k <= a for k in knots)], a, b)
         return tuple(found)
 
-    def turns(lo: arb, hi: arb) -> tuple[arb, ...]:
-        return between(lower(lo), upper(hi))
-
-    return turns
+    return Searched(lambda lo, hi: between(lower(lo), upper(hi)))
 
 
 def _undecided(series: Series, lo: float, hi: float) -> list[arb]:

@@ -100,6 +100,16 @@ class Univariate:
         return f"Univariate({self.name})"
 
 
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """Turns that have to be searched for: dear, so that many cells ask once, for the interval around them all."""
+
+    between: Callable[[arb, arb], tuple[arb, ...]]
+
+    def __call__(self, lo: arb, hi: arb) -> tuple[arb, ...]:
+        return self.between(lo, hi)
+
+
 def overlapping(turns: Turns, lo: arb, hi: arb) -> list[arb]:
     """The turns that may lie in [lo, hi]; a comparison of balls is true only when it holds for certain."""
     balls = turns(lo, hi) if callable(turns) else turns
