@@ -31,8 +31,9 @@ from .errors import (
 from .purity import purity  # likewise
 
 if TYPE_CHECKING:
-    from . import theorems
+    from . import incontext, theorems
     from ._compile import compile
+    from .blackbox import approximate
     from .certify.certificate import Certificate
     from .files import check, load
     from .heads import AnchorHead, GateHead, NormHead, ProductHead, TokenHead
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "approximate": ".blackbox",
     "compile": "._compile",
     "plan": ".planning",
     "AnchorHead": ".heads",
@@ -51,6 +53,7 @@ _LAZY = {
     "Certificate": ".certify.certificate",
     "check": ".files",
     "load": ".files",
+    "incontext": ".incontext",
     "theorems": ".theorems",
 }
 
@@ -74,9 +77,11 @@ __all__ = [
     "TokenHead",
     "UnsupportedOperation",
     "__version__",
+    "approximate",
     "certify",
     "check",
     "compile",
+    "incontext",
     "load",
     "plan",
     "purity",

@@ -190,7 +190,7 @@ class CompiledNetwork(CertifiedModule):
                 "the constants next to the input are part of the network's structure and were changed"
             )
         for name, parameter in self.network.named_parameters():
-            if not parameter.requires_grad and not torch.equal(parameter.detach().cpu(), wanted[name].detach()):
+            if not wanted[name].requires_grad and not torch.equal(parameter.detach().cpu(), wanted[name].detach()):
                 raise CertificateError(
                     f"{name} is part of the network's structure and was changed; only affine maps and anchor tables "
                     "may be trained"
