@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("planning",),
     ("convert", "lab"),
     ("report",),
-    ("demo",),
+    ("demo", "demo_networks"),
     ("cli",),
     ("", "__main__"),  # the front door, attnforge/__init__.py
 )

@@ -8,6 +8,28 @@ from __future__ import annotations
 
 from .heads import RampHeads, ramp_heads
 from .instances import clipped_relu, hard_tanh, leaky_relu, ramp, relu
-from .result import Construction
+from .max_affine import MaxAffine, max_affine
+from .plan import Plan, plan
+from .ramp import Ramp
+from .result import Construction, Size
+from .universal import Universal, attention_then_softmax, two_layer
 
-__all__ = ["Construction", "RampHeads", "clipped_relu", "hard_tanh", "leaky_relu", "ramp", "ramp_heads", "relu"]
+__all__ = [
+    "Construction",
+    "MaxAffine",
+    "Plan",
+    "Ramp",
+    "RampHeads",
+    "Size",
+    "Universal",
+    "attention_then_softmax",
+    "clipped_relu",
+    "hard_tanh",
+    "leaky_relu",
+    "max_affine",
+    "plan",
+    "ramp",
+    "ramp_heads",
+    "relu",
+    "two_layer",
+]

@@ -1,9 +1,9 @@
 """How far a cold head, as stored and as computed, can be from the ideal one (A2, A5 and R5, R6 of docs/theory.md).
 
 The ideal head has evenly spaced anchors L_k, logits -beta (y - L_k)^2 and real arithmetic; A2 and A6 bound its error.
-What is shipped has rounded keys and values and is computed in a dtype: its logits differ from the ideal ones by what was
-lost in storing them (known exactly: everything stored is compared with rational numbers) and by R6. R5 turns that into
-a distance of outputs, cell by cell over the range of y.
+What is shipped has rounded keys and values and is computed in a dtype: its logits differ from the ideal ones by what
+was lost in storing them (known exactly: everything stored is compared with rational numbers) and by R6. R5 turns that
+into a distance of outputs, cell by cell over the range of y.
 """
 
 from __future__ import annotations

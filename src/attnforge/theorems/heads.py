@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..box import Box
-from ..certify.certificate import Certificate, total
+from ..certify.certificate import Certificate, Source, total
 from ..certify.rounding import ASSUMPTIONS, gamma, unit, up
 from ..errors import ArgumentError
 from ..network import AttentionLayer, AttentionOnly, Heads
@@ -204,7 +204,7 @@ class RampHeads(Construction):
             far = max(far, 4 * self.keys * math.exp(-gap) if gap > 0 and 32 * u * self.keys < 0.05 else math.inf)
         far = far / (1 - math.exp(-1.9 * self.kappa)) * 2 * (largest + 1)
         added = float(gamma(self.heads + 1, u)) * 1.01 * (2 * largest + step) if self.heads > 1 else 0.0
-        terms = {
+        terms: dict[tuple[str, Source], float] = {
             ("selection", "interpolation"): float(up(step / 2)),
             ("seams", "leak"): float(up(largest * seams(self.kappa, self.keys - 2, self.heads))),
             ("heads", "rounding"): float(
@@ -212,7 +212,7 @@ class RampHeads(Construction):
             ),
             ("w.x + t", "rounding"): query,
         }
-        notes = {
+        notes: dict[tuple[str, Source], str] = {
             ("selection", "interpolation"): f"half of the spacing {step:.3g}",
             ("w.x + t", "rounding"): f"|x| at most {self.radius:g}",
         }
@@ -332,7 +332,9 @@ class TokenHeads(RampHeads):
         return table, value, float(shift)
 
     def extra_query(self) -> float:
-        first = self.net.layers[0]
+        first = cast(AttentionLayer, self.net.layers[0])
+        assert first.S is not None
+        assert first.s is not None
         changed = float((first.S.detach().double()[:, 0] - self.w.double()).abs().sum()) * self.radius
         return changed + abs(float(first.s.detach().double() - self.t.double()))
 

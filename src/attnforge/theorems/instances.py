@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from .ramp import PaperRamp, Ramp, ScalarTarget, TokenRamp
+from .ramp import PaperRamp, Ramp, ScalarTarget
 from .result import Construction, ends, form_of, leak, number, tensor, whole
+from .token_ramp import TokenRamp
 from .variants import GateRamp, WarmRamp
 
 ChannelMap = int | Sequence[int] | Callable[[int], int] | None
@@ -161,8 +161,8 @@ def _token_wise(w: Tensor, t: Tensor, what: str) -> None:
     if w.dim() == 2 or t.dim() == 1:
         raise ArgumentError(
             f"{what} shares its weights between tokens, so w must be one vector (d,) and t one number; "
-            f"got w of shape {tuple(w.shape)} and t of shape {tuple(t.shape)}. Different w_i for each token exist only in "
-            "form='paper', where A is not token-wise"
+            f"got w of shape {tuple(w.shape)} and t of shape {tuple(t.shape)}. Different w_i for each token exist "
+            "only in form='paper', where A is not token-wise"
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..certify.certificate import Certificate, Term, upper_text
+from ..certify.certificate import Certificate, Source, Term, upper_text
 from ..certify.certified import CertifiedModule
 from ..errors import ArgumentError, DomainError, PrecisionError
 
@@ -128,7 +128,7 @@ class Construction(CertifiedModule):
 
 
 def sum_of(
-    terms: Mapping[tuple[str, str], float], notes: Mapping[tuple[str, str], str] | None = None
+    terms: Mapping[tuple[str, Source], float], notes: Mapping[tuple[str, Source], str] | None = None
 ) -> tuple[Term, ...]:
     """Ledger terms from (site, source) -> value; infinite values refuse."""
     if not all(math.isfinite(v) for v in terms.values()):
@@ -136,9 +136,7 @@ def sum_of(
             "no finite bound can be given: logits are rounded by more than they differ; "
             "use dtype=torch.float64, fewer anchors or a smaller radius"
         )
-    return tuple(
-        Term(site, source, value, (notes or {}).get((site, source), "")) for (site, source), value in terms.items()
-    )  # type: ignore[arg-type]
+    return tuple(Term(*key, value, (notes or {}).get(key, "")) for key, value in terms.items())
 
 
 # -- arguments ------------------------------------------------------------------------------------------------------

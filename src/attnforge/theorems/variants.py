@@ -1,8 +1,8 @@
-"""The ramp at other temperatures: warm anchors (A3) and a gate without anchors (B2), token-wise, beside the theorem's."""
+"""The ramp at other temperatures, token-wise: warm anchors (A3), and a gate without anchors (B2)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -81,7 +81,9 @@ class SmoothRamp(Construction):
 
     def recertify(self) -> Certificate:
         interpolation, rounding = self.error()
-        w, t, first = self.w.double(), self.t.double(), self.net.layers[0]
+        w, t, first = self.w.double(), self.t.double(), cast(AttentionLayer, self.net.layers[0])
+        assert first.S is not None
+        assert first.s is not None
         changed = float((first.S.detach().double()[:, 0] - w).abs().sum()) * self.radius
         changed += abs(float(first.s.detach().double() - t))  # 0 unless somebody changed the first layer
         query = float(up(self.reach()[1] + changed, 4))

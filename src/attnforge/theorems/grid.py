@@ -1,0 +1,136 @@
+"""A grid on a box, a user's function on it, and whether the function can be as smooth as was said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..box import Box
+from ..errors import ArgumentError, DomainError
+from .result import finite_values
+
+Function = Callable[[Any], Any]
+MOST_POINTS = 1 << 20
+BATCH = 1 << 14
+SUSPECTS = 32  # pairs of neighbours with the steepest slopes that are looked at closely
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Even points on every side of a box, ends included; `steps` are exact."""
+
+    box: Box
+    counts: tuple[int, ...]
+    steps: tuple[Fraction, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.counts)
+
+    def axis(self, i: int) -> list[Fraction]:
+        """The grid's values of coordinate i, exactly."""
+        low = Fraction(self.box.intervals()[i][0])
+        return [low + k * self.steps[i] for k in range(self.counts[i])]
+
+    def index(self) -> Tensor:
+        """(point, coordinate): which value of each axis; the last coordinate runs fastest."""
+        axes = [torch.arange(count) for count in self.counts]
+        return torch.cartesian_prod(*axes).reshape(self.size, len(self.counts))
+
+    def points(self) -> Tensor:
+        """All points, float64, (point, *box.shape)."""
+        axes = [torch.tensor([float(x) for x in self.axis(i)], dtype=torch.float64) for i in range(len(self.counts))]
+        return torch.cartesian_prod(*axes).reshape(self.size, *self.box.shape)
+
+
+def grid_of(box: Box, spacing: float) -> Grid:
+    """The coarsest even grid whose spacing is at most `spacing` on every side."""
+    if not isinstance(box, Box):
+        raise ArgumentError(f"box must be a Box, such as Box.cube(0, 1, shape=(n, d)), got {type(box).__name__}")
+    sides = [Fraction(high) - Fraction(low) for low, high in box.intervals()]
+    if min(sides) <= 0:
+        raise ArgumentError("every side of the box must have a positive length")
+    pieces = [max(1, math.ceil(side / Fraction(spacing))) for side in sides]
+    size = math.prod(count + 1 for count in pieces)
+    if size > MOST_POINTS:
+        most = float(max(sides)) / (MOST_POINTS ** (1 / len(sides)) - 1)
+        raise ArgumentError(
+            f"spacing = {spacing:g} on a box of dimension {len(sides)} needs {size:.3g} grid points, more than "
+            f"{MOST_POINTS}; the grid is exponential in the dimension: spacing >= {most:.2g} fits, or use fewer tokens"
+        )
+    steps = tuple(side / count for side, count in zip(sides, pieces, strict=True))
+    return Grid(box, tuple(count + 1 for count in pieces), steps)
+
+
+def evaluated(f: Function, points: Tensor, box: Box) -> Tensor:
+    """f at points, in batches, float64; an error names what is wrong with what it returned."""
+    if not callable(f):
+        raise ArgumentError(f"f must be a function of a batch of inputs, got {type(f).__name__}")
+    parts = []
+    for part in points.split(BATCH):
+        try:
+            found = torch.as_tensor(f(part))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ArgumentError(f"f failed on a float64 tensor of shape {tuple(part.shape)}: {error}") from error
+        rows = box.shape[:-1]
+        if found.dim() != len(rows) + 2 or found.shape[0] != len(part) or tuple(found.shape[1:-1]) != rows:
+            wanted = ", ".join(["batch", *map(str, rows), "channels"])
+            raise ArgumentError(
+                f"f must return a tensor of shape ({wanted}); for an input of shape {tuple(part.shape)} "
+                f"it returned {tuple(found.shape)}"
+            )
+        parts.append(finite_values("f", found.detach().double()))
+    return torch.cat(parts)
+
+
+def refuse_steeper(f: Function, grid: Grid, values: Tensor, lipschitz: float) -> None:
+    """Raise `DomainError` with two points where f rises faster than `lipschitz`, if steep neighbours lead to some."""
+    box, points = grid.box, grid.points().reshape(grid.size, -1)
+    flat = values.reshape(*grid.counts, -1)
+    index = torch.arange(grid.size).reshape(grid.counts)
+    pairs, rises = [], []
+    for i, step in enumerate(grid.steps):
+        rise = flat.diff(dim=i).abs().amax(-1).flatten() / float(step)
+        first = index.narrow(i, 0, grid.counts[i] - 1).flatten()
+        second = index.narrow(i, 1, grid.counts[i] - 1).flatten()
+        best = rise.topk(min(SUSPECTS, len(rise))).indices
+        pairs.append(torch.stack([points[first[best]], points[second[best]]], 1))
+        rises.append(rise[best])
+    ends = torch.cat(pairs)
+    ends = ends[torch.cat(rises).topk(min(SUSPECTS, len(ends))).indices]
+    refuse_between(f, box, ends[:, 0], ends[:, 1], lipschitz)
+
+
+def refuse_between(f: Function, box: Box, left: Tensor, right: Tensor, lipschitz: float) -> None:
+    """Raise `DomainError` if f rises faster than `lipschitz` between two of these points, or somewhere between.
+
+    The segment from left to right is halved again and again, keeping the half with the larger rise.
+    """
+    call = lambda x: evaluated(f, x.reshape(-1, *box.shape), box).flatten(1)  # noqa: E731
+    low, high = call(left), call(right)
+    for _ in range(40):
+        width = (right - left).norm(dim=-1)
+        slope = (high - low).abs().amax(-1) / width
+        size = torch.maximum(high.abs().amax(-1), low.abs().amax(-1)) * 1e-13 / width  # rounding of f itself
+        worst = int((slope - size).argmax())
+        if float(slope[worst] - size[worst]) > lipschitz * (1 + 1e-9):
+            x, y = (np.array2string(p[worst].numpy(), precision=6) for p in (left, right))
+            raise DomainError(
+                f"f is steeper than lipschitz = {lipschitz:g}: it changes by "
+                f"{float((high - low)[worst].abs().max()):.3g} between {x} and {y}, {float(width[worst]):.3g} apart; "
+                "a jump has no certificate, and a smooth f needs a larger lipschitz. Without lipschitz the construction is built and only measured"
+            )
+        middle = 0.5 * (left + right)
+        if bool((width < 1e-9).all()):
+            return
+        value = call(middle)
+        go_left = ((value - low).abs().amax(-1) >= (high - value).abs().amax(-1))[:, None]
+        left, right = torch.where(go_left, left, middle), torch.where(go_left, middle, right)
+        low, high = torch.where(go_left, low, value), torch.where(go_left, value, high)
