@@ -1,4 +1,4 @@
-"""The demonstration: a handful of heads with their certified bounds, and one page that shows them.
+"""The demonstration: three compiled networks, a handful of heads, their certified bounds, and pages that show them.
 
 `run` computes, `write` draws and writes; the command line only shows what they give.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from . import demo_networks as networks
 from .certify.certificate import upper_text
 from .certify.certified import CertifiedModule
 from .errors import ArgumentError, closest
@@ -113,6 +114,7 @@ class Other:
 class Results:
     """Everything the demonstration computes."""
 
+    networks: tuple[networks.Compiled, ...]
     heads: tuple[Fitted, ...]
     others: tuple[Other, ...]
     panels: tuple[Panel, ...]
@@ -125,28 +127,45 @@ class Written:
     """Where things are."""
 
     page: Path
+    pages: tuple[Path, ...]
     figures: tuple[Path, ...]
-    network: Path
+    saved: tuple[Path, ...]
     numbers: Path
 
 
-def chosen(names: Sequence[str]) -> tuple[Case, ...]:
-    """The cases of these functions; all of them when none is named."""
-    known = {case.function: case for case in CASES}
-    for name in names:
-        if name not in known:
-            raise ArgumentError(f"the demo has no '{name}'{closest(name, known)}; it has {', '.join(known)}")
-    return tuple(known[name] for name in dict.fromkeys(names)) or CASES
+@dataclass(frozen=True)
+class Choice:
+    """Which networks are compiled and which heads are fitted."""
+
+    targets: tuple[networks.Target, ...] = networks.TARGETS
+    cases: tuple[Case, ...] = CASES
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Choice:
+        """What has these names; all of it when there are none. There is always a head: the page begins with one."""
+        if not names:
+            return cls()
+        targets = {target.name: target for target in networks.TARGETS}
+        cases = {case.function: case for case in CASES}
+        for name in names:
+            if name not in targets and name not in cases:
+                known = (*targets, *cases)
+                raise ArgumentError(f"the demo has no '{name}'{closest(name, known)}; it has {', '.join(known)}")
+        asked = dict.fromkeys(names)
+        heads = tuple(cases[name] for name in asked if name in cases)
+        return cls(tuple(targets[name] for name in asked if name in targets), heads or CASES[:1])
+
+    @property
+    def steps(self) -> int:
+        """How often `step` is called: networks, heads, others, sweeps, figures of heads and three more, the page."""
+        drawn = sum(case.drawn for case in self.cases)
+        return 3 * len(self.targets) + len(self.cases) + len(OTHERS) + 2 + drawn + 3 + 1
 
 
-def steps(cases: Sequence[Case]) -> int:
-    """How often `step` is called: for heads, others, two sweeps, the figures of heads and three more, the page."""
-    return len(cases) + len(OTHERS) + 2 + sum(case.drawn for case in cases) + 3 + 1
-
-
-def run(cases: Sequence[Case] = CASES, step: Step = lambda text: None) -> Results:
-    """Fit every head; `step` is told what comes next."""
+def run(choice: Choice, step: Step = lambda text: None) -> Results:
+    """Compile every network and fit every head; `step` is told what comes next."""
     start = time.perf_counter()
+    cases, compiled = choice.cases, networks.build(choice.targets, step)
     heads = []
     for case in cases:
         step(f"fitting {case.function}")
@@ -160,7 +179,7 @@ def run(cases: Sequence[Case] = CASES, step: Step = lambda text: None) -> Result
     step("sweeping anchors")
     panels = (temperature, _anchors("gelu", -8, 8))
     shapes = _shapes("sin", -6.3, 6.3, 12)
-    return Results(tuple(heads), tuple(others), panels, shapes, time.perf_counter() - start)
+    return Results(compiled, tuple(heads), tuple(others), panels, shapes, time.perf_counter() - start)
 
 
 def fitted(case: Case) -> Fitted:
@@ -237,7 +256,8 @@ def comparison(heads: tuple[Fitted, ...]) -> Builder:
 
 
 def write(results: Results, folder: Path, step: Step = lambda text: None) -> Written:
-    """Draw every figure, write the page, one network and the numbers."""
+    """Save and check the networks, draw every figure, write the pages, one head and the numbers."""
+    saved, pages = networks.write(results.networks, folder, step)
     builders = {"bounds": comparison(results.heads), "temperature": sweep_figure(results.panels, results.shapes)}
     drawn = [head for head in results.heads if head.case.drawn]
     builders |= {head.case.function: figure_of(head.float32) for head in drawn}
@@ -252,15 +272,16 @@ def write(results: Results, folder: Path, step: Step = lambda text: None) -> Wri
     files += [save(builders[name], folder / "figures" / f"{name}.png") for name in ("bounds", "temperature")]
     step("writing the page")
     shown = Shown(
+        networks.HEADER, tuple(made.cells for made in results.networks), networks.NOTE,
         HEADER, tuple(h.cells for h in results.heads), NOTE, OTHER_HEADER, tuple(o.cells for o in results.others),
         pictures, tuple((h.case.function, h.cells, str(h.float32.certificate)) for h in drawn), results.seconds,
     )  # fmt: skip
     page = demo_page(shown).save(folder / "index.html")
-    network = folder / f"{results.heads[0].case.function}.safetensors"
-    results.heads[0].float32.save(network)
+    head = folder / f"{results.heads[0].case.function}.safetensors"
+    results.heads[0].float32.save(head)
     numbers = folder / "numbers.json"
     numbers.write_text(json.dumps(_numbers(results), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return Written(page, tuple(files), network, numbers)
+    return Written(page, tuple(pages), tuple(files), (*saved, head), numbers)
 
 
 def _images(stem: Path, pair: Pair) -> list[Path]:
@@ -288,4 +309,5 @@ def _numbers(results: Results) -> dict[str, Any]:
     ]
     curves = [{c.role: c.points for c in panel.curves} for panel in results.panels]
     sweeps = [{"title": p.title, "knob": p.knob, "curves": c} for p, c in zip(results.panels, curves, strict=True)]
-    return {"heads": heads, "others": others, "sweeps": sweeps}
+    made = [network.numbers for network in results.networks]
+    return {"networks": made, "heads": heads, "others": others, "sweeps": sweeps}

@@ -230,6 +230,20 @@ def test_demo_writes_a_page_that_a_browser_shows(tmp_path: Path) -> None:
     assert colours is not None and len(colours) > 200
 
 
+def test_demo_compiles_saves_and_checks_networks(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    result = call("demo", "--only", "formula", "--only", "sequence", "--out", str(folder))
+    assert result.exit_code == 0
+    assert "G*m1*m2" in result.stdout and "transformer block" in result.stdout and "an MLP" not in result.stdout
+    numbers = json.loads((folder / "numbers.json").read_text("utf-8"))["networks"]
+    assert [network["name"] for network in numbers] == ["formula", "sequence"]
+    for network in numbers:
+        assert network["measured"] <= network["bound"] <= network["eps"]
+        assert call("check", str(folder / f"{network['name']}.safetensors")).exit_code == 0
+        assert "certified bound" in (folder / f"{network['name']}.html").read_text("utf-8")
+    assert "sequence.html" in (folder / "index.html").read_text("utf-8")
+
+
 def test_a_real_process(tmp_path: Path) -> None:
     fine = real("head", "sin", "--lo", "-3", "--hi", "3", "--eps", "1e-4", "--json", cwd=tmp_path)
     assert fine.returncode == 0 and fine.stderr == ""

@@ -1,4 +1,4 @@
-"""`attnforge demo`: a handful of certified heads, their table, their figures and a page."""
+"""`attnforge demo`: three compiled networks and a handful of heads, their tables, their figures and their pages."""
 
 from __future__ import annotations
 
@@ -9,31 +9,43 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import demo as story
+from .. import demo_networks as networks
 from .common import console, say, table
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where page and figures go.")] = Path("out/demo"),
-    only: Annotated[list[str] | None, typer.Option(metavar="FUNCTION", help="Only this one; may be repeated.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where everything goes.")] = Path("out/demo"),
+    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one; may be repeated.")] = None,
 ) -> None:
-    """Fit heads for a handful of functions, show their certified bounds, and write figures and a page."""
-    cases = story.chosen(only or [])
+    """Compile a formula, an MLP and a sequence function, fit a handful of heads, and write pages that show them.
+
+    Every network is saved, and its certificate computed again from the file.
+    """
+    choice = story.Choice.of(only or [])
     output = console(stderr=True)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=output, transient=True, disable=not output.is_terminal) as progress:
-        task = progress.add_task("starting", total=story.steps(cases))
+        task = progress.add_task("starting", total=choice.steps)
 
         def step(text: str) -> None:
             progress.update(task, description=text, advance=1)
 
-        results = story.run(cases, step)
+        results = story.run(choice, step)
         progress.stop()
+        if results.networks:
+            table(networks.HEADER, [made.cells for made in results.networks], right=networks.HEADER[2:])
+            say(f"\n{networks.NOTE}\n")
         table(story.HEADER, [head.cells for head in results.heads], right=story.HEADER[2:])
         say(f"\n{story.NOTE}\n")
         table(story.OTHER_HEADER, [other.cells for other in results.others], right=story.OTHER_HEADER[2:])
         progress.start()
         written = story.write(results, out, step)
     say(f"\npage     {written.page}  (open it in a browser)")
+    for path in written.pages:
+        say(f"         {path}")
     say(f"figures  {written.figures[0].parent}  ({len(written.figures)} files)")
-    say(f"network  {written.network}  (attnforge check {written.network})")
+    first, *others = written.saved
+    say(f"network  {first}  (attnforge check {first})")
+    for path in others:
+        say(f"         {path}")
     say(f"numbers  {written.numbers}")

@@ -24,6 +24,9 @@ FORMULA = """
 class Shown:
     """All that the page shows. `figures` has a picture for "bounds", "temperature", "relu" and every head."""
 
+    network_header: Row
+    network_rows: tuple[Row, ...]
+    network_note: str
     header: Row
     rows: tuple[Row, ...]
     note: str
@@ -44,9 +47,17 @@ def demo_page(shown: Shown) -> Page:
             (f"{name}, float64", double, f"certified on {interval}, {anchors} anchors"),
             (f"{name}, float32", single, "certified, rounding included"),
             ("cold selection", cold, "measured, as many anchors"),
-            ("computed in", f"{shown.seconds:.1f} s", "every head on this page"),
+            ("computed in", f"{shown.seconds:.1f} s", "everything on this page"),
         ]
     )
+    if shown.network_rows:
+        page.section("Networks")
+        page.text(
+            "A formula, an MLP and a block of a transformer, compiled. Each has a page of its own next to "
+            "this one, `formula.html`, `mlp.html` and `sequence.html`, and a file that `attnforge check` proves again."
+        )
+        align = "ll" + "r" * (len(shown.network_header) - 2)
+        page.table(shown.network_header, shown.network_rows, shown.network_note.replace("\n", " "), align)
     page.section("The idea")
     page.text(
         "A softmax head with query `(y, 1)` and constant keys `(a, b)` computes a smooth function of `y`: the values "
