@@ -41,7 +41,9 @@ def build_additive(target: Target, anchors: int, held: Held, dtype: torch.dtype,
         axis = _axis(warm, dtype)
         weight, there = axis.weights(unit), axis.weights(tuned.ravel()).reshape(*tuned.shape, -1)
         for inverse in inverses(weight, CUTS[dtype]):
-            value = torch.from_numpy(np.einsum("ps,dso->dpo", inverse, effects)).to(dtype)
+            solved = inverse @ effects
+            solved += inverse @ (effects - weight @ solved)  # one step of refinement
+            value = torch.from_numpy(solved).to(dtype)
             sums = np.einsum("ndp,dpo->no", there, value.double().numpy())
             slope, constant = affine_fit(even, wanted - sums, dtype)
             layer = _layer(axis, value, scale, shift, slope, constant, target.name, dtype)

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
 from ..box import Box
 from ..certify.certificate import upper_text
+from ..certify.rounding import unit
 from ..errors import ArgumentError, PrecisionError, closest
 from .additive import build_additive
 from .grid import MEMORY, Grid, GridApproximation, build_grid, bytes_of, ideal_spacing, plan_grid
@@ -19,7 +21,7 @@ from .lipschitz import refuse_samples
 from .result import DTYPES, Approximation, Held
 from .ridge import SAMPLES, WIDTHS, Rows, because, build_ridge, draw_rows, fit, largest_error
 from .spectral import MOST_SAMPLES, PER_AXIS, build_spectral, sample_count
-from .target import Function, Target
+from .target import Function, Progress, Target
 
 Route = Literal["auto", "grid", "spectral", "ridge", "additive"]
 ROUTES = ("auto", "grid", "spectral", "ridge", "additive")
@@ -48,7 +50,7 @@ def approximate(
     seed: int = 0,
     name: str | None = None,
     strict: bool = False,
-    progress: bool = True,
+    progress: bool | Progress = True,
 ) -> Approximation:
     """An attention-only network for a black box on a box.
 
@@ -63,7 +65,8 @@ def approximate(
     `lipschitz`, the certified grid if it fits into `memory` bytes. `result.reason` says why.
 
     Without eps give a route and its size: `anchors` per axis (grid, spectral, additive) or `width` (ridge). `resume`
-    names a file that keeps the values of f, so that an interrupted evaluation can go on.
+    names a file that keeps the values of f, so that an interrupted evaluation can go on. `progress` is a callable that
+    gets (label, done, count), or whether to show a bar on a terminal after two seconds.
 
     >>> net = approximate(lambda x, y: torch.sin(3 * x) * y, Box(x=(-1, 1), y=(0, 1)), eps=1e-4)
     >>> net.route, net.certificate.kind, net.measured <= 1e-4
@@ -176,10 +179,12 @@ class _Work:
             return net
         wide = target.box.outward(self.dtype)
         self._fits(Grid.spaced(wide, ideal_spacing(wide, self.eps, self.lipschitz), KAPPA))
-        scale = float(abs(self.held.values).max())
-        aim = self.eps
+        spread, top = 0.6 * float(np.ptp(self.held.values, 0).max()), float(np.abs(self.held.values).max())
+        aim = self.eps - 2 * unit(self.dtype) * top  # the last addition, of the middle of all values
+        if aim <= 0:
+            raise PrecisionError(f"eps = {self.eps:g} is below the rounding of values of size {top:g}", reachable=None)
         for _ in range(4):
-            grid = plan_grid(target.box, aim, self.lipschitz, scale, self.dtype, self.kappa)
+            grid = plan_grid(target.box, aim, self.lipschitz, spread, self.dtype, self.kappa)
             self._fits(grid)
             net = build_grid(target, grid, self.lipschitz, self.held, self.dtype)
             if net.bound is not None and net.bound <= self.eps:
@@ -316,9 +321,9 @@ def _big(count: int) -> str:
 
 def _bytes(count: int) -> str:
     power = min((len(str(count)) - 1) // 3, 4)
-    unit = ("bytes", "KB", "MB", "GB", "TB")[power]
+    suffix = ("bytes", "KB", "MB", "GB", "TB")[power]
     shown = f"{count / 1000**power:.3g}" if count < 10**15 else _big(count // 1000**power)
-    return f"{shown} {unit}"
+    return f"{shown} {suffix}"
 
 
 def _number(x: object) -> bool:

@@ -179,7 +179,7 @@ class GridApproximation(TableApproximation):
             and float(group.b_Q.detach()[0, -1]) == 1.0
             and torch.equal(group.W_O.detach()[0], torch.eye(outputs, dtype=eye.dtype, device=eye.device))
             and self.layer.S is None
-            and self.layer.s is None
+            and self.layer.s is not None
             and group.slots == self.grid.count == len(self.reference)
         )
         if not plain:
@@ -194,6 +194,8 @@ class GridApproximation(TableApproximation):
     def _terms(self, lipschitz: float) -> tuple[Term, ...]:
         grid, u, dim = self.grid, unit(self.dtype), self.box.dim
         value, reference = (t.detach().cpu().double().numpy() for t in (self.group.M_V[0], self.reference))
+        assert self.layer.s is not None
+        middle = self.layer.s.detach().cpu().double().numpy()
         key = self.group.M_K.detach().cpu().double().numpy()[0]
         centre = -self.group.b_Q.detach().cpu().double().numpy()[0, :-1]
         # logits: one rounding of x - c, then an inner product of dim + 1 terms; and keys that were rounded
@@ -210,11 +212,12 @@ class GridApproximation(TableApproximation):
         moved = float(up(real * float(up(math.expm1(exponent))))) if exponent < 700 else math.inf
         heavy = grid.heavy(math.log(u) - grid.log_count - min(2.1 * d, 1e4))
         largest = float(np.max(np.abs(value)))
-        adding = float(up(gamma(2 * heavy + 4, u) * largest + 4 * grid.count * TINY[self.dtype] * (1 + largest)))
+        inner = float(up(gamma(2 * heavy + 4, u) * largest + 4 * grid.count * TINY[self.dtype] * (1 + largest)))
+        adding = float(up(inner + u * (inner + largest + float(np.max(np.abs(middle))))))
         top = float(np.max(np.abs(reference)))
         norm = _norm(grid)
         kept = UNIT_OF_STORED.get(self.reference.dtype, 0.0) * top
-        stored = float(np.max(np.abs(value - reference))) + kept
+        stored = float(up(np.max(np.abs(value + middle - reference)) + 4 * 2.0**-53 * top)) + kept
         trusted = VALUE_ULPS * self.about.unit * top + lipschitz * norm * (8 * 2.0**-53 + 2 * self.about.unit)
         site = f"grid of {' x '.join(str(c + 1) for c in grid.cells)}" if dim <= 4 else f"grid of {grid.count} points"
         return (
@@ -298,6 +301,7 @@ def build_grid(
     if lipschitz is not None:
         refuse_table(target, [c + 1 for c in grid.cells], grid.points, values, lipschitz)
     dim, outputs = target.box.dim, target.outputs
+    middle = torch.from_numpy(0.5 * (values.max(0) + values.min(0))).to(dtype)  # centred values round less
     centre = number(0.5 * (np.array(grid.low) + np.array(grid.high)))
     keys = grid.keys(centre.double().numpy())
     group = Heads(
@@ -305,7 +309,7 @@ def build_grid(
         W_Q=torch.eye(dim, dim + 1, dtype=dtype)[None],
         b_Q=torch.cat([-centre, number([1.0])])[None],
         M_K=torch.from_numpy(keys).to(dtype)[None],
-        M_V=torch.from_numpy(values).to(dtype)[None],
+        M_V=torch.from_numpy(values - middle.double().numpy()).to(dtype)[None],
         W_O=torch.eye(outputs, dtype=dtype)[None],
         purpose=f"{target.name} on a grid of {grid.count} points",
     )
@@ -314,7 +318,7 @@ def build_grid(
     shape = target.output_shape or ()
     about = About(target.name, target.box, shape, "grid", uniform=held.uniform, unit=target.unit)
     sample = (torch.from_numpy(held.points), torch.from_numpy(held.values))
-    layer = AttentionLayer([group])
+    layer = AttentionLayer([group], s=middle)
     net = GridApproximation(about, layer, *sample, grid, lipschitz, torch.from_numpy(values))
     net.attach(net.recertify())
     return net.eval()

@@ -22,8 +22,8 @@ from ..network import AttentionLayer, Heads
 from .result import About, Held, TableApproximation, inside
 from .target import Array, Target, digest
 
-KAPPAS = (0.06, 0.09, 0.13, 0.18, 0.26, 0.36, 0.5)
-GUARDS = (1, 2, 3, 5, 8)
+KAPPAS = (0.04, 0.06, 0.09, 0.13, 0.18, 0.26, 0.36, 0.5)
+GUARDS = (1, 2, 3, 4, 5, 6, 8, 10)
 CUTS = {torch.float32: (1e-8, 1e-6, 1e-4), torch.float64: (1e-15, 1e-13, 1e-11, 1e-8)}
 PER_AXIS = (6, 8, 12, 16, 24, 32, 48, 64, 96)
 MOST_SAMPLES = 1 << 20
@@ -130,6 +130,7 @@ def build_spectral(target: Target, anchors: int, held: Held, dtype: torch.dtype)
     tuned = Held.draw(target, dtype, TUNING, seed=3)
     tuning = tuned.points
     wanted_rest = tuned.values - tuning @ slope.double().numpy() - constant.double().numpy()
+    grid = rest.reshape(*(len(p) for p in places), -1)
     best: tuple[float, Heads] | None = None
     for warm in shapes(anchors):
         quantum = quantum_for(box.dim, warm, dtype)
@@ -138,9 +139,9 @@ def build_spectral(target: Target, anchors: int, held: Held, dtype: torch.dtype)
         solvers = [list(inverses(weight, CUTS[dtype])) for weight in sampled]
         there = [axis.weights(tuning[:, i]) for i, axis in enumerate(axes)]
         for cut in range(len(CUTS[dtype])):
-            value = rest.reshape(*(len(p) for p in places), -1)
-            for i, solver in enumerate(solvers):
-                value = np.moveaxis(np.tensordot(solver[cut], value, (1, i)), 0, i)
+            solver = [each[cut] for each in solvers]
+            value = along_axes(solver, grid)
+            value += along_axes(solver, grid - along_axes(sampled, value))  # one step of refinement
             rough = float(np.abs(contracted(value, there) - wanted_rest).max())
             if best is not None and rough > 1.5 * best[0]:
                 continue  # what exact arithmetic gives is no better than what others give in the dtype
@@ -151,6 +152,13 @@ def build_spectral(target: Target, anchors: int, held: Held, dtype: torch.dtype)
     assert best is not None
     layer = AttentionLayer([best[1]], S=slope, s=constant)
     return finished(target, layer, held, "spectral")
+
+
+def along_axes(matrices: list[Array], value: Array) -> Array:
+    """One matrix applied along each axis of a table; the last axis, of the outputs, stays."""
+    for i, matrix in enumerate(matrices):
+        value = np.moveaxis(np.tensordot(matrix, value, (1, i)), 0, i)
+    return value
 
 
 def contracted(value: Array, weights: list[Array]) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from ..progress import PATIENCE
 
 Array = np.ndarray
 Function = Callable[..., Any]
+Progress = Callable[[str, int, int], None]  # gets a label, how many points are done, and of how many
 VALUE_ULPS = 4.0  # how far a black box's value may be from the function it stands for, in roundoffs of its dtype
 SAVE_EVERY = 10.0  # seconds between two writes of the file of values
 FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, DeprecationWarning)
@@ -41,7 +43,7 @@ class Target:
     """
 
     def __init__(self, f: Function, box: Box, name: str | None = None, resume: str | Path | None = None,
-                 batch: int = 4096, progress: bool = True):  # fmt: skip
+                 batch: int = 4096, progress: bool | Progress = True):  # fmt: skip
         if not callable(f):
             raise ArgumentError(f"f must be a callable on batches of points, got {type(f).__name__}")
         if not isinstance(box, Box):
@@ -82,7 +84,7 @@ class Target:
         if self.store is not None:
             known = self.store.read(name)
             done = min(len(known), count) if known.shape[1:] == (self.outputs,) else 0
-            out[:done] = known[:done]
+            out[:done] = known[:done].reshape(done, self.outputs)
             self._compare(points(0, min(done, 8)), out[: min(done, 8)])
         saved = time.monotonic()
         with _bar(label, count, self.progress) as advance:
@@ -216,27 +218,32 @@ class Store:
 
 
 @contextmanager
-def _bar(label: str, count: int, wanted: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on the standard error, shown once a caller has waited for two seconds."""
-    began, bar, task = time.monotonic(), None, None
+def _bar(label: str, count: int, progress: bool | Progress) -> Iterator[Callable[[int], None]]:
+    """A progress bar, shown on a terminal once a caller has waited for two seconds; or a caller's own."""
+    if callable(progress):
+        yield lambda done: progress(label, done, count)
+        return
+    if not progress or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    bar = Bar(console=Console(stderr=True), transient=True)
+    task = bar.add_task(label, total=count)
+    began, shown = time.monotonic(), False
 
     def advance(done: int) -> None:
-        nonlocal bar, task
-        if bar is None and wanted and done < count and time.monotonic() - began > PATIENCE:
-            from rich.console import Console
-            from rich.progress import Progress
-
-            bar = Progress(console=Console(stderr=True), transient=True)
+        nonlocal shown
+        if not shown and done < count and time.monotonic() - began > PATIENCE:
             bar.start()
-            task = bar.add_task(label, total=count)
-        if bar is not None and task is not None:
-            bar.update(task, completed=done)
+            shown = True
+        bar.update(task, completed=done)
 
     try:
         yield advance
     finally:
-        if bar is not None:
-            bar.stop()
+        bar.stop()
 
 
 def _takes_columns(f: Function, box: Box) -> bool:
