@@ -71,7 +71,7 @@ TARGETS = (
         "formula",
         GRAVITY,
         lambda: GRAVITY,
-        Box(dict.fromkeys("G m1 m2 x1 y1 z1".split(), (1, 2)) | dict.fromkeys("x2 y2 z2".split(), (3, 4))),
+        Box(dict.fromkeys(["G", "m1", "m2", "x1", "y1", "z1"], (1, 2)) | dict.fromkeys(["x2", "y2", "z2"], (3, 4))),
         "9 intervals",
         1e-3,
     ),
