@@ -179,7 +179,7 @@ def measured(case: Case, effort: int) -> dict[str, Any]:
         assert found.sound, f"{case.name} in {key}: error {found.error} exceeds the bound {head.bound}"
         by = head.certificate.by_source()
         # next to roundoff the bound's own arithmetic counts as interpolation: that is rounding as well
-        coarse = head.bound > 100 * torch.finfo(dtype).eps * case.scale
+        coarse = head.bound > 200 * torch.finfo(dtype).eps * case.scale
         own = coarse and by["interpolation"] + by["leak"] > by["rounding"]
         row[key] = {
             "size": case.size(head),

@@ -136,7 +136,7 @@ def scalars(*attract: float) -> Space:
         else:
             flat = np.sort(potential.flat(np.array([lo, hi])))
             grid, anchors = potential.unflat(np.linspace(*flat, count)), head.anchors.double().numpy()
-        steps = np.concatenate([[0.0], np.geomspace(1e-16, 1, 40)]) * (hi - lo)
+        steps = np.concatenate([[0.0], np.geomspace(1e-19, 1, 80)]) * (hi - lo)
         near = [at + sign * steps for at in (lo, hi, 0.0, *attract) for sign in (-1, 1)]
         wild = rng.uniform(lo, hi, count // 8)
         return (_inside(np.concatenate([grid, anchors, *near, wild]), lo, hi, head),)
