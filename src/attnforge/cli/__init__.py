@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..report.html import versions
-from . import check, compile, demo, explain, functions, head, plan, run
+from . import check, compile, demo, explain, functions, head, plan, run, theorem
 from .common import Forge, TakesFormulas, say, stop
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command("explain", short_help="Show layer by layer what the heads of a saved
 app.command("plan", cls=TakesFormulas, short_help="Show how large a network for a formula would be.")(plan.plan)
 app.command("head", short_help="Fit one head to a function and print its certificate.")(head.head)
 app.command("functions", short_help="List the functions that formulas and heads can use.")(functions.functions)
+app.command("theorem", cls=theorem.WithPlot, short_help="Build a theorem's network, or plan its size.")(theorem.theorem)
 app.command("demo", short_help="Compile and fit a handful of things and write pages that show them.")(demo.demo)
 
 
