@@ -35,7 +35,7 @@ def test_without_room_for_the_grid_the_word_is_calibrated() -> None:
 def test_what_no_route_reaches_is_said_with_what_each_does() -> None:
     jump = lambda x: (x[:, 0] > 0.2).double()  # noqa: E731
     with pytest.raises(PrecisionError, match=r"additive: reaches .*spectral: reaches") as caught:
-        approximate(jump, SQUARE, eps=0.01, samples=500, memory=300_000)
+        approximate(jump, SQUARE, eps=0.01, samples=500, memory=40_000)
     assert caught.value.reachable is not None and caught.value.reachable > 0.1
 
 

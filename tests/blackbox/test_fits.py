@@ -107,7 +107,7 @@ def test_rows_that_are_treated_alike_are_recognised() -> None:
 def test_a_fit_follows_kinks_and_is_built_as_fitted(tmp_path: Path) -> None:
     box = Box.cube(-1, 1, shape=3)
     f = lambda x: torch.relu(x[:, 0] - 0.3 * x[:, 1] + 0.1) - 2 * torch.relu(x[:, 2])  # noqa: E731
-    net = approximate(f, box, route="ridge", width=8, samples=8000)
+    net = approximate(f, box, route="ridge", width=8, samples=15_000)
     assert isinstance(net, RidgeApproximation) and net.relative_error < 0.02
     path = tmp_path / "ridge.safetensors"
     net.save(path)

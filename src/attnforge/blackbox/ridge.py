@@ -31,7 +31,7 @@ from .target import Array, Target
 WIDTHS = (8, 16, 32, 64, 128, 256)
 SAMPLES = 50_000
 BATCH = 512
-STEPS = 3000  # minibatches of one fit
+STEPS, PASSES = 3000, 40  # minibatches of one fit, at most; and how often it sees every row, about
 RATE = 0.02
 RIDGE = 1e-10  # of the largest eigenvalue, added when the outer weights are solved for
 
@@ -141,7 +141,7 @@ def token_count(target: Target) -> int:
     return n if alike and float(np.abs(moved - plain)[:, 1:].max()) <= slack else 1
 
 
-def fit(rows: Rows, width: int, seed: int = 0, steps: int = STEPS) -> Expansion:
+def fit(rows: Rows, width: int, seed: int = 0, steps: int | None = None) -> Expansion:
     """A ReLU expansion of so many ridges: a short training in float32, then the outer weights solved in float64."""
     if isinstance(width, bool) or not isinstance(width, int) or width < 1:
         raise ArgumentError(f"width must be a whole number of at least 1, got {width!r}")
@@ -152,6 +152,7 @@ def fit(rows: Rows, width: int, seed: int = 0, steps: int = STEPS) -> Expansion:
     line = solve(affine, rows.y)
     rest = rows.y - affine @ line
     scale = np.maximum(rest.std(0), 1e-12 * (1e-300 + np.abs(rows.y).max()))
+    steps = steps or min(STEPS, max(600, PASSES * len(z) // BATCH))
     W, b = _train(torch.from_numpy(z).float(), torch.from_numpy(rest / scale).float(), width, seed, steps)
     features = np.concatenate([np.maximum(z @ W + b, 0.0), affine], -1)
     outer = solve(features, rows.y)
