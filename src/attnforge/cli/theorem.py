@@ -1,4 +1,4 @@
-"""`attnforge theorem`: the constructions of the theorems, their bounds and pictures; `attnforge theorem plan`: sizes."""
+"""`attnforge theorem`: the constructions of the theorems, with bounds and pictures; `theorem plan`: their sizes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def theorem(
 
     \b
     attnforge theorem ramp --w 1,-2 --a -1 --b 1 --anchors 33 --plot ramp.png
-    attnforge theorem two_layer --formula "sin(x*y)" --formula "x - y" --box x=0:1 --box y=0:1 --spacing 0.1 --lipschitz 2
+    attnforge theorem two_layer --formula "x*y" --formula "x-y" --box x=0:1 --box y=0:1 --spacing 0.1 --lipschitz 2
     attnforge theorem plan --eps 1e-3 --a -25 --b 25
     """
     name = name.replace("-", "_")

@@ -125,8 +125,8 @@ def refuse_between(f: Function, box: Box, left: Tensor, right: Tensor, lipschitz
             raise DomainError(
                 f"f is steeper than lipschitz = {lipschitz:g}: it changes by "
                 f"{float((high - low)[worst].abs().max()):.3g} between {x} and {y}, {float(width[worst]):.3g} apart; "
-                "a jump has no certificate, and a smooth f needs a larger lipschitz. Without lipschitz the construction "
-                "is built and only measured"
+                "a jump has no certificate, and a smooth f needs a larger lipschitz. Without lipschitz "
+                "the construction is built and only measured"
             )
         middle = 0.5 * (left + right)
         if bool((width < 1e-9).all()):

@@ -33,7 +33,7 @@ from .modulus import Modulus, modulus_of
 from .result import DTYPES, Construction, Size, leak, sum_of, tensor, whole
 
 SOFTNESS = 0.1  # tau over rho^2
-PROBES = 1 << 17  # small boxes that the covering radius of scattered centres is computed on
+PROBES = (4096, 128, 32, 16)  # small boxes a side, by dimension, for the covering radius of scattered centres
 
 
 def max_affine(
@@ -86,7 +86,7 @@ class MaxAffine(Construction):
     ):  # fmt: skip
         super().__init__()
         self.f, self.box, self.centres, self.samples, self.omega = f, box, centres, values, omega
-        self.reach, self.kind, self.form = reach, attention, "tokens" if len(box.shape) == 1 else "paper"
+        self.reach, self.eps0, self.form = reach, eps0, "tokens" if len(box.shape) == 1 else "paper"
         J, D = centres.shape
         self.middle = [Fraction(float(x)) for x in nearest(_middle(box), dtype)]
         self.tau = SOFTNESS * reach**2
@@ -186,13 +186,11 @@ class MaxAffine(Construction):
         blank = Certificate("calibrated", None, DTYPES[self.dtype], "f", self.box, measured=measured)
         if self.omega is None:
             return blank
-        exponent = -beta * self.tau + 2 * d
-        if exponent > -1 or J * u > 0.125:
-            raise PrecisionError(
-                f"logits of {logit:.3g} are rounded by up to {d:.3g} in {DTYPES[self.dtype]}, too much to tell cells "
-                "apart; use float64 or fewer cells"
-            )
-        near = math.sqrt(self.reach**2 + self.tau) * (1 + 1e-12)
+        if J * u > 0.125:
+            raise PrecisionError(f"{J} cells are too many for sums in {DTYPES[self.dtype]}; use float64 or fewer cells")
+        tau = max(self.tau, (2 * d + math.log(J / self.eps0)) / beta)  # rounded logits tell cells apart less sharply
+        exponent = -beta * tau + 2 * d
+        near = math.sqrt(self.reach**2 + tau) * (1 + 1e-12)
         others = J * math.exp(exponent) * (spread + self.omega(self.reach)) * (1 + 1e-9)
         rounding = float(gamma(2 * J + 4, u)) * largest + 2 * J * TINY[self.dtype] * (1 + largest)
         rounding += float((values - self.samples).abs().max())
@@ -286,7 +284,7 @@ def _given(box: Box, centres: Any) -> tuple[Tensor, float]:
             f"cells must be a number, or centres of shape (cells, {box.shape}), got {tuple(found.shape)}"
         )
     found = found.reshape(-1, box.dim)
-    per_side = max(2, int(PROBES ** (1 / box.dim)))
+    per_side = PROBES[box.dim - 1] if box.dim <= len(PROBES) else max(2, int(2 ** (16 / box.dim)))
     lower, width = box.lower.flatten(), (box.upper - box.lower).flatten()
     axes = [
         low + w * (torch.arange(per_side, dtype=torch.float64) + 0.5) / per_side
