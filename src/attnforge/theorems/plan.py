@@ -124,18 +124,21 @@ def _sized(
     if eps is not None:
         size = max(least, math.floor(guess(eps)))
         for _ in range(12):
-            built = attempt(min(size, MOST_ANCHORS))
-            if built is not None and built.bound is not None and built.bound <= eps:
-                return _plan(theorem, built, size, dtype)
-            short = 1.0 if built is None or built.bound is None else built.bound / eps
-            size = max(size + 1, math.floor(size * min(short, 1.5)))
             if size > MOST_ANCHORS:
                 break
+            built = attempt(size)
+            if built is not None and built.bound is not None and built.bound <= eps:
+                return _plan(theorem, built, size, dtype)
+            if built is None or sum(v for k, v in built.bound_terms.items() if k.endswith("rounding")) > eps:
+                break  # a larger table is only rounded more
+            short = 1.0 if built.bound is None else built.bound / eps
+            size = max(size + 1, math.floor(size * min(short, 1.5)))
         bounds = [x.bound for x in tried.values() if x is not None and x.bound is not None]
         reachable = min([*bounds, *_floor(attempt, least)], default=None)
         raise PrecisionError(
             f"{theorem} does not reach eps = {eps:g} in {DTYPES[dtype]}: rounding grows with the logits; the smallest "
-            f"bound found is {upper_text(reachable)}; use dtype=torch.float64, variant='gate' or form='tokens'",
+            f"bound found is {upper_text(reachable)}, with at most {MOST_ANCHORS} anchors; use dtype=torch.float64 or "
+            "variant='gate'",
             reachable=reachable,
         )
     assert budget is not None
