@@ -187,6 +187,14 @@ def test_a_constant_that_samples_contradict_is_refused(f: Callable[[torch.Tensor
         approximate(f, Box.cube(-1, 1, shape=2), eps=0.5, lipschitz=3.0)
 
 
+def test_a_false_constant_in_a_file_is_noticed_by_the_held_out_sample() -> None:
+    net = approximate(lambda x: torch.sin(9 * x[:, 0]), Box.cube(-1, 1, shape=1), eps=0.2, lipschitz=9.0)
+    assert isinstance(net, GridApproximation)
+    net.lipschitz = 1.0
+    with pytest.raises(CertificateError, match="held-out sample contradicts"):
+        certify(net)
+
+
 def test_a_constant_that_is_just_right_is_accepted() -> None:
     net = approximate(lambda x: 3.0 * x[:, 0] + 1e6, Box.cube(-1, 1, shape=2), eps=0.5, lipschitz=3.0)
     assert net.certificate.kind == "certified"

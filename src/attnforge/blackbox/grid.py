@@ -162,6 +162,11 @@ class GridApproximation(TableApproximation):
         bound = total(t.value for t in terms)
         if not math.isfinite(bound):
             raise PrecisionError(f"no finite bound for this grid in {self.dtype}: use float64 or a coarser grid")
+        if measured.measured is not None and measured.measured > bound:
+            raise CertificateError(
+                f"the held-out sample contradicts lipschitz = {self.lipschitz:g}: an error of {measured.measured:.4g} "
+                f"was measured, and the constant allows {bound:.4g}; declare a larger one"
+            )
         trusted = (
             f"|f(x) - f(y)| <= {self.lipschitz:g} |x - y| on the box, declared and not contradicted by samples",
             f"values of f within {VALUE_ULPS:g} roundoffs",
