@@ -14,8 +14,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .batch import in_context
     from .blocks import Block, Momentum, frozen
     from .certificate import ConvergenceCertificate, depth_for
+    from .dense import dense_step
     from .glm import HuberRegressor, PoissonRegressor
     from .kernel import KernelRegressor
     from .lasso import ElasticNet, Lasso
@@ -38,8 +40,10 @@ _LAZY = {
     "Ridge": ".linear",
     "Run": ".solver",
     "Scaling": ".prompt",
+    "dense_step": ".dense",
     "depth_for": ".certificate",
     "frozen": ".blocks",
+    "in_context": ".batch",
     "run": ".solver",
 }
 
@@ -57,8 +61,10 @@ __all__ = [
     "Ridge",
     "Run",
     "Scaling",
+    "dense_step",
     "depth_for",
     "frozen",
+    "in_context",
     "run",
 ]
 

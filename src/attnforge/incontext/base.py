@@ -18,7 +18,6 @@ from ._sklearn import (
     check_is_fitted,
     validate_data,
 )
-from .blocks import Block
 from .certificate import ConvergenceCertificate
 from .prompt import Array, Scaling, tokens_of
 from .reads import LinearRead
@@ -36,7 +35,7 @@ class InContextEstimator(BaseEstimator):  # type: ignore[misc]
     `trajectory_` (the weights after every application), `certificate_`.
     """
 
-    network_: Block
+    network_: Any
     scaling_: Scaling
     certificate_: ConvergenceCertificate
     trajectory_: Array

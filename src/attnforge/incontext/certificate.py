@@ -6,7 +6,9 @@ e_{t+1} = 2 rho cos(theta) e_t - rho^2 e_{t-1} - d_t, rho = sqrt(beta), so that 
     e_T = rho^T (U_T - rho U_{T-1}) e_0 - sum_k rho^k U_k d_{T-1-k},    U_k = sin((k+1) theta)/sin(theta), |U_k| <= k+1,
 
 and therefore ||w_T - w*|| <= (1 + (1 + rho) T) rho^T ||w_0 - w*|| + e/(1 - rho)^2 where every step errs by at most e.
-Without momentum rho = 1 - mu/L and the factors are 1 and 1/(1 - rho): lemma F4 itself.
+Without momentum rho = 1 - mu/L and the factors are 1 and 1/(1 - rho): lemma F4 itself. Nesterov's constant scheme takes
+f(w_T) - f* <= (1 - 1/sqrt(k))^T (L + mu)/2 ||w_0 - w*||^2, k = L/mu, for every mu-convex f with curvature up to L; as
+f(w) - f* >= mu/2 ||w - w*||^2, rho = sqrt(1 - 1/sqrt(k)) and the growth is sqrt(k + 1).
 
 A step errs because heads are only nearly linear and because of rounding. With |w.x| <= z and |r| <= R on the run, the
 prediction of a token errs by at most `prediction_error` and each weight of the aggregation by `aggregation_error`;
@@ -91,6 +93,9 @@ def factors(kind: str, rho: float, depth: int) -> tuple[float, float]:
     """
     if kind == "heavy ball":
         return 1 + (1 + rho) * depth, 1 / (1 - rho) ** 2
+    if kind == "nesterov":  # rho = sqrt(1 - 1/sqrt(condition))
+        root = math.sqrt(1 + (1 - rho * rho) ** -2)
+        return root, root / (1 - rho)
     return 1.0, 1 / (1 - rho)
 
 
@@ -120,7 +125,8 @@ def prediction_error(reach: float, width: int, absolute: float, dtype: torch.dty
     ratio = min(0.9, (max(table.scales) * reach / math.pi) ** 2)
     truncation = 9.87 * math.prod(s * s for s in table.scales) * reach ** (2 * count + 1)
     truncation *= math.pi ** -(2 * count + 2) * (1 - ratio) ** -(count + 1)
-    logits = (width + 3) * u * absolute * math.fsum(s * abs(c) for s, c in zip(table.scales, table.weights, strict=True))
+    slopes = math.fsum(s * abs(c) for s, c in zip(table.scales, table.weights, strict=True))
+    logits = (width + 3) * u * absolute * slopes
     heads = (10 + count) * u * 2 * table.amplification
     return 1.01 * (truncation + logits + heads)
 

@@ -74,6 +74,12 @@ class PoissonRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
         self._warn(done.converged)
         return self
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """D^2, the share of the Poisson deviance that is explained."""
+        from sklearn.metrics import d2_tweedie_score
+
+        return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=1))
+
     @torch.no_grad()
     def predict(self, X: Any) -> Array:
         """exp(w.x + b), read by the network's own prediction head."""
@@ -114,7 +120,7 @@ class HuberRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc]
         """Alternate between the network's run at a fixed scale and the scale of its residuals, by secant steps."""
         self._check_common()
         _check_alpha(self.alpha)
-        if not isinstance(self.epsilon, numbers.Real) or not self.epsilon >= 1:
+        if not isinstance(self.epsilon, numbers.Real) or not float(self.epsilon) >= 1:
             raise ArgumentError(f"epsilon must be a number >= 1, got {self.epsilon!r}")
         X, y, weight = self._checked(X, y, sample_weight, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
@@ -148,7 +154,8 @@ def with_ones(X: Array, weight: Array, penalty: float, intercept: bool) -> tuple
     x_mean = np.average(X, axis=0, weights=weight) if intercept else np.zeros(X.shape[1])
     rows = X - x_mean
     rows[:, np.abs(rows).max(axis=0) <= 64 * np.finfo(float).eps * np.abs(X).max(axis=0)] = 0.0
-    x_scale = column_scale(rows * np.sqrt(len(X) * weight)[:, None], penalty)
+    uniform = len(X) <= X.shape[1]  # then w stays in the span of the rows, where curvature is
+    x_scale = column_scale(rows * np.sqrt(len(X) * weight)[:, None], penalty, uniform)
     return np.concatenate((rows / x_scale, np.ones((len(X), 1))), axis=1), x_mean, x_scale
 
 
@@ -188,15 +195,16 @@ class _HuberScale:
     def search(self) -> Solution:
         """Secant steps on log sigma; each evaluation is a run of the network from where the last one ended."""
         tol = max(float(self.est.tol), 1e-13)
-        floor = 1e-10 * self.size
+        floor = 1e-9 * self.size
         here = math.log(max(float(np.median(np.abs(self.y))), 1e-3 * self.size))
         done, excess = self.at(here, 1e-3)
         before: tuple[float, float] | None = None
         for _ in range(60):
             step = excess
             if before is not None and excess != before[1]:
-                step = -excess * (here - before[0]) / (excess - before[1])
-            step = max(-2.0, min(2.0, step)) if math.isfinite(step) else excess
+                secant = -excess * (here - before[0]) / (excess - before[1])
+                step = secant if secant * excess > 0 else excess  # the residuals know the direction
+            step = max(-4.0, min(4.0, step))
             if abs(step) <= tol or math.exp(here) <= floor:
                 self.settled = True
                 break
@@ -234,12 +242,13 @@ class _HuberScale:
             return float(weight @ loss[:, 0] + 0.5 * (ridge * w * w).sum())
 
         def hessian(w: Array) -> Array:
-            inside = np.abs(x @ w[0] - y) <= edge
-            full = (x * (weight * inside)[:, None]).T @ x + np.diag(ridge)
-            whole = (x * weight[:, None]).T @ x + np.diag(ridge)
+            """Curvatures: of the tokens on the ramp's slope, and the largest one of all tokens."""
             keep = slice(None) if self.est.fit_intercept else slice(d)
-            values = np.linalg.eigvalsh(full[keep, keep])
-            return np.diag(np.append(values, np.linalg.eigvalsh(whole[keep, keep])[-1]))
+            inside = np.abs(x @ w[0] - y) <= edge
+            parts = [(x * (weight * mask)[:, None]).T @ x for mask in (inside, np.ones(len(x)))]
+            some, most = (np.linalg.eigvalsh(part[keep, keep]) for part in parts)
+            live = some[some > 1e-12 * most[-1]]  # other directions are never entered from 0
+            return np.diag(np.append(live, most[-1]) + ridge[:d].min())
 
         fixed = () if self.est.fit_intercept else (d,)
         return Problem("huber", x, labels, weight, ridge, objective, hessian, begin, edge=edge, fixed=fixed)

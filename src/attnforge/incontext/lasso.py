@@ -88,9 +88,10 @@ class Lasso(ElasticNet):
         condition: float | None = None,
         dtype: str = "float64",
     ):
-        super().__init__(
-            alpha, l1_ratio=1.0, fit_intercept=fit_intercept, tol=tol, max_iter=max_iter, condition=condition, dtype=dtype
-        )
+        self.alpha, self.fit_intercept = alpha, fit_intercept
+        self.tol, self.max_iter, self.condition, self.dtype = tol, max_iter, condition, dtype
+
+    l1_ratio = 1.0
 
 
 def _problem(rows: Array, labels: Array, l1: float, l2: float) -> tuple[Problem, Scaling]:

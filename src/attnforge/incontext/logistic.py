@@ -12,6 +12,7 @@ import torch
 from ..errors import ArgumentError
 from ._sklearn import ClassifierMixin, check_classification_targets
 from .base import InContextEstimator
+from .blocks import Loss
 from .prompt import Array, Scaling, column_scale
 from .staged import Problem, solve
 
@@ -27,6 +28,8 @@ class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[m
     `C=np.inf` fits without a penalty; where the classes are separable the weights then grow until `max_iter`, with a
     warning. `class_weight` is a dict, "balanced" or None.
     """
+
+    classes_: Any
 
     def __init__(
         self,
@@ -138,4 +141,5 @@ def _problem(
 
     fixed = () if est.fit_intercept else (d,)
     begin = np.zeros((1 if binary else classes, d + 1))
-    return Problem("logistic" if binary else "softmax", x, y, weight, ridge, objective, hessian, begin, fixed=fixed), scaling
+    loss: Loss = "logistic" if binary else "softmax"
+    return Problem(loss, x, y, weight, ridge, objective, hessian, begin, fixed=fixed), scaling

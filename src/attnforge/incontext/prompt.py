@@ -57,7 +57,8 @@ class Scaling:
         low, high = self.spectrum
         return (
             f"Scaling(columns by {self.x_scale.min():.3g} to {self.x_scale.max():.3g}, labels by {self.y_scale:.3g}, "
-            f"curvatures in [{low:.3g}, {high:.3g}], step {self.step:.3g}; outside attention: {'; '.join(self.outside)})"
+            f"curvatures in [{low:.3g}, {high:.3g}], step {self.step:.3g}; "
+            f"outside attention: {'; '.join(self.outside)})"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from .prompt import Array
 
 CHECK = 8  # steps between two looks at the state
 FLOOR = {torch.float64: 1e-10, torch.float32: 1e-3}  # steps this small that shrink no further are rounding
+
+SMALLEST = 1e-3  # weights below this, in the prompt's units, are judged by their absolute error
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,20 @@ def contraction(block: Block, doublings: int) -> float:
     ]
 
 
+class Step(Protocol):
+    """What `run` applies: a module from states to states that knows where in a state the weights are."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def weights_of(self, state: Tensor, /) -> Tensor: ...
+
+    def __call__(self, state: Tensor, tokens: Tensor, penalties: Tensor | None, /) -> Tensor: ...
+
+
 @torch.no_grad()
 def run(
-    block: Block,
+    block: Step,
     state: Tensor,
     tokens: Tensor,
     penalties: Tensor | None = None,
@@ -69,8 +83,8 @@ def run(
             moved = float((new - old).abs().max())
             if not math.isfinite(size):
                 return Run(state, t - 1, math.inf, False, True, tuple(path[:-1]))
-            change = moved / size if size > 0 else 0.0
-            if change <= tol * (1 - rho) and t > 1 or moved == 0:
+            change = moved / max(size, SMALLEST)
+            if (change <= tol * (1 - rho) and t > 1) or moved == 0:
                 return Run(following, t, change, True, False, tuple(path))
             if change < 0.7 * best:
                 best, best_at = change, t

@@ -17,8 +17,19 @@ import numpy as np
 import torch
 
 from .blocks import Block, Loss, frozen
-from .certificate import ConvergenceCertificate
-from .prompt import MARGIN, OUTSIDE, Array, Scaling, doublings_for, penalty_tokens, spectrum, start, step_size, tokens_of
+from .certificate import ConvergenceCertificate, factors
+from .prompt import (
+    MARGIN,
+    OUTSIDE,
+    Array,
+    Scaling,
+    doublings_for,
+    penalty_tokens,
+    spectrum,
+    start,
+    step_size,
+    tokens_of,
+)
 from .solver import contraction, run, weights
 
 STAGES = (1e-1, 1e-2, 1e-4, 1e-7)  # tolerances of the stages before the last
@@ -64,7 +75,7 @@ def solve(
     tolerances = [max(t, tol) for t in STAGES] + [tol]
     while True:
         low, high = spectrum(problem.hessian(w))
-        doublings = doublings_for(1.0, condition) if condition is not None else doublings_for(low, MARGIN * high / factor)
+        doublings = doublings_for(*((1.0, condition) if condition is not None else (low, MARGIN * high / factor)))
         step = factor * step_size("nesterov", doublings, MARGIN * high)
         network = frozen(problem.loss, "nesterov", doublings, dtype, problem.threshold is not None, problem.edge)
         rho = contraction(network, doublings)
@@ -90,7 +101,7 @@ def solve(
         scaling, spectrum=(low, high), doublings=doublings, step=step, outside=(*OUTSIDE, STEP_CHOICE)
     )
     trajectory = np.concatenate(paths)
-    certificate = calibrated(problem, network, w, rho, step, used, low, high)
+    certificate = calibrated(problem, network, w, Last(weights(network, begin), done.steps, doublings, step, low, high))
     return Solution(w, network, scaling, certificate, trajectory, used, done.converged and not worse)
 
 
@@ -113,29 +124,41 @@ def state_of(problem: Problem, w: Array, step: float, dtype: torch.dtype) -> tor
     return torch.cat((state, level), dim=-1)
 
 
+@dataclass(frozen=True, eq=False)
+class Last:
+    """The last stage: where it began, how long it was, its class, step size and curvatures."""
+
+    begin: Array
+    steps: int
+    doublings: int
+    step: float
+    low: float
+    high: float
+
+
 @torch.no_grad()
-def calibrated(
-    problem: Problem, network: Block, w: Array, rho: float, step: float, depth: int, low: float, high: float
-) -> ConvergenceCertificate:
-    """Both terms with measured constants: one more step at the end shows the error of a step and what is left."""
+def calibrated(problem: Problem, network: Block, w: Array, last: Last) -> ConvergenceCertificate:
+    """Both terms for the last stage, with measured constants: one step more shows its error and what is left."""
     dtype = network.dtype
-    tokens, penalties = prompt_of(problem, step, dtype)
+    tokens, penalties = prompt_of(problem, last.step, dtype)
     here = torch.from_numpy(w).to(dtype)
     inexact = network.gradient(here, tokens, penalties).double().numpy()
-    exact = _exact_gradient(problem, w, step)
-    state = state_of(problem, w, step, dtype)
+    exact = _exact_gradient(problem, w, last.step)
+    state = state_of(problem, w, last.step, dtype)
     moved = (network.weights_of(network(state, tokens, penalties)) - here).double().numpy()
-    left = float(np.linalg.norm(moved)) / step
+    left = float(np.linalg.norm(moved)) / last.step
+    rho = math.sqrt(1 - 2.0 ** (-last.doublings / 2))
+    growth, amplification = factors("nesterov", rho, last.steps)
     return ConvergenceCertificate(
         kind="calibrated",
         rho=rho,
-        depth=depth,
-        distance=float(np.linalg.norm(w - problem.start)),
+        depth=last.steps,
+        distance=float(np.linalg.norm(w - last.begin)) + left / last.low,
         step_error=float(np.linalg.norm(inexact - exact)),
-        growth=1.0,
-        amplification=1 / (1 - rho),
-        measured=left / high,
-        posterior=left / low,
+        growth=growth,
+        amplification=amplification,
+        measured=left / last.high,
+        posterior=left / last.low,
         dtype=str(dtype).removeprefix("torch."),
         loss=problem.loss,
     )
@@ -148,8 +171,8 @@ def _exact_gradient(problem: Problem, w: Array, step: float) -> Array:
         e = np.exp(z - z.max(axis=1, keepdims=True))
         r = e / e.sum(axis=1, keepdims=True) - problem.y
     else:
-        link = {"linear": lambda t: t, "huber": lambda t: t, "poisson": np.exp, "logistic": lambda t: 1 / (1 + np.exp(-t))}
-        r = link[problem.loss](z) - problem.y
+        means: dict[str, Callable[[Array], Array]] = {"poisson": np.exp, "logistic": lambda t: 1 / (1 + np.exp(-t))}
+        r = means.get(problem.loss, lambda t: t)(z) - problem.y
         if problem.loss == "huber":
             r = np.clip(r, -problem.edge, problem.edge)
     gradient = (r * problem.weight[:, None]).T @ problem.x + problem.penalty * w

@@ -1,0 +1,75 @@
+"""Many prompts at once: regressions of one shape, one frozen network, one batch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from .blocks import Kind, frozen
+from .extrapolation import shipped
+from .prompt import MARGIN, step_size
+
+Method = Literal["least squares", "ridge", "lasso"]
+PATIENCE = 16
+
+
+@torch.no_grad()
+def in_context(
+    X: Tensor,
+    y: Tensor,
+    query: Tensor,
+    *,
+    method: Method = "least squares",
+    alpha: float = 0.0,
+    steps: int = 600,
+    doublings: int = 14,
+    tol: float = 1e-7,
+) -> Tensor:
+    """Predictions at `query` (B, m, d) of B regressions, each fitted in context from its own prompt (B, n, d), (B, n).
+
+    One network for all of them: heavy ball for least squares (the minimum-norm solution where n < d) and ridge
+    (||y - X w||^2 + alpha ||w||^2), proximal Nesterov steps for lasso (||y - X w||^2/(2n) + alpha ||w||_1). Each prompt
+    is scaled by two numbers of its own, one for x and one for y; `doublings` is the class of condition numbers, and
+    directions worse than 2**-doublings of the best are not resolved.
+
+    >>> X = torch.eye(2).double().expand(3, 2, 2)
+    >>> y = torch.tensor([[1.0, 2.0], [0.0, 1.0], [3.0, -1.0]]).double()
+    >>> in_context(X, y, X[:, :1], doublings=1)[:, 0].round(decimals=8)
+    tensor([1., 0., 3.], dtype=torch.float64)
+    """
+    if X.dim() != 3 or y.shape != X.shape[:2] or query.dim() != 3 or query.shape[0] != X.shape[0]:
+        shapes = f"{tuple(X.shape)}, {tuple(y.shape)} and {tuple(query.shape)}"
+        raise ArgumentError(f"expected prompts (B, n, d), labels (B, n) and queries (B, m, d), got {shapes}")
+    if method not in ("least squares", "ridge", "lasso"):
+        raise ArgumentError(f"method must be 'least squares', 'ridge' or 'lasso', got {method!r}")
+    dtype, (batch, n, d) = shipped(X.dtype), X.shape
+    y_scale = (2 * y.abs().amax(1)).clamp_min(1e-30)[:, None, None]
+    rows, labels = X, y.unsqueeze(-1) / y_scale
+    if method == "ridge":
+        extra = (alpha**0.5 * torch.eye(d, dtype=dtype)).expand(batch, d, d)
+        rows, labels = torch.cat((rows, extra), 1), torch.cat((labels, labels.new_zeros(batch, d, 1)), 1)
+    top = torch.linalg.eigvalsh(rows @ rows.mT if rows.shape[1] < d else rows.mT @ rows)[:, -1].clamp_min(1e-30)
+    x_scale = (top * MARGIN).sqrt()[:, None, None]  # curvatures are at most 1/MARGIN of the network's
+    kind: Kind = "nesterov" if method == "lasso" else "heavy ball"
+    block = frozen("linear", kind, doublings, dtype, method == "lasso")
+    # Rows keep their size for the prediction; the two divisions by x_scale are both in the values.
+    tokens = torch.cat((rows, rows * (step_size(kind, doublings, 1.0) / x_scale**2), labels), -1)
+    state = rows.new_zeros(batch, 1, 2 * d)
+    if method == "lasso":
+        level = alpha * n / x_scale**2 / y_scale
+        state = torch.cat((state, level.expand(batch, 1, d)), -1)
+    for t in range(steps):
+        following = block(state, tokens)
+        if t % PATIENCE == PATIENCE - 1:
+            moved = (block.weights_of(following) - block.weights_of(state)).abs().amax()
+            if moved <= tol * block.weights_of(following).abs().amax():
+                state = following
+                break
+        state = following
+    w = block.weights_of(state)
+    size = (query.norm(dim=-1, keepdim=True) * w.norm(dim=-1, keepdim=True)).clamp_min(1e-30)
+    shrink = torch.exp2(torch.ceil(torch.log2(size)))
+    return ((block.linear(w, query / shrink) * shrink) * y_scale).squeeze(-1)
