@@ -70,7 +70,7 @@ def structure(net: CompiledNetwork) -> Structure:
     of, numbers = forms(net.program), {site.op for site in net.layout.sites}
 
     def sources(*values: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        weights = [pair for value in values for pair in of[value].weight.items()]
+        weights = [(atom, of[value].weight[atom]) for value in values for atom in of[value].atoms]
         channels = {int(c) for atom, weight in weights if atom == 0 for c in np.flatnonzero(weight.any(1))}
         return tuple(sorted({atom for atom, _ in weights} & numbers)), tuple(sorted(channels))
 

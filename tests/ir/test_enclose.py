@@ -1,0 +1,153 @@
+"""Ranges hold what they enclose, at points of every cell; and every operation is in every table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnforge.box import Box
+from attnforge.frontends.formula import lower_formula
+from attnforge.ir import enclose, interpret, ops
+from attnforge.ir.enclose import Range, cells, ranges
+from attnforge.ir.interpret import every_value
+from attnforge.ir.program import Builder, Program
+from attnforge.lower import plan, sensitivity
+from attnforge.lower.layout import FAMILIES
+
+OPERATIONS = {
+    thing for thing in vars(ops).values() if isinstance(thing, type) and issubclass(thing, ops.Op) and thing.word
+}
+FREE = {ops.Input, ops.Constant, ops.Linear}  # done by affine maps: no head, no choice of one
+
+
+@pytest.mark.parametrize("table", [interpret.VALUES, enclose.RULES, sensitivity.RULES], ids=["value", "range", "slope"])
+def test_every_operation_is_in_every_table(table: dict[type[ops.Op], Any]) -> None:
+    assert len(OPERATIONS) >= 10 and set(table) == OPERATIONS
+
+
+def test_every_operation_that_is_not_affine_has_a_head() -> None:
+    assert set(plan.CHOICES) == OPERATIONS - FREE
+    from attnforge.certify.rules import LOCALS, PASSES
+
+    assert set(PASSES) == set(FAMILIES)
+    assert set(LOCALS) | {"anchor", "gate", "product", "square"} == set(FAMILIES)
+
+
+def tokens_program() -> Program:
+    """Every operation between tokens and over channels, once."""
+    build = Builder(Box.cube(-1, 1, shape=(3, 2)), tokens=3)
+    x = build.input
+    mixed = build.mix(x, np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [-1.0, 0.3, 0.7]]), "mix")
+    soft = build.softmax(x, "softmax")
+    seen = build.attention(x, mixed, soft, 0.7, site="attention")
+    high = build.max_tokens(mixed, "max")
+    shifted = build.linear([(x, np.array([[1.0, -2.0], [0.5, 1.0]]))], np.array([3.0, -3.0]), "shift")
+    norm = build.normalise(shifted, 0.1, site="norm")
+    fixed = build.constant(np.arange(6.0).reshape(3, 2), "constant")
+    total = build.combination([(seen, 1.0), (high, -0.5), (norm, 2.0), (fixed, 0.1)], 0.3, "sum")
+    out = build.apply(build.product(total, mixed, "product"), "tanh", "tanh")
+    return build.program(out, "everything", (3, 2))
+
+
+FORMULAS: dict[str, tuple[str, Box]] = {
+    "mixed": ("sin(x*y) + exp(-x**2)/y", Box(x=(-1, 1), y=(0.5, 2))),
+    "kinks": ("max(x, y) - abs(x*y) + clip(3*x, -1, 1)", Box(x=(-1, 1), y=(-1, 1))),
+    "roots": ("sqrt(x**2 + y**2)*x**1.5 + log(1 + x)", Box(x=(0, 2), y=(-1, 1))),
+    "quotients": ("(a + b)/(1 + a*b/c**2)", Box(a=(1, 5), b=(1, 5), c=(1, 5))),
+}
+
+
+def program_of(name: str) -> Program:
+    return tokens_program() if name == "tokens" else lower_formula(*FORMULAS[name])
+
+
+def inside(found: list[Range], program: Program, low: np.ndarray, high: np.ndarray, count: int, seed: int) -> None:
+    """Random points of every cell, and its two extreme corners; the truth is float64, off by a few units."""
+    rng = np.random.default_rng(seed)
+    share = np.concatenate([rng.random((count, *low.shape)), np.zeros((1, *low.shape)), np.ones((1, *low.shape))])
+    points = low + share * (high - low)
+    flat = torch.from_numpy(np.clip(points, low, high)).reshape(-1, *program.box.shape)
+    for number, (value, r) in enumerate(zip(every_value(program, flat), found, strict=True)):
+        seen = value.numpy().reshape(len(share), *r.low.shape)
+        slack = 1e-13 * (1 + np.abs(seen))
+        assert (seen >= r.low - slack).all() and (seen <= r.high + slack).all(), program.sites[number]
+        if r.slope is not None and r.form_low is not None and r.form_high is not None:
+            t = (2 * share - 1).reshape(len(share), len(low), -1)
+            line = np.einsum("pcs,ctks->pctk", t, r.slope)
+            assert (seen >= line + r.form_low - slack).all() and (seen <= line + r.form_high + slack).all()
+
+
+@pytest.mark.parametrize("name", [*FORMULAS, "tokens"])
+@pytest.mark.parametrize("count", [1, 64])
+def test_ranges_hold_their_values(name: str, count: int) -> None:
+    program = program_of(name)
+    low, high = cells(program, count)
+    inside(ranges(program, low, high), program, low, high, 40, 0)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10_000), st.sampled_from([*FORMULAS, "tokens"]), st.floats(0.0, 1.0))
+def test_ranges_hold_on_any_cell(seed: int, name: str, width: float) -> None:
+    program = program_of(name)
+    rng = np.random.default_rng(seed)
+    shape = (5, program.tokens, program.ops[0].width)
+    lower, upper = (side.numpy().reshape(shape[1:]) for side in (program.box.lower, program.box.upper))
+    low = lower + rng.random(shape) * (upper - lower)
+    high = np.minimum(low + width * rng.random(shape) * (upper - lower), upper)
+    inside(ranges(program, low, high), program, low, high, 10, seed)
+
+
+def test_a_range_that_is_too_small_is_noticed() -> None:
+    program = program_of("mixed")
+    low, high = cells(program, 1)
+    found = ranges(program, low, high)
+    r = found[program.output]
+    found[program.output] = Range(r.low + 0.3 * (r.high - r.low), r.high)
+    with pytest.raises(AssertionError):
+        inside(found, program, low, high, 200, 0)
+
+
+def test_affine_forms_know_that_x_minus_x_is_nothing() -> None:
+    build = Builder(Box(x=(-1, 1), y=(0, 2)))
+    x, y = build.column(0), build.column(1)
+    first = build.combination([(x, 1.0), (y, 1.0)])
+    out = build.combination([(first, 1.0), (x, -1.0), (y, -1.0)])
+    program = build.program(out, "x + y - x - y")
+    r = ranges(program, *cells(program, 1))[program.output]
+    assert abs(float(r.low.min())) < 1e-13 and abs(float(r.high.max())) < 1e-13, "rounding is all that is left"
+    wide = Builder(Box.cube(-1, 1, shape=(1, 100)), tokens=1)
+    pair = wide.combination([(wide.input, 1.0), (wide.input, -0.5)])
+    loose = wide.program(pair, "intervals only", (100,))
+    assert ranges(loose, *cells(loose, 1))[loose.output].slope is None, "too many inputs for forms"
+
+
+@pytest.mark.parametrize("name", [*FORMULAS, "tokens"])
+def test_finer_cells_give_narrower_ranges(name: str) -> None:
+    program = program_of(name)
+    coarse = ranges(program, *cells(program, 1))[program.output]
+    fine = ranges(program, *cells(program, 256))[program.output]
+    assert fine.low.min() >= coarse.low.min() - 1e-12 and fine.high.max() <= coarse.high.max() + 1e-12
+
+
+@given(st.integers(1, 500))
+def test_cells_cover_the_box(wanted: int) -> None:
+    program = program_of("quotients")
+    low, high = cells(program, wanted)
+    assert 1 <= len(low) <= wanted and (high > low).all()
+    volume = np.prod(high - low, axis=(1, 2)).sum()
+    assert volume == pytest.approx(4.0**3) and low.min() == 1 and high.max() == 5
+
+
+def test_slopes_bound_what_an_error_does() -> None:
+    program = program_of("mixed")
+    found = ranges(program, *cells(program, 64))
+    slopes = sensitivity.sensitivities(program, found)
+    assert slopes[program.output] == 1
+    names = dict(zip(program.sites, slopes, strict=True))
+    assert 1 <= names["exp(-x**2)"] <= 2.01, "it is divided by y >= 0.5"
+    assert 0.99 <= names["x*y"] <= 1.01, "the slope of a sine"
