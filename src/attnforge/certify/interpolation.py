@@ -70,6 +70,7 @@ class AnchorBound:
     bound: float
     interpolation: float
     rounding: float
+    worst_rounding: float
     where: float
     low: Array
     high: Array
@@ -121,7 +122,8 @@ def anchor_bound(
     parts = float(interpolation[at_worst]), float(rounding[at_worst])
     bound = float(up(sum(parts), 2))
     where = float(0.5 * (low[at_worst] + high[at_worst]))
-    return AnchorBound(bound, *parts, where, low, high, up(interpolation + rounding, 2))
+    worst_rounding = float(up(np.max(rounding), 2))
+    return AnchorBound(bound, *parts, worst_rounding, where, low, high, up(interpolation + rounding, 2))
 
 
 def _settled(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..box import Box, round_outward
-from ..certify.certificate import Certificate, Term, upper_text
+from ..certify.certificate import Certificate, Term, total, upper_text
 from ..certify.certified import CertifiedModule
 from ..certify.interpolation import CELLS, AnchorWeights, anchor_bound
 from ..certify.rounding import ASSUMPTIONS
@@ -26,7 +26,7 @@ from ..errors import ArgumentError, CertificateError, PrecisionError
 from ..ir.functions import Univariate, check_domain, parse
 from ..network import AttentionLayer, Heads
 from . import search
-from .anchor_choices import DTYPES, checked, function_of, potentials_of, two_keys
+from .anchor_choices import DTYPES, checked, function_of, is_two_keys, potentials_of, two_keys
 from .potential import Potential
 from .solve import Shape, cold_values, keys
 from .threads import one_thread
@@ -314,6 +314,12 @@ class AnchorHead(CertifiedModule):
                 reachable=None,
             )
         site, where = f"{self.function.name}, {self.size} anchors", f"worst near y = {found.where:.6g}"
+        if is_two_keys(self.function, weights):  # lemma B4: the head is the function, only rounding is left
+            term = Term(site, "rounding", found.worst_rounding, dtype)
+            bound = total([term.value])
+            return replace(
+                blank, kind="certified", bound=bound, terms=(term,), lemmas=("B4", "A5"), assumptions=ASSUMPTIONS
+            )
         terms = (Term(site, "interpolation", found.interpolation, where), Term(site, "rounding", found.rounding, dtype))
         lemmas = ("A1", "A4", "A5")
         return replace(blank, kind="certified", bound=found.bound, terms=terms, lemmas=lemmas, assumptions=ASSUMPTIONS)

@@ -32,6 +32,15 @@ def two_keys(function: Univariate, dtype: torch.dtype) -> tuple[AnchorWeights, S
     return weights, Shape(Potential("exact"), 2, 0, 1.0), np.array([1.0, -1.0])
 
 
+def is_two_keys(function: Univariate, weights: AnchorWeights) -> bool:
+    """Whether stored weights are still exactly those of `two_keys`: then the head equals the function (lemma B4)."""
+    if function.name not in TWO_KEYS or len(weights.slope) != 2:
+        return False
+    slope, first, second = TWO_KEYS[function.name]
+    stored = (*weights.slope, *weights.offset, *weights.value, weights.centre, *weights.skip)
+    return stored == (slope, -slope, 0.0, 0.0, first, second, 0.0, 0.0, 0.0)
+
+
 def function_of(fn: str | Univariate | Callable[[Tensor], Tensor], second_derivative: float | None) -> Univariate:
     if isinstance(fn, (str, Univariate)):
         return get(fn)

@@ -95,6 +95,7 @@ def _forms(spec: SelfSpec) -> list[tuple[Form, Form, list[Form]]]:
     heads, channels = spec.W_V.shape[:2]
     forms = []
     for out in _different(spec):
+
         def through(h: int, values: Array, out: int = out) -> arb:
             return sum((arb(v) * arb(o) for v, o in zip(values, spec.W_O[h, :, out], strict=True) if v and o), arb(0))
 

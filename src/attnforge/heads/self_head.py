@@ -90,9 +90,7 @@ class SelfSpec:
         return cls(**out)
 
 
-def pack(
-    placed: Sequence[tuple[SelfSpec, Sequence[int], Sequence[int]]], channels: int, outputs: int
-) -> SelfSpec:
+def pack(placed: Sequence[tuple[SelfSpec, Sequence[int], Sequence[int]]], channels: int, outputs: int) -> SelfSpec:
     """Several specs of one kind as one: each with the input channels it reads and the output channels it writes."""
     kinds = {spec.kind for spec, _, _ in placed}
     if len(kinds) != 1:
