@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP) ## install into .venv, editable, with every extra the tests use
 	@echo "ready: $(BIN)/attnforge"
 
-demo: $(STAMP) ## fit heads, print their certified bounds, write figures and a page to out/demo
+demo: $(STAMP) ## compile a formula, an MLP and a sequence function, fit heads, write pages to out/demo
 	@$(BIN)/attnforge demo
 
 test: $(STAMP) $(if $(CI),browser) ## run all tests and the examples in the docstrings

@@ -113,7 +113,10 @@ def _heading(i: int, columns: int, theme: Theme) -> str:
 def _edge(a: Node, b: Node, theme: Theme) -> str:
     x0, y0, x1, y1 = a.x + WIDE, a.y + TALL / 2, b.x, b.y + TALL / 2
     bend = max(0.5 * (x1 - x0), 30)
-    path = f"M{x0:.1f} {y0:.1f}C{x0 + bend:.1f} {y0:.1f} {x1 - bend:.1f} {y1:.1f} {x1:.1f} {y1:.1f}"
+    # A line that passes a layer would run behind its boxes unseen: it goes over them.
+    over = TALL if x1 - x0 > WIDE and abs(y1 - y0) < TALL else 0.0
+    bend = 0.3 * (x1 - x0) if over else bend
+    path = f"M{x0:.1f} {y0:.1f}C{x0 + bend:.1f} {y0 - over:.1f} {x1 - bend:.1f} {y1 - over:.1f} {x1:.1f} {y1:.1f}"
     return f'<path d="{path}" fill="none" stroke="{theme.soft}" stroke-opacity="0.5" stroke-width="1.4"/>'
 
 
