@@ -30,9 +30,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("frontends", "lower", "theorems", "incontext", "export", "certify.check"),
     ("certify.rules", "certify.rules_tokens", "certify.split"),  # errors are propagated through what was laid out
     ("compiled",),
-    ("files", "build"),
+    ("build",),
     ("_compile",),
-    ("planning",),
+    ("planning", "blackbox"),
+    ("files",),
     ("convert", "lab"),
     ("report",),
     ("demo", "demo_networks"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import compiled, heads  # noqa: F401  (registers the families that files may name)
+from . import blackbox, compiled, heads  # noqa: F401  (registers the families that files may name)
 from .certify.storage import check, load
 
 __all__ = ["check", "load"]
