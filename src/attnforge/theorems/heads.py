@@ -30,7 +30,7 @@ from ..box import Box
 from ..certify.certificate import Certificate, Source, total
 from ..certify.rounding import ASSUMPTIONS, gamma, unit, up
 from ..errors import ArgumentError
-from ..network import AttentionLayer, AttentionOnly, Heads
+from ..network import CHUNK, AttentionLayer, AttentionOnly, Heads
 from .cold import PER_STEP, ColdTable, anchors, cold_table, distance, dot_error, head_rounding, nearest
 from .instances import _query, _radius, _token_wise
 from .ramp import scalars
@@ -249,13 +249,23 @@ class PaperHeads(RampHeads):
 
     def attention(self, X: Tensor) -> Tensor:
         """The softmax weights, (batch, heads, tokens, keys)."""
-        y = scalars(X, self.w, self.t)
+        return self._weights(scalars(X, self.w, self.t))
+
+    def _weights(self, y: Tensor) -> Tensor:
         query = torch.stack([2 * y, -torch.ones_like(y)], -1).unsqueeze(-3)
         return torch.softmax(query @ self.key.transpose(-2, -1), -1)
 
+    def _sum(self, y: Tensor) -> Tensor:
+        return (self._weights(y) @ self.value.unsqueeze(-1)).sum(-3)
+
     def core(self, *inputs: Tensor) -> Tensor:
-        heads = self.attention(inputs[0]) @ self.value.unsqueeze(-1)
-        return torch.nn.functional.pad(heads.sum(-3), (0, self.channels - 1))
+        y = scalars(inputs[0], self.w, self.t)
+        step = max(1, CHUNK // (self.heads * self.keys))
+        if torch.compiler.is_compiling() or y.numel() <= step:
+            total_ = self._sum(y)
+        else:
+            total_ = torch.cat([self._sum(part) for part in y.flatten().split(step)]).reshape(*y.shape, 1)
+        return torch.nn.functional.pad(total_, (0, self.channels - 1))
 
     def stored(self, h: int) -> tuple[ColdTable, np.ndarray, float]:
         key, window = self.key.detach()[h].double().numpy(), self.window(h)

@@ -39,6 +39,7 @@ def ramp(
 ) -> Construction:
     """clip(w.x + t, a, b) for every token, by one head with `anchors` keys (v1 theorem 3.1, v2 theorem 3.4).
 
+    >>> import torch
     >>> m = ramp([1.0, -2.0], 0.5, a=-1, b=1, anchors=33)
     >>> X = torch.tensor([[[0.1, 0.4], [2.0, 0.0]]], dtype=torch.float64)
     >>> (m(X) - m.target(X)).abs().max().item() <= m.bound <= m.paper_bound

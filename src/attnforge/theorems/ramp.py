@@ -24,6 +24,7 @@ from ..box import Box
 from ..certify.certificate import Certificate, Source, total
 from ..certify.rounding import ASSUMPTIONS, up
 from ..errors import ArgumentError, PrecisionError
+from ..network import CHUNK
 from .cold import ColdTable, anchors, cells, cold_table, distance, dot_error, head_rounding, nearest
 from .result import DTYPES, Construction, Size, sum_of
 
@@ -240,12 +241,19 @@ class PaperRamp(Ramp):
 
     def attention(self, X: Tensor) -> Tensor:
         """The softmax weights, (batch, tokens, anchors): each token's column of the paper's softmax."""
-        y = scalars(X, self.w, self.t)
+        return self._weights(scalars(X, self.w, self.t))
+
+    def _weights(self, y: Tensor) -> Tensor:
         query = torch.stack([2 * y, -torch.ones_like(y)], -1)
         return torch.softmax(query @ self.keys().T, -1)
 
     def core(self, *inputs: Tensor) -> Tensor:
-        return self.attention(inputs[0]) @ self.value
+        y = scalars(inputs[0], self.w, self.t)
+        step = max(1, CHUNK // self.count)
+        if torch.compiler.is_compiling() or y.numel() <= step:
+            return self._weights(y) @ self.value
+        rows = torch.cat([self._weights(part) @ self.value for part in y.flatten().split(step)])
+        return rows.reshape(*y.shape, -1)
 
     def table(self) -> ColdTable:
         keys = self.keys().detach().double().numpy()
