@@ -28,8 +28,8 @@ class PoissonRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
     """Poisson regression with a log link: mean half deviance + alpha ||w||^2 / 2, by in-context gradient descent.
 
     >>> X, y = np.array([[0.0], [1.0], [2.0], [3.0]]), np.array([1.0, 3.0, 7.0, 20.0])
-    >>> PoissonRegressor(alpha=0.0).fit(X, y).coef_.round(3)
-    array([1.02])
+    >>> PoissonRegressor(alpha=0.0).fit(X, y).coef_.round(4)
+    array([0.9859])
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class HuberRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc]
     >>> X = np.arange(8.0)[:, None]
     >>> y = 2 * X[:, 0] + np.array([0.1, -0.1, 0.1, -0.1, 0.1, -0.1, 0.1, 50.0])
     >>> model = HuberRegressor().fit(X, y)
-    >>> abs(model.coef_[0] - 2) < 0.05, int(model.outliers_.sum())
-    (True, 1)
+    >>> bool(abs(model.coef_[0] - 2) < 0.05), bool(model.outliers_[7])
+    (True, True)
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class HuberRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc]
 
 
 def _check_alpha(alpha: object) -> None:
-    if not isinstance(alpha, numbers.Real) or not 0 <= alpha < np.inf:
+    if not isinstance(alpha, numbers.Real) or not 0 <= float(alpha) < np.inf:
         raise ArgumentError(f"alpha must be a number >= 0, got {alpha!r}")
 
 
@@ -226,7 +226,7 @@ class _HuberScale:
         problem = self._problem(self.y / y_scale, ridge, edge, self.w / y_scale)
         scaling = Scaling(self.x_mean, self.x_scale, np.array([self.y_mean]), y_scale)
         done = solve(problem, scaling, tol=tol, max_iter=max(1, est.max_iter - self.steps), dtype=est._torch_dtype(),
-                     condition=est.condition)  # fmt: skip
+                     condition=est.condition, warm=self.steps > 0)  # fmt: skip
         self.steps += done.steps
         self.w = done.w * y_scale
         clipped = np.minimum(np.abs(problem.x @ done.w[0] - problem.y[:, 0]), edge)

@@ -67,12 +67,19 @@ class Solution:
 
 
 def solve(
-    problem: Problem, scaling: Scaling, *, tol: float, max_iter: int, dtype: torch.dtype, condition: float | None = None
+    problem: Problem,
+    scaling: Scaling,
+    *,
+    tol: float,
+    max_iter: int,
+    dtype: torch.dtype,
+    condition: float | None = None,
+    warm: bool = False,
 ) -> Solution:
-    """Run the stages; `max_iter` counts steps over all of them."""
+    """Run the stages, `warm` only the last one; `max_iter` counts steps over all of them."""
     w, value = problem.start, problem.objective(problem.start)
     paths, used, factor, stage = [w[None]], 0, 1.0, 0
-    tolerances = [max(t, tol) for t in STAGES] + [tol]
+    tolerances = [tol] if warm else [max(t, tol) for t in STAGES] + [tol]
     while True:
         low, high = spectrum(problem.hessian(w))
         doublings = doublings_for(*((1.0, condition) if condition is not None else (low, MARGIN * high / factor)))

@@ -7,6 +7,7 @@ Every function returns a `Construction`: `m(X)`, `m.attention(X)`, `m.bound` (ce
 from __future__ import annotations
 
 from .heads import RampHeads, ramp_heads
+from .in_context import emulate_head, gradient_descent, gradient_step
 from .instances import clipped_relu, hard_tanh, leaky_relu, ramp, relu
 from .max_affine import MaxAffine, max_affine
 from .plan import Plan, plan
@@ -24,6 +25,9 @@ __all__ = [
     "Universal",
     "attention_then_softmax",
     "clipped_relu",
+    "emulate_head",
+    "gradient_descent",
+    "gradient_step",
     "hard_tanh",
     "leaky_relu",
     "max_affine",
