@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("network",),
     ("purity",),
     ("heads",),
-    ("progress",),
+    ("progress", "report.style", "report._optional"),
     ("frontends", "lower", "theorems", "incontext", "export", "certify.check"),
     ("certify.rules", "certify.rules_tokens", "certify.split"),  # errors are propagated through what was laid out
     ("compiled",),

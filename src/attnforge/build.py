@@ -21,7 +21,7 @@ from .lower.forms import is_head
 from .lower.layout import lay_out
 from .lower.plan import Plan, Style, make_plan
 
-ROUNDS = 4
+ROUNDS = 3
 STYLES = (Style(), Style(centred=False, relative=True))
 SPEND = 0.7  # the share of the tolerance that is given out to heads; the rest is for affine maps and second order
 Stage = Callable[[str], None]
@@ -93,8 +93,12 @@ def lower(plan: Plan, task: Task) -> CompiledNetwork:
 def build(tasks: Sequence[Callable[[], Task]], stage: Stage) -> CompiledNetwork:
     """A network that keeps the tolerance, from the first of several ways of writing the target that allows one."""
     best: Attempt | None = None
+    seen: list[Program] = []
     for make in tasks:
         task = make()
+        if task.program in seen:
+            continue  # written differently, but the same after all
+        seen.append(task.program)
         eps = task.tolerance.eps
         for style in STYLES:
             found, shares = _search(task, style, stage)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .box import Box
-from .certify.certificate import Certificate, Term
+from .certify.certificate import Certificate, Term, total, weights_hash
 from .certify.certified import CertifiedModule
 from .certify.interpolation import AnchorWeights
 from .certify.rounding import ASSUMPTIONS
@@ -26,6 +26,7 @@ from .lower.assemble import assemble
 from .lower.layout import Layout, Site, lay_out
 from .network import AttentionLayer, AttentionOnly
 
+STRETCHES = (0.0, 0.02, 0.3)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -67,7 +68,7 @@ class CompiledNetwork(CertifiedModule):
     ):
         super().__init__()
         self.layout, self.flats = layout, [np.asarray(f) for f in flats]
-        self.eps, self.rtol, self.grid, self.strict = eps, rtol, grid, strict
+        self.eps, self.rtol, self.grid, self.strict, self.origin = eps, rtol, grid, strict, dtype
         self.box = layout.program.box
         self.boxes = boxes or (self.box,)
         self.network: AttentionOnly = assemble(layout, tables, dtype)
@@ -153,8 +154,16 @@ class CompiledNetwork(CertifiedModule):
 
     def analyse(self, effort: int = EFFORT) -> tuple[Propagation, NetworkBound]:
         """The error analysis of the present weights, and the bound it gives."""
-        propagation = Propagation(self.layout, self.network, self.flats, self.dtype)
-        return propagation, network_bound(propagation, self.eps, self.rtol, effort, self.grid)
+        for stretch in STRETCHES:  # trained weights may push arguments out of the intervals their heads were built for
+            propagation = Propagation(self.layout, self.network, self.flats, self.dtype, self.origin, stretch)
+            found = network_bound(propagation, self.eps, self.rtol, effort, self.grid)
+            if math.isfinite(found.bound) or not self._trained():
+                break
+        return propagation, found
+
+    def _trained(self) -> bool:
+        """Whether the weights have changed since a certificate was last attached."""
+        return self._certificate is not None and self._certificate.weights != weights_hash(self)
 
     def certificate_of(self, propagation: Propagation, found: NetworkBound) -> Certificate:
         """An analysis as a certificate."""
@@ -169,6 +178,9 @@ class CompiledNetwork(CertifiedModule):
             terms.append(Term(f"%{site.op} {name}", "interpolation", max(rest, 0.0), site.family))
             terms.append(Term(f"%{site.op} {name}", "rounding", rounding, f"head error {local.total:.2e}"))
         terms.append(Term("affine maps", "rounding", float(found.parts[-1]), "rounded weights and sums"))
+        rest = found.bound - total(t.value for t in terms)
+        if self.rtol and rest > 0:
+            terms.append(Term("elsewhere", "propagation", rest, "where the relative tolerance allows more"))
         return Certificate(
             "certified",
             float(np.nextafter(found.bound, np.inf)),
@@ -183,8 +195,9 @@ class CompiledNetwork(CertifiedModule):
     def _check_structure(self) -> None:
         """Everything that training leaves alone must still be what the layout says."""
         blank = [AnchorWeights(np.zeros(n), np.zeros(n), np.zeros(n), c, s) for n, c, s in self._table_shapes()]
-        wanted = dict(assemble(self.layout, blank, self.dtype).named_parameters())
-        constants = _constants(self.program, self.dtype)
+        wanted = dict(assemble(self.layout, blank, self.origin).to(self.dtype).named_parameters())
+        constants = _constants(self.program, self.origin)
+        constants = None if constants is None else constants.to(self.dtype)
         if self.constants is not None and (constants is None or not torch.equal(self.constants.cpu(), constants)):
             raise CertificateError(
                 "the constants next to the input are part of the network's structure and were changed"
@@ -215,6 +228,7 @@ class CompiledNetwork(CertifiedModule):
             "flats": [flat.tolist() for flat in self.flats],
             "boxes": [box.to_json() for box in self.boxes],
             "dtype": str(self.dtype).removeprefix("torch."),
+            "origin": str(self.origin).removeprefix("torch."),
             "eps": self.eps,
             "rtol": self.rtol,
             "grid": self.grid,
@@ -229,7 +243,7 @@ class CompiledNetwork(CertifiedModule):
         layout = lay_out(program, sites)
         flats = [np.array(flat, dtype=np.float64) for flat in config["flats"]]
         boxes = tuple(Box.from_json(box) for box in config["boxes"])
-        dtype = DTYPES[config["dtype"]]
+        dtype, origin = DTYPES[config["dtype"]], DTYPES[config["origin"]]
         shapes: dict[int, AnchorWeights] = {}
         for site in layout.sites:
             if site.family == "anchor":
@@ -237,17 +251,18 @@ class CompiledNetwork(CertifiedModule):
                 skip = (float(site.config["skip"][0]), float(site.config["skip"][1]))
                 shapes[int(site.config["table"])] = AnchorWeights(zero, zero, zero, float(site.config["centre"]), skip)
         tables = [shapes[i] for i in sorted(shapes)]
-        return cls(
+        net = cls(
             layout,
             tables,
             flats,
-            dtype,
+            origin,
             float(config["eps"]),
             boxes,
             int(config["grid"]),
             float(config["rtol"]),
             bool(config["strict"]),
         )
+        return net.to(dtype)
 
 
 @lru_cache(maxsize=256)

@@ -83,8 +83,18 @@ class Outcome:
 class Propagation:
     """The error analysis of one network: local bounds once, then the rules on as many cells as wanted."""
 
-    def __init__(self, layout: Layout, network: AttentionOnly, flats: Sequence[Array], dtype: torch.dtype):
+    def __init__(
+        self,
+        layout: Layout,
+        network: AttentionOnly,
+        flats: Sequence[Array],
+        dtype: torch.dtype,
+        origin: torch.dtype | None = None,
+        stretch: float = 0.0,
+    ):
+        """`origin` is the dtype the weights were made in; heads are bounded `stretch` beyond their intervals."""
         self.layout, self.network, self.dtype, self.u = layout, network, dtype, unit(dtype)
+        self.origin, self.stretch = origin or dtype, stretch
         self.forms = forms(layout.program)
         self.sites = layout.sites
         self.flats = flats
@@ -101,18 +111,32 @@ class Propagation:
         assert isinstance(layer, AttentionLayer)
         return layer
 
+    def _stretched(self, interval: Sequence[float], fn: Univariate | None = None) -> tuple[float, float]:
+        """An interval made longer by `stretch` of itself on both sides, as far as the function's domain allows."""
+        low, high = (float(x) for x in interval)
+        more = self.stretch * (high - low)
+        wide_low, wide_high = low - more, high + more
+        if fn is not None:
+            for end in (fn.domain.lo, fn.domain.hi, *fn.domain.poles):
+                if end < low:
+                    wide_low = max(wide_low, 0.5 * (low + end))
+                if end > high:
+                    wide_high = min(wide_high, 0.5 * (high + end))
+        return wide_low, wide_high
+
     def _local(self, stage: Stage, index: int, site: Site, flats: Sequence[Array]) -> Local:
         config = site.config
         if site.family == "anchor":
             number = int(config["table"])
             group = self.layer(2 * index + 1).heads()[list(tables_of(stage)).index(number)]
             keys, value = (t.detach().cpu().double().numpy()[0] for t in (group.M_K, group.M_V))
-            skip = (float(config["skip"][0]), float(config["skip"][1]))
+            slope, constant = rounded(rounded(np.array(config["skip"], dtype=np.float64), self.origin), self.dtype)
+            skip = (float(slope), float(constant))
             table = AnchorWeights(keys[:, 0], keys[:, 1], value[:, 0], -float(group.b_Q[0, 0]), skip)
             op = self.layout.program.ops[site.op]
             assert isinstance(op, Apply)
             fn = clipped(op.function)
-            low, high = (float(x) for x in config["interval"])
+            low, high = self._stretched(config["interval"], op.function)
             key = (number, fn.name)
             if key not in self._cache:
                 edges = anchor_edges(fn, low, high, flats[number])
@@ -120,15 +144,19 @@ class Propagation:
             found = self._cache[key]
             return Local(((low, high),), found.bound, found.rounding, found)
         if site.family == "gate":
-            low, high = (float(x) for x in config["interval"])
+            low, high = self._stretched(config["interval"])
             spec = gate_spec(config["name"], float(config["sharpness"]), **config["parameters"])
             error = gate_error(
-                spec.heads.rounded(self.dtype), spec.target, gate_domain(spec, low, high, self.dtype), self.dtype
+                spec.heads.rounded(self.origin).rounded(self.dtype),
+                spec.target,
+                gate_domain(spec, low, high, self.dtype),
+                self.dtype,
             )
             return Local(((low, high),), error.total, error.rounding)
         if site.family in ("product", "square"):
-            x, y = ((float(a), float(b)) for a, b in config["intervals"])
-            found_product = product_error(site_spec(site).rounded(self.dtype), Sides(x, y), self.dtype)
+            x, y = (self._stretched(interval) for interval in config["intervals"])
+            stored = site_spec(site).rounded(self.origin).rounded(self.dtype)
+            found_product = product_error(stored, Sides(x, y), self.dtype)
             reads = (y, x) if config["swapped"] else (x, y)
             centred = config["centre"] != [0.0, 0.0]
             scale = None if centred else max(abs(v) for v in x)
@@ -163,7 +191,7 @@ class Propagation:
             op = self.layout.program.ops[value]
             errors[value] = np.zeros((cells, tokens, op.width, sources))
             if isinstance(op, Constant):  # stored in the dtype that ships
-                errors[value][..., -1] = np.abs(rounded(op.value, self.dtype) - op.value)
+                errors[value][..., -1] = np.abs(rounded(rounded(op.value, self.origin), self.dtype) - op.value)
         for i, stage in enumerate(self.layout.stages):
             reads = self._affine(2 * i, stage.before, stage.columns, errors, found)
             for site in stage.sites:
