@@ -6,6 +6,7 @@ ridge regression, for every alpha.
 
 from __future__ import annotations
 
+import math
 import numbers
 from typing import Any
 
@@ -18,6 +19,8 @@ from .blocks import Block, frozen
 from .certificate import ConvergenceCertificate, aggregation_error, factors, prediction_error
 from .prompt import MARGIN, Array, Scaling, column_scale, is_singular, start, tokens_of, tuned
 from .solver import Run, contraction, run, weights
+
+CHUNK = 64  # steps whose predictions are looked at together
 
 
 class LinearRegression(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type: ignore[misc]
@@ -172,10 +175,10 @@ def _certify(
     sure = MARGIN * high <= low * 2.0**scaling.doublings and not is_singular(rows.T @ rows)
     path = done.path()
     reach = residual = absolute = 0.0
-    for w in path:
-        z = rows @ w.T
-        reach, residual = max(reach, np.abs(z).max(initial=0.0)), max(residual, np.abs(z - labels).max(initial=0.0))
-        absolute = max(absolute, (np.abs(rows) @ np.abs(w.T)).max(initial=0.0))
+    for part in np.array_split(path, math.ceil(len(path) / CHUNK)):
+        z = np.tensordot(rows, part, axes=(1, 2))  # (n, step, K)
+        reach, residual = max(reach, np.abs(z).max()), max(residual, np.abs(z - labels[:, None]).max())
+        absolute = max(absolute, np.tensordot(np.abs(rows), np.abs(part), axes=(1, 2)).max())
     n, dtype = len(rows), network.dtype
     each = prediction_error(reach, rows.shape[1], absolute, dtype) + aggregation_error(residual, n, dtype)
     unit = np.finfo(str(dtype).removeprefix("torch.")).eps / 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +18,7 @@ from .prompt import Array
 CHECK = 8  # steps between two looks at the state
 FLOOR = {torch.float64: 1e-10, torch.float32: 1e-3}  # steps this small that shrink no further are rounding
 
+SMALL = 1 << 18  # entries of a prompt below which one thread is faster
 SMALLEST = 1e-3  # weights below this, in the prompt's units, are judged by their absolute error
 
 
@@ -54,7 +57,20 @@ class Step(Protocol):
     def __call__(self, state: Tensor, tokens: Tensor, penalties: Tensor | None, /) -> Tensor: ...
 
 
-@torch.no_grad()
+@contextmanager
+def few_threads(entries: int) -> Iterator[None]:
+    """One thread for small prompts: handing tiny operations to a pool costs more than they do."""
+    before = torch.get_num_threads()
+    if entries >= SMALL or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def run(
     block: Step,
     state: Tensor,
@@ -70,6 +86,20 @@ def run(
 
     Also stops where the steps have stopped shrinking (rounding), and where the state leaves every bound.
     """
+    with torch.no_grad(), few_threads(tokens.numel()):
+        return _run(block, state, tokens, penalties, rho, tol, max_iter, record)
+
+
+def _run(
+    block: Step,
+    state: Tensor,
+    tokens: Tensor,
+    penalties: Tensor | None,
+    rho: float,
+    tol: float,
+    max_iter: int,
+    record: bool,
+) -> Run:
     window = max(64, math.ceil(6 / max(1 - rho, 1e-9)))
     path = [block.weights_of(state)] if record else []
     best, best_at, change = math.inf, 0, math.inf
