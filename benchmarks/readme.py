@@ -1,7 +1,7 @@
 """What the README shows, made again: the demonstration's output, its picture, and the tables of heads.
 
 python benchmarks/readme.py            runs the demonstration, prints its tables, writes results/demo.json
-python benchmarks/readme.py --write    also fills in README.md between its markers and docs/images/
+python benchmarks/readme.py --write    also fills in README.md and docs/measured.md between their markers, and docs/images/
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def filled(text: str, name: str, body: str) -> str:
     """The text with `body` between the markers of that name."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     if text.count(begin) != 1 or text.count(end) != 1:
-        raise SystemExit(f"README.md needs exactly one {begin} and one {end}")
+        raise SystemExit(f"the page needs exactly one {begin} and one {end}")
     return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{body}\n{end}", text, flags=re.DOTALL)
 
 
@@ -51,10 +51,10 @@ def main() -> None:
     readme = ROOT / "README.md"
     page = filled(readme.read_text("utf-8"), "demo", f"```text\n$ make demo\n{text}\n```")
     if (ROOT / "benchmarks/results/heads.json").is_file():
-        tables = output("benchmarks/heads.py", "--markdown").split("\n\n")
-        page = filled(
-            page, "heads", "\n\n".join(tables[:4])
-        )  # two tables, each with its note; how cost grows is left out
+        tables = output("benchmarks/heads.py", "--markdown")
+        page = filled(page, "heads", "\n\n".join(tables.split("\n\n")[:2]))  # the first table and its note
+        measured = ROOT / "docs/measured.md"
+        measured.write_text(filled(measured.read_text("utf-8"), "heads", tables), encoding="utf-8", newline="\n")
     else:
         sys.stderr.write("the tables of heads stay as they are: run benchmarks/heads.py first\n")
     readme.write_text(page, encoding="utf-8", newline="\n")

@@ -59,3 +59,4 @@ def test_the_readme_shows_these_numbers(script: ModuleType, data: dict[str, Any]
         pytest.skip("the README has no table of heads yet")
     made = script.markdown(data)
     assert made.startswith(shown[1]) and shown[1].count("\n| ") >= len(data["heads"])
+    assert made.strip() in (ROOT / "docs" / "measured.md").read_text("utf-8")
