@@ -1,7 +1,7 @@
 """What the README shows, made again: the demonstration's output, its picture, and the tables of heads.
 
 python benchmarks/readme.py            runs the demonstration, prints its tables, writes results/demo.json
-python benchmarks/readme.py --write    also fills in README.md and docs/measured.md between their markers, and docs/images/
+python benchmarks/readme.py --write    also fills in README.md, docs/measured.md (between markers) and docs/images/
 """
 
 from __future__ import annotations
