@@ -32,13 +32,14 @@ class InContextEstimator(BaseEstimator):  # type: ignore[misc]
     """Base of the estimators: an estimator lays data out as a prompt and lets a frozen network work on it.
 
     After `fit`: `network_` (the block that was applied `n_iter_` times), `scaling_` (all that was done outside of it),
-    `trajectory_` (the weights after every application), `certificate_`.
+    `trajectory_` (the weights after every application), `prompt_` (the data tokens), `certificate_`.
     """
 
     network_: Any
     scaling_: Scaling
     certificate_: ConvergenceCertificate
     trajectory_: Array
+    prompt_: torch.Tensor
     n_iter_: int
     coef_: Array
     intercept_: Any
@@ -113,7 +114,10 @@ class InContextEstimator(BaseEstimator):  # type: ignore[misc]
             )
 
     def plot(self) -> Figure:
-        """The prompt's attention per step, the error against depth with its bound, the path of w for two columns."""
+        """The prompt's attention per step, the error against depth with its bound, the path of w for two columns.
+
+        Where the state also carries an intercept, the state itself is shown instead of its attention.
+        """
         from .figures import estimator_figure
 
         check_is_fitted(self)

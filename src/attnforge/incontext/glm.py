@@ -64,7 +64,7 @@ class PoissonRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
         done = solve(problem, scaling, tol=self.tol, max_iter=self.max_iter, dtype=self._torch_dtype(),
                      condition=self.condition)  # fmt: skip
         self.network_, self.certificate_, self.n_iter_ = done.network, done.certificate, done.steps
-        self.scaling_ = done.scaling
+        self.scaling_, self.prompt_ = done.scaling, done.tokens
         d = X.shape[1]
         self.coef_ = (done.w[:, :d] / scaling.x_scale)[0]
         # Labels were divided by y_scale: the logarithm of it comes back here.
@@ -128,7 +128,7 @@ class HuberRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc]
         done = fit.search()
         scaling = done.scaling
         self.network_, self.scaling_, self.certificate_ = done.network, scaling, done.certificate
-        self.n_iter_, self.scale_ = fit.steps, fit.sigma
+        self.n_iter_, self.scale_, self.prompt_ = fit.steps, fit.sigma, done.tokens
         d = X.shape[1]
         self.coef_ = scaling.original(done.w[:, :d])[0]
         offset = float(done.w[0, d]) * scaling.y_scale + float(scaling.y_mean[0]) - float(self.coef_ @ scaling.x_mean)

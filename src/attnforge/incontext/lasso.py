@@ -54,7 +54,7 @@ class ElasticNet(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type:
         done = solve(problem, scaling, tol=self.tol, max_iter=self.max_iter, dtype=self._torch_dtype(),
                      condition=self.condition)  # fmt: skip
         self.network_, self.scaling_, self.certificate_ = done.network, done.scaling, done.certificate
-        self.n_iter_ = done.steps
+        self.n_iter_, self.prompt_ = done.steps, done.tokens
         coef = scaling.original(done.w)
         intercept = y_mean - coef @ x_mean
         path = scaling.original(done.trajectory)

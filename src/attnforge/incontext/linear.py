@@ -11,6 +11,7 @@ import numbers
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ..errors import ArgumentError
 from ._sklearn import MultiOutputMixin, RegressorMixin
@@ -64,7 +65,7 @@ class LinearRegression(MultiOutputMixin, RegressorMixin, InContextEstimator):  #
         self.coef_ = coef[0] if np.ndim(y) == 1 else coef
         self.intercept_ = (float(intercept[0]) if np.ndim(y) == 1 else intercept) if self.fit_intercept else 0.0
         self.network_, self.scaling_, self.n_iter_ = last.network, last.scaling, last.run.steps
-        self.certificate_ = last.certificate
+        self.certificate_, self.prompt_ = last.certificate, last.tokens
         path = last.scaling.original(last.run.path())
         self.trajectory_ = path[:, 0] if path.shape[1] == 1 else path
         self._warn(all(each.run.converged for each in fits), f" (condition number {2.0**last.scaling.doublings:.1g})")
@@ -113,7 +114,8 @@ class _Fit:
     """One solved least-squares problem."""
 
     def __init__(self, network: Block, scaling: Scaling, done: Run, certificate: ConvergenceCertificate,
-                 coef: Array, intercept: Array):  # fmt: skip
+                 tokens: Tensor, coef: Array, intercept: Array):  # fmt: skip
+        self.tokens = tokens
         self.network, self.scaling, self.run, self.certificate = network, scaling, done, certificate
         self.coef, self.intercept = coef, intercept
 
@@ -156,7 +158,7 @@ def _least_squares(est: LinearRegression, X: Array, Y: Array, weight: Array, alp
     w = weights(network, done.state)
     coef = scaling.original(w)
     certificate = _certify(network, scaling, done, scaled, labels / y_scale, values, rho)
-    return _Fit(network, scaling, done, certificate, coef, y_mean - coef @ x_mean)
+    return _Fit(network, scaling, done, certificate, tokens, coef, y_mean - coef @ x_mean)
 
 
 def _gram(rows: Array) -> Array:

@@ -64,7 +64,7 @@ class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[m
         done = solve(problem, scaling, tol=self.tol, max_iter=self.max_iter, dtype=self._torch_dtype(),
                      condition=self.condition)  # fmt: skip
         self.network_, self.scaling_, self.certificate_ = done.network, done.scaling, done.certificate
-        self.n_iter_ = done.steps
+        self.n_iter_, self.prompt_ = done.steps, done.tokens
         d = X.shape[1]
         self.coef_ = scaling.original(done.w[:, :d])
         offset = done.w[:, d] if self.fit_intercept else np.zeros(len(done.w))

@@ -64,6 +64,7 @@ class Solution:
     trajectory: Array
     steps: int
     converged: bool
+    tokens: torch.Tensor
 
 
 def solve(
@@ -109,7 +110,7 @@ def solve(
     )
     trajectory = np.concatenate(paths)
     certificate = calibrated(problem, network, w, Last(weights(network, begin), done.steps, doublings, step, low, high))
-    return Solution(w, network, scaling, certificate, trajectory, used, done.converged and not worse)
+    return Solution(w, network, scaling, certificate, trajectory, used, done.converged and not worse, tokens)
 
 
 def prompt_of(problem: Problem, step: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
