@@ -194,15 +194,16 @@ class Heads(nn.Module):
         queries = q.reshape(1, -1, q.shape[-1]).transpose(-2, -1) if shared else q.permute(1, 2, 0)
         weights = torch.softmax(keys @ queries, dim=-2)
         split = keys.shape[-2] - self.slots
-        read = self._by_row(self.M_V.transpose(-2, -1) @ weights[:, split:], len(flat))
+        rows = flat.shape[0]  # not len: that would fix the batch size of an exported graph
+        read = self._by_row(self.M_V.transpose(-2, -1) @ weights[:, split:], rows, shared)
         if self.scope == "self":
-            seen = self._by_row(weights[:, :1], len(flat))
+            seen = self._by_row(weights[:, :1], rows, shared)
             read = read + (seen.unsqueeze(-2) @ _project(flat, self.W_V, self.b_V).unsqueeze(-2)).squeeze(-2)
         return _against_output(read, self.W_O).reshape(*Z.shape[:-1], self.W_O.shape[-1])
 
-    def _by_row(self, x: Tensor, rows: int) -> Tensor:
-        """(head or 1, value, row or row and head) -> (row, head, value)."""
-        if x.shape[-1] == rows and x.shape[0] == self.heads:
+    def _by_row(self, x: Tensor, rows: int, shared: bool) -> Tensor:
+        """(head, value, row), or (1, value, row and head) when heads share their table, -> (row, head, value)."""
+        if not shared:
             return x.permute(2, 0, 1)
         return x[0].transpose(0, 1).reshape(rows, self.heads, x.shape[1])
 
