@@ -62,7 +62,7 @@ def test_version_and_help() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("hed", "gelu"), ["no command 'hed'", "did you mean 'head'?", "functions", "demo"]),
+        (("hed", "gelu"), ["no command 'hed'", "did you mean 'head'?", "functions, theorem, demo"]),
         (("--verison",), ["no such option: --verison", "--version"]),
         (("head",), ["missing argument 'FUNCTION'", "attnforge head --help"]),
         (("head", "gelu", "--lo", "-8"), ["missing option '--hi'"]),
