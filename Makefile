@@ -8,7 +8,7 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 # Every extra that the tests use. Add to this list when a test needs another one.
-EXTRAS ?= report,sklearn,dev
+EXTRAS ?= report,sklearn,parquet,lab,convert,onnx,lens,dev
 # Test processes. Two fit a small machine; each keeps to one thread so that they do not fight over cores.
 JOBS ?= 2
 
@@ -46,7 +46,7 @@ demo: $(STAMP) ## compile a formula, an MLP and a sequence function, fit heads, 
 	@$(BIN)/attnforge demo
 
 test: $(STAMP) $(if $(CI),browser) ## run all tests and the examples in the docstrings
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -27,21 +27,24 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("purity",),
     ("heads",),
     ("progress", "report.style", "report._optional"),
-    ("frontends", "lower", "theorems", "incontext", "export", "certify.check"),
+    ("frontends", "lower", "theorems", "incontext", "certify.check"),
     ("certify.rules", "certify.rules_tokens", "certify.split"),  # errors are propagated through what was laid out
     ("compiled",),
     ("build",),
     ("_compile",),
     ("planning", "blackbox"),
     ("files",),
-    ("convert", "lab"),
+    ("convert", "export", "lab"),
     ("report",),
     ("demo", "demo_networks"),
     ("cli",),
     ("", "__main__"),  # the front door, attnforge/__init__.py
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-HEAVY = ("matplotlib", "plotly", "jinja2", "sklearn", "transformers", "onnx", "onnxruntime", "pandas", "scipy", "dask")
+HEAVY = (
+    "matplotlib", "plotly", "jinja2", "sklearn", "transformers", "onnx", "onnxruntime", "pandas", "scipy", "dask",
+    "transformer_lens",
+)  # fmt: skip
 
 
 def dotted(path: Path) -> str:
