@@ -1,0 +1,212 @@
+"""What an experiment is: the cells of its grid, how one is measured, how all are drawn and judged.
+
+One file for each experiment, with an `EXPERIMENT`. Measuring writes records; figures and verdicts only read them, so
+that they can be drawn again without measuring again, and nothing on the page comes from anywhere but a record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from ..errors import ArgumentError
+from .chart import Figure, Heat, Panel, Series, Zone
+
+__all__ = [
+    "AGREES", "BETTER", "FAILS", "JSON", "Cell", "Experiment", "Figure", "Finding", "Heat", "Panel", "Record",
+    "Series", "Zone", "grid",
+]  # fmt: skip
+
+JSON = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
+AGREES, BETTER, FAILS = VERDICTS = ("agrees", "better than predicted", "does not hold")
+RELATIONS = ("equals", "at most", "at least")
+_SLUG = 72  # letters of a file's name, before its hash
+
+
+def plain(value: Any) -> JSON:
+    """The value as JSON holds it: tuples are lists, numpy and torch scalars numbers, and what is not finite is None.
+
+    >>> plain({"error": (1.5, float("inf")), "ok": True})
+    {'error': [1.5, None], 'ok': True}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if hasattr(value, "tolist"):  # arrays, tensors and their scalars
+        return plain(value.tolist())
+    raise ArgumentError(f"a record holds numbers, texts, lists and mappings, got {type(value).__name__}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement of a grid: its settings and its seed.
+
+    >>> Cell({"p": 60, "variant": "cold"}, seed=1234).key
+    'p60-cold-s1234-950daa1b'
+    """
+
+    settings: Mapping[str, JSON]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise ArgumentError(f"a cell's seed is a whole number >= 0, got {self.seed!r}")
+        object.__setattr__(self, "settings", plain(dict(self.settings)))
+
+    @property
+    def key(self) -> str:
+        """A name for the cell's file: readable, and different for different settings and seeds."""
+        exact = json.dumps([self.settings, self.seed], sort_keys=True)
+        parts = [str(v) if isinstance(v, str) else f"{k}{_short(v)}" for k, v in self.settings.items()]
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join([*parts, f"s{self.seed}"])).strip("-.")
+        return f"{slug[:_SLUG].rstrip('-.')}-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def _short(value: JSON) -> str:
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
+
+
+def grid(seeds: Sequence[int] = (0,), **axes: Sequence[Any]) -> tuple[Cell, ...]:
+    """Every combination of the axes' values, for every seed; the last axis moves fastest, seeds fastest of all.
+
+    >>> [cell.key[:5] for cell in grid(p=(8, 16), H=(1,))]
+    ['p8-H1', 'p16-H']
+    """
+    combinations = itertools.product(*axes.values(), seeds)
+    return tuple(Cell(dict(zip(axes, row[:-1], strict=True)), row[-1]) for row in combinations)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one cell gave: `values` from the experiment, the rest from the engine. `revision` is the experiment's."""
+
+    experiment: str
+    settings: Mapping[str, JSON]
+    seed: int
+    values: Mapping[str, Any]
+    revision: int = 1
+    time_s: float = 0.0
+    memory_mb: float = 0.0
+    device: str = "cpu"
+    threads: int = 1
+    versions: Mapping[str, str] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    finished: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", plain(dict(self.settings)))
+        object.__setattr__(self, "values", plain(dict(self.values)))
+
+    @property
+    def cell(self) -> Cell:
+        """The cell that was measured."""
+        return Cell(self.settings, self.seed)
+
+    def __getitem__(self, name: str) -> Any:
+        """A value or a setting by its name: the two never share one."""
+        return self.values[name] if name in self.values else self.settings[name]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Record:
+        """Reads what `to_json` gave; ArgumentError says what is wrong with anything else."""
+        if not isinstance(data, dict):
+            raise ArgumentError(f"a record is a JSON object, got {type(data).__name__}")
+        names = {f.name for f in fields(cls)}
+        if set(data) != names:
+            odd = sorted(set(data) ^ names)
+            raise ArgumentError(f"a record has the fields {', '.join(sorted(names))}; wrong here: {', '.join(odd)}")
+        kinds = {"experiment": str, "settings": dict, "seed": int, "values": dict, "revision": int, "time_s": float,
+                 "memory_mb": float, "device": str, "threads": int, "versions": dict, "machine": dict,
+                 "finished": str}  # fmt: skip
+        for name, kind in kinds.items():
+            if not isinstance(data[name], kind) and not (kind is float and isinstance(data[name], int)):
+                raise ArgumentError(f"the field '{name}' of a record is a {kind.__name__}, got {data[name]!r:.40}")
+        return cls(**data)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A quantity, what the theory says of it, what was measured, and the verdict with the rule that gave it.
+
+    `relation` is how prediction and measurement should compare: "equals", "at most" or "at least". Make findings with
+    the functions of `verdicts`, which apply the rule they state.
+    """
+
+    quantity: str
+    predicted: float | None
+    measured: float | None
+    interval: tuple[float, float] | None
+    verdict: str
+    rule: str
+    relation: str = "equals"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.verdict not in VERDICTS:
+            raise ArgumentError(f"a verdict is one of {', '.join(VERDICTS)}, got {self.verdict!r}")
+        if self.relation not in RELATIONS:
+            raise ArgumentError(f"a relation is one of {', '.join(RELATIONS)}, got {self.relation!r}")
+        if not self.quantity or not self.rule:
+            raise ArgumentError("a finding names its quantity and states its rule")
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        return {key: plain(value) for key, value in data.items()}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment. Texts say what is claimed (with its `label` in docs/theory.md), what varies, how it is judged.
+
+    `cells(quick)` is the grid; `measure(settings, seed)` returns values that `plain` can hold, and runs in a process of
+    its own, so it lives at the top of a module. `figures` and `judge` read records, in the order of the cells and
+    possibly with some missing, and never measure. Raise `revision` when `measure` changes: older records do not count.
+    """
+
+    name: str
+    title: str
+    claim: str
+    label: str
+    varies: str
+    measured_how: str
+    judged_how: str
+    cells: Callable[[bool], tuple[Cell, ...]]
+    measure: Callable[[Mapping[str, Any], int], Mapping[str, Any]]
+    figures: Callable[[Sequence[Record]], Sequence[Figure]]
+    judge: Callable[[Sequence[Record]], Sequence[Finding]]
+    revision: int = 1
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", self.name):
+            raise ArgumentError(f"an experiment's name is lower-case words joined by hyphens, got {self.name!r}")
+        missing = [f.name for f in fields(self) if f.type == "str" and not getattr(self, f.name)]
+        if missing:
+            raise ArgumentError(f"the experiment '{self.name}' does not say: {', '.join(missing)}")
+
+    def grid(self, quick: bool) -> tuple[Cell, ...]:
+        """Its cells, each once."""
+        cells = tuple(self.cells(quick))
+        keys = [cell.key for cell in cells]
+        if not cells or len(set(keys)) != len(keys):
+            twice = sorted({key for key in keys if keys.count(key) > 1})
+            raise ArgumentError(
+                f"the grid of '{self.name}' is empty or has a cell twice: {', '.join(twice) or 'empty'}"
+            )
+        return cells
