@@ -34,8 +34,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_compile",),
     ("planning", "blackbox"),
     ("files",),
-    ("convert", "export", "lab"),
+    ("export", "lab"),
     ("report",),
+    ("convert",),  # its report is a page
     ("demo", "demo_networks"),
     ("cli",),
     ("", "__main__"),  # the front door, attnforge/__init__.py
