@@ -15,8 +15,10 @@ from torch import Tensor
 import attnforge as af
 from attnforge import theorems
 from attnforge.errors import ArgumentError, CertificateError, DomainError, PrecisionError
+from attnforge.network import Heads
 from attnforge.theorems.heads import seams
 from attnforge.theorems.ramp import Ramp
+from attnforge.theorems.registers import Registers
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -191,17 +193,70 @@ def test_instances() -> None:
         assert error <= m.bound < 0.035, name
 
 
-def test_anchors_first_under_a_causal_mask() -> None:
-    m = theorems.ramp([1.0, -1.0], 0.2, -2, 2, anchors=40, form="tokens", causal=True)
-    X = inputs(m, 6, 0)[:50]
-    assert worst(m, X) <= m.bound
+CAUSAL: dict[str, Any] = {
+    "ramp": lambda causal: theorems.ramp([1.0, -1.0], 0.2, -2, 2, anchors=40, form="tokens", causal=causal),
+    "warm": lambda causal: theorems.ramp([1.0, -1.0], 0.2, -2, 2, anchors=40, variant="warm", causal=causal),
+    "leaky": lambda causal: theorems.leaky_relu([1.0, -1.0], 0.2, 1.0, anchors=40, form="tokens", causal=causal),
+    "G": lambda causal: theorems.ramp(
+        [1.0, -1.0], 0.2, -2, 2, anchors=40, form="tokens", causal=causal, G=lambda k: k // 20
+    ),
+    "heads": lambda causal: theorems.ramp_heads(
+        [1.0, -1.0], 0.2, -2, 2, heads=5, tokens=8, form="tokens", channels=2, causal=causal
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CAUSAL))
+def test_anchors_first_under_a_causal_mask(name: str) -> None:
+    m, memory = CAUSAL[name](True), CAUSAL[name](False)
+    X = inputs(m, 6, 0)[:50].clamp(-m.radius, m.radius)
+    rounding = sum(value for source, value in m.bound_terms.items() if source.endswith("rounding"))
+    assert float((m(X) - memory(X)).abs().max()) <= 2 * rounding, "the same head, but for the order of sums"
+    assert m.bound == memory.bound
     changed = X.clone()
     changed[:, -1] = 0.0
     assert torch.equal(m(X)[:, :-1], m(changed)[:, :-1]), "no token sees a later one"
-    assert m.attention(X).shape == (50, 6, 40)
+    assert m.attention(X).shape == memory.attention(X).shape
+    assert torch.allclose(m.attention(X), memory.attention(X), rtol=0, atol=1e-10)
     assert af.purity(m).attention
+    if not getattr(m, "excluded", ()):
+        assert worst(m, X) <= m.bound
+
+
+@pytest.mark.parametrize("name", ["ramp", "warm", "heads"])
+def test_a_register_that_leaks_has_no_certificate(name: str) -> None:
+    m = CAUSAL[name](True)
+    layer = next(x for x in m.modules() if isinstance(x, Registers))
+    with torch.no_grad():
+        layer.heads.W_K[..., layer.d, -1] = 1e9  # data tokens are keys now
+    X = inputs(m, 6, 0)[:50]
+    assert worst(m, X) > CAUSAL[name](True).bound, "the change does harm"
+    with pytest.raises(CertificateError, match="registers from data"):
+        af.certify(m)
+
+
+@pytest.mark.parametrize("table", ["W_Q", "W_O"])
+def test_weights_around_the_anchors_are_checked(table: str) -> None:
+    for name in ("ramp", "warm", "heads"):
+        m = CAUSAL[name](False)
+        group = next(x for x in m.modules() if isinstance(x, Heads))
+        with torch.no_grad():
+            getattr(group, table)[0] *= 1.25
+        if name == "ramp" and table == "W_Q":
+            af.certify(m)  # the query is w itself here: a wrong one is paid for
+            assert worst(m, inputs(m, 6, 0)) <= m.bound
+        else:
+            with pytest.raises((CertificateError, ArgumentError)):
+                af.certify(m)
+
+
+def test_what_has_no_causal_form_is_refused() -> None:
     with pytest.raises(ArgumentError, match="anchors come first"):
         theorems.ramp([1.0], 0.0, 0, 1, anchors=9, causal=True)
+    with pytest.raises(ArgumentError, match="anchors come first"):
+        theorems.ramp_heads([1.0], 0.0, 0, 1, heads=2, tokens=5, causal=True)
+    with pytest.raises(ArgumentError, match="causal as it is"):
+        theorems.ramp([1.0], 0.0, 0, 1, variant="gate", causal=True)
 
 
 def test_networks_are_attention_only() -> None:

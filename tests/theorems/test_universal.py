@@ -205,6 +205,44 @@ def test_max_affine_of_sequences_and_cross_attention() -> None:
         _ = plain.context
 
 
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("kind", ["self", "cross"])
+def test_max_affine_of_sequences_token_wise(kind: str, dtype: str) -> None:
+    f, slope = mixing(3, 1, 9)
+    box = af.Box.cube(-1, 1, shape=(3, 1))
+    m = theorems.max_affine(f, box, cells=64, lipschitz=slope, attention=kind, form="tokens", dtype=DTYPES[dtype])
+    paper = theorems.max_affine(f, box, cells=64, lipschitz=slope, dtype=DTYPES[dtype])
+    X = hard_points(m, 2)
+    assert m.form == "tokens" and worst(m, X) <= m.bound <= paper.bound * (1 + 1e-6)
+    assert (m.size.layers, m.size.heads, m.size.anchors) == (2, 4, 192)
+    assert torch.allclose(m(X), paper(X), atol=1e-4 if dtype == "float32" else 1e-10)
+    weights = m.attention(X)
+    assert weights.shape == (*X.shape[:-1], 64)
+    assert weights.sum(-1).allclose(torch.ones((), dtype=m.dtype)), "other tokens' keys weigh an exact 0"
+    assert af.purity(m).attention
+    with torch.no_grad():
+        m.gather.heads()[0].W_K[0, -1] *= 0.5
+    with pytest.raises(CertificateError, match="told apart"):
+        af.certify(m)
+
+
+def test_max_affine_with_cells_first() -> None:
+    f = lambda x: torch.cos(x).sum(-1, keepdim=True)  # noqa: E731
+    box = af.Box.cube(-1, 2, shape=2)
+    m = theorems.max_affine(f, box, cells=100, lipschitz=1.5, causal=True)
+    memory = theorems.max_affine(f, box, cells=100, lipschitz=1.5)
+    X = box.sample(300, 0, m.dtype).reshape(30, 10, 2)
+    assert torch.allclose(m(X), memory(X), atol=1e-10) and m.bound == memory.bound >= worst(m, X)
+    assert af.purity(m).attention
+    for change in ({"box": af.Box.cube(-1, 2, shape=(2, 1))}, {"attention": "cross"}):
+        arguments: dict[str, Any] = {"f": lambda X: X, "box": box, "cells": 16, **change}
+        with pytest.raises(ArgumentError, match="causal form"):
+            theorems.max_affine(**arguments, causal=True)
+    with pytest.raises(ArgumentError, match="leave form out"):
+        theorems.max_affine(f, box, cells=16, form="paper")
+
+
+
 def test_rate_in_the_spacing_is_one() -> None:
     f, slope = mixing(2, 1, 4)
     counts = np.array([4, 6, 9, 13, 19, 28])

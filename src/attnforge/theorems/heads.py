@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,10 +30,11 @@ from ..box import Box
 from ..certify.certificate import Certificate, Source, total
 from ..certify.rounding import ASSUMPTIONS, gamma, unit, up
 from ..errors import ArgumentError
-from ..network import CHUNK, AttentionLayer, AttentionOnly, Heads
+from ..network import CHUNK, AttentionLayer, Heads
 from .cold import PER_STEP, ColdTable, anchors, cold_table, distance, dot_error, head_rounding, nearest
-from .instances import _query, _radius, _token_wise
+from .instances import PAPER_IS_NOT_CAUSAL, _query, _radius, _token_wise
 from .ramp import scalars
+from .registers import Tables, over_slots, parts, read_as_is, stacked, tables_of, weights_of
 from .result import DTYPES, Construction, Size, ends, form_of, leak, number, sum_of, tensor, whole
 
 NEAR = 8  # a head is looked at closely where y is at most this many spacings away from its keys
@@ -65,6 +66,7 @@ def ramp_heads(
     channels: int = 1,
     radius: float | None = None,
     kappa: float | None = None,
+    causal: bool = False,
 ) -> RampHeads:
     """clip(w.x + t, a, b) by `heads` heads of `tokens` keys each (v1 theorem 3.2, v2 theorem 3.9).
 
@@ -72,6 +74,8 @@ def ramp_heads(
     >>> X = torch.zeros(1, 10, 2, dtype=torch.float64)
     >>> (m(X) - m.target(X)).abs().max().item() <= m.bound <= m.paper_bound
     True
+
+    `form="tokens"` keeps the keys in memory slots; with `causal` they are tokens that come first.
     """
     weight, shift = _query(w, t)
     low, high = ends(a, b)
@@ -89,8 +93,10 @@ def ramp_heads(
         raise ArgumentError(f"kappa must be at least 1 for cold heads, got {cold:g}")
     if form_of(form) == "tokens":
         _token_wise(weight, shift, "form='tokens'")
-    kind = PaperHeads if form == "paper" else TokenHeads
-    built = kind(weight, shift, low, high, count, keys, cold, small, _radius(radius, weight, shift, low, high), width)
+    elif causal:
+        raise ArgumentError(PAPER_IS_NOT_CAUSAL)
+    arguments = (weight, shift, low, high, count, keys, cold, small, _radius(radius, weight, shift, low, high), width)
+    built = PaperHeads(*arguments) if form == "paper" else TokenHeads(*arguments, causal=causal)
     built.judged((high - low) / 2, "use float64, fewer heads or a smaller radius")
     return built
 
@@ -298,8 +304,9 @@ class TokenHeads(RampHeads):
 
     form = "tokens"
 
-    def __init__(self, *arguments: Any):
+    def __init__(self, *arguments: Any, causal: bool = False):
         super().__init__(*arguments)
+        self.causal = causal
         dtype, keys, values, biases, self.centres = self.w.dtype, [], [], [], []
         for h in range(self.heads):
             window = self.window(h)
@@ -316,33 +323,30 @@ class TokenHeads(RampHeads):
             M_K=torch.from_numpy(np.stack(keys)).to(dtype), M_V=torch.from_numpy(np.stack(values)).to(dtype),
             W_O=torch.eye(1, self.channels, dtype=dtype).expand(H, 1, -1), purpose="ramp",
         )  # fmt: skip
-        first = AttentionLayer([], S=self.w[:, None], s=self.t.reshape(1))
-        self.net = AttentionOnly([first, AttentionLayer([group])])
+        self.net = stacked(AttentionLayer([], S=self.w[:, None], s=self.t.reshape(1)), over_slots(group, causal))
 
-    def group(self) -> Heads:
-        return next(self.net.groups())
+    def tables(self) -> Tables:
+        """The tables of the heads as stored."""
+        return read_as_is(tables_of(parts(self.net)[1]))
 
     def core(self, *inputs: Tensor) -> Tensor:
         return self.net(inputs[0])
 
     def attention(self, X: Tensor) -> Tensor:
         """The softmax weights, (batch, heads, tokens, keys)."""
-        return self.group().weights(self.net.layers[0](X)).transpose(-3, -2)
+        first, second = parts(self.net)
+        return weights_of(second, first(X)).transpose(-3, -2)
 
     def stored(self, h: int) -> tuple[ColdTable, np.ndarray, float]:
-        group = self.group()
-        key, value = group.M_K.detach()[h].double().numpy(), group.M_V.detach()[h, :, 0].double().numpy()
-        shift = self.centres[h]
-        if group.b_Q.detach()[h].tolist() != [-float(shift), 1.0] or group.W_Q.detach()[h].flatten().tolist() != [
-            1.0,
-            0.0,
-        ]:
+        found, shift = self.tables(), self.centres[h]
+        key, value = found.M_K[h].double().numpy(), found.M_V[h, :, 0].double().numpy()
+        if found.b_Q[h].tolist() != [-float(shift), 1.0] or found.W_Q[h].flatten().tolist() != [1.0, 0.0]:
             raise ArgumentError(f"the query of head {h} was changed: it must read (y - {float(shift):g}, 1)")
         table = cold_table(key[:, 0], key[:, 1], [x - shift for x in self.window(h)], self.beta, Fraction(0))
         return table, value, float(shift)
 
     def extra_query(self) -> float:
-        first = cast(AttentionLayer, self.net.layers[0])
+        first = parts(self.net)[0]
         assert first.S is not None
         assert first.s is not None
         changed = float((first.S.detach().double()[:, 0] - self.w.double()).abs().sum()) * self.radius
@@ -351,4 +355,4 @@ class TokenHeads(RampHeads):
     @property
     def matrices(self) -> dict[str, Tensor]:
         """The tables of the heads, and w, t of the affine layer."""
-        return {"w": self.w, "t": self.t, **{name: p.detach() for name, p in self.group().named_parameters()}}
+        return {"w": self.w, "t": self.t, **self.tables()._asdict()}

@@ -17,6 +17,10 @@ from .variants import GateRamp, WarmRamp
 ChannelMap = int | Sequence[int] | Callable[[int], int] | None
 VARIANTS = ("cold", "warm", "gate")
 MARGIN = 0.05  # where G changes, this share of a spacing on each side of the middle is excluded
+PAPER_IS_NOT_CAUSAL = (
+    "the paper's form has no causal variant: token i would see only the anchors in columns up to i; "
+    "use form='tokens', where the anchors come first"
+)
 FARTHEST = 16.0  # |x| is at most this unless a radius is given, or more where the ramp's ends are farther away
 
 
@@ -48,7 +52,7 @@ def ramp(
     `w` is one vector (d,) or one per token (n, d), `t` a number or one per token (n,); dtype follows w. `G` maps an
     anchor's number to an output channel. `radius` bounds |x| (for the rounding of w.x). `variant` "warm" is the same
     head at the temperature where kink and interior err alike, "gate" replaces the anchors by two constants and the
-    token itself (B2); both are token-wise. `causal` makes the anchors tokens that come first.
+    token itself (B2); both are token-wise. `causal` makes the anchors tokens that come first (token-wise forms).
     """
     weight, shift = _query(w, t)
     low, high = ends(a, b)
@@ -58,13 +62,17 @@ def ramp(
     shape, reach = ScalarTarget(low, high), _radius(radius, weight, shift, low, high)
     if variant != "cold":
         _token_wise(weight, shift, f"variant='{variant}'")
-        if G is not None or causal:
+        if G is not None:
+            raise ArgumentError(f"variant='{variant}' writes one channel: leave G out")
+        if causal and variant == "gate":
             raise ArgumentError(
-                f"variant='{variant}' writes one channel and has no causal form: leave G and causal out"
+                "a gate has no anchors that could come first, and is causal as it is: a token sees itself and two "
+                "constants; leave causal out (as a stock causal transformer: attnforge.export.to_plain)"
             )
-        kind = WarmRamp if variant == "warm" else GateRamp
         width = 1 if channels is None else whole("channels", channels, 1)
-        return kind(weight, shift, shape, count, reach, width, kappa)
+        if variant == "gate":
+            return GateRamp(weight, shift, shape, count, reach, width, kappa)
+        return WarmRamp(weight, shift, shape, count, reach, width, kappa, causal)
     return _cold(weight, shift, shape, count, small, form, G, channels, reach, kappa, margin, causal)
 
 
@@ -126,10 +134,7 @@ def _cold(
     built: Ramp
     if form_of(form) == "paper":
         if causal:
-            raise ArgumentError(
-                "the paper's form has no causal variant: token i would see only the anchors in columns up to i; "
-                "use form='tokens', where the anchors come first"
-            )
+            raise ArgumentError(PAPER_IS_NOT_CAUSAL)
         tokens = max([x.shape[0] for x in (w, t) if x.dim() == (2 if x is w else 1)], default=1)
         if count < tokens:
             raise ArgumentError(

@@ -10,6 +10,9 @@ errors of at most d: slots whose centre is at squared distance more than tau bey
 exp(-beta tau + 2d) each, all others have |x - c_j|^2 <= rho^2 + tau. So
 
     |head - f| <= omega(sqrt(rho^2 + tau)) + J exp(-beta tau + 2d) max_j |f(c_j) - f(x)| + rounding of a mean.
+
+Sequences, token-wise: a gather layer (D1) first gives every token all of X; then there is a key for every cell and
+token, and positions select the token's own value f(c_j)_i. Keys of other tokens get -Omega and weigh an exact 0.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from ..network import AttentionLayer, Heads
 from .cold import nearest
 from .grid import SUSPECTS, Function, evaluated, refuse_between
 from .modulus import Modulus, modulus_of
-from .result import DTYPES, Construction, Size, leak, sum_of, tensor, whole
+from .registers import Registers, over_slots, read_as_is, tables_of, weights_of
+from .result import DTYPES, Construction, Size, form_of, leak, sum_of, tensor, whole
+from .universal_net import carry, gather_heads
 
 SOFTNESS = 0.1  # tau over rho^2
 PROBES = (4096, 128, 32, 16)  # small boxes a side, by dimension, for the covering radius of scattered centres
@@ -44,6 +49,8 @@ def max_affine(
     lipschitz: float | None = None,
     modulus: Modulus | None = None,
     attention: str = "self",
+    form: str | None = None,
+    causal: bool = False,
     eps0: float = 1e-9,
     dtype: torch.dtype = torch.float64,
 ) -> MaxAffine:
@@ -55,8 +62,9 @@ def max_affine(
     >>> m.form, (m(X) - norm(X)).abs().max().item() <= m.bound < 0.08
     ('tokens', True)
 
-    A box of shape (d,) makes a token-wise network: f maps (batch, d) to (batch, channels). A box of shape (n, d) makes
-    the paper's form: f maps sequences to sequences. `cells` is the number of cells, or the centres themselves. With
+    A box of shape (d,) makes a token-wise network: f maps (batch, d) to (batch, channels); with `causal` its cells are
+    tokens that come first. A box of shape (n, d) makes the paper's form: f maps sequences to sequences; `form="tokens"`
+    gathers the sequence into every token first. `cells` is the number of cells, or the centres themselves. With
     `attention="cross"` keys and values come from a second sequence, `m.context`.
     """
     if not isinstance(box, Box) or len(box.shape) not in (1, 2) or box.names:
@@ -65,10 +73,18 @@ def max_affine(
         raise ArgumentError(f"attention must be 'self' or 'cross', got {attention!r}")
     if dtype not in DTYPES:
         raise ArgumentError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    shape = form_of(form or ("tokens" if len(box.shape) == 1 else "paper"))
+    if shape == "paper" and len(box.shape) == 1:
+        raise ArgumentError("a box of tokens, shape=d, makes a token-wise network: leave form out")
+    if causal and (len(box.shape) == 2 or attention == "cross"):
+        raise ArgumentError(
+            "only self-attention on a box of tokens, shape=d, has a causal form: outputs of a sequence map depend on "
+            "later tokens, and cross-attention reads its cells off another sequence"
+        )
     centres, reach = _grid_centres(box, whole("cells", cells, 1)) if isinstance(cells, int) else _given(box, cells)
     values = evaluated(f, centres.reshape(-1, *box.shape), box)
     omega = modulus_of(lipschitz, modulus)
-    m = MaxAffine(f, box, centres, values.flatten(1), reach, omega, leak(eps0), attention, dtype)
+    m = MaxAffine(f, box, centres, values.flatten(1), reach, omega, leak(eps0), attention, shape, causal, dtype)
     if lipschitz is not None:
         _refuse_steeper(f, box, centres, values.flatten(1), float(lipschitz))
     m.attach(m.recertify())
@@ -82,28 +98,59 @@ class MaxAffine(Construction):
 
     def __init__(
         self, f: Function, box: Box, centres: Tensor, values: Tensor, reach: float, omega: Modulus | None, eps0: float,
-        attention: str, dtype: torch.dtype,
+        attention: str, form: str, causal: bool, dtype: torch.dtype,
     ):  # fmt: skip
         super().__init__()
         self.f, self.box, self.centres, self.samples, self.omega = f, box, centres, values, omega
-        self.reach, self.eps0, self.form = reach, eps0, "tokens" if len(box.shape) == 1 else "paper"
-        J, D = centres.shape
+        self.reach, self.eps0, self.form, self.causal = reach, eps0, form, causal
+        self.tokens = box.shape[0] if form == "tokens" and len(box.shape) == 2 else 0  # gathered into each token
+        J, D, n = *centres.shape, self.tokens
         self.middle = [Fraction(float(x)) for x in nearest(_middle(box), dtype)]
         self.tau = SOFTNESS * reach**2
         self.beta = Fraction(2.0 ** math.ceil(math.log2(math.log(J / eps0) / self.tau)))
         slopes, offsets = self.ideal_keys()
         keys = np.concatenate([nearest([x for row in slopes for x in row], dtype).reshape(J, D),
                                nearest(offsets, dtype)[:, None]], 1)  # fmt: skip
-        query = torch.cat([torch.eye(D, dtype=dtype), torch.zeros(D, 1, dtype=dtype)], 1)[None]
-        bias = torch.tensor([[*(-float(x) for x in self.middle), 1.0]], dtype=dtype)
         table, read = torch.from_numpy(keys).to(dtype), values.to(dtype)
+        self.omega_dead = 2.0 ** math.ceil(math.log2(8 * self.largest_logit(table) + 2048))
+        if n:
+            table = torch.cat([table.repeat_interleave(n, 0), self.dead_keys(J, dtype)], 1)
+            read = read.reshape(J * n, -1)
+            self.positions = nn.Parameter(torch.eye(n, dtype=dtype))
+            self.gather = self.gathering(dtype)
+        query, bias = self.ideal_query(dtype)
         eye = torch.eye(read.shape[-1], dtype=dtype)[None]
-        self.layer: AttentionLayer | Cross
+        self.layer: AttentionLayer | Registers | Cross
         if attention == "self":
-            group = Heads("memory", W_Q=query, b_Q=bias, M_K=table[None], M_V=read[None], W_O=eye, purpose="cells")
-            self.layer = AttentionLayer([group])
+            group = Heads(
+                "memory", W_Q=query[None], b_Q=bias[None], M_K=table[None], M_V=read[None], W_O=eye, purpose="cells"
+            )
+            self.layer = over_slots(group, causal)
         else:
-            self.layer = Cross(query[0], bias[0], table, read)
+            self.layer = Cross(query, bias, table, read)
+
+    def ideal_query(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(x - middle, 1), and the position behind it."""
+        D, n = len(self.middle), self.tokens
+        query = torch.zeros(D + n, D + 1 + n, dtype=dtype)
+        query[:D, :D], query[D:, D + 1 :] = torch.eye(D, dtype=dtype), torch.eye(n, dtype=dtype)
+        bias = torch.tensor([*(-float(x) for x in self.middle), 1.0, *[0.0] * n], dtype=dtype)
+        return query, bias
+
+    def dead_keys(self, cells: int, dtype: torch.dtype) -> Tensor:
+        """For every cell and token: 0 at that token's position, -Omega at the others."""
+        return (self.omega_dead * (torch.eye(self.tokens, dtype=dtype) - 1)).repeat(cells, 1)
+
+    def gathering(self, dtype: torch.dtype) -> AttentionLayer:
+        """The layer that gives every token all of X and leaves its position."""
+        n, d = self.box.shape
+        return AttentionLayer([gather_heads(n, d, self.omega_dead, dtype)], S=carry(n, d, n * d, dtype))
+
+    def state(self, X: Tensor) -> Tensor:
+        """What the head reads: tokens, or the sequence in one column, or the sequence in every token."""
+        if self.tokens:
+            return self.gather(torch.cat([X, self.positions.expand(*X.shape[:-2], -1, -1)], -1))
+        return X.flatten(-2).unsqueeze(-2) if self.form == "paper" else X
 
     def ideal_keys(self) -> tuple[list[list[Fraction]], list[Fraction]]:
         """beta (2 c, -|c|^2), centred on the middle of the box, exactly."""
@@ -122,14 +169,13 @@ class MaxAffine(Construction):
     def tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """W_Q, b_Q, keys and values as stored."""
         if isinstance(self.layer, Cross):
-            D = len(self.middle)
-            context = self.layer.context.detach()
-            return self.layer.W_Q.detach(), self.layer.b_Q.detach(), context[:, : D + 1], context[:, D + 1 :]
-        g = self.layer.heads()[0]
-        return g.W_Q.detach()[0], g.b_Q.detach()[0], g.M_K.detach()[0], g.M_V.detach()[0]
+            context, inner = self.layer.context.detach(), len(self.middle) + 1 + self.tokens
+            return self.layer.W_Q.detach(), self.layer.b_Q.detach(), context[:, :inner], context[:, inner:]
+        found = read_as_is(tables_of(self.layer))
+        return found.W_Q[0], found.b_Q[0], found.M_K[0], found.M_V[0]
 
     def check_shape(self, x: Tensor) -> None:
-        wanted = ("tokens", *self.box.shape) if self.form == "tokens" else self.box.shape
+        wanted = ("tokens", *self.box.shape) if len(self.box.shape) == 1 else self.box.shape
         if x.dim() < 2 or tuple(x.shape[x.dim() - len(self.box.shape) :]) != self.box.shape:
             raise ArgumentError(f"expected X of shape (batch, {', '.join(map(str, wanted))}), got {tuple(x.shape)}")
 
@@ -140,17 +186,17 @@ class MaxAffine(Construction):
         super().guard(*inputs)
 
     def core(self, *inputs: Tensor) -> Tensor:
-        X = inputs[0]
-        Z = X.flatten(-2).unsqueeze(-2) if self.form == "paper" else X
+        Z = self.state(inputs[0])
         out: Tensor = self.layer(Z, *inputs[1:]) if isinstance(self.layer, Cross) else self.layer(Z)
         return out.squeeze(-2).unflatten(-1, (self.box.shape[0], -1)) if self.form == "paper" else out
 
     def attention(self, X: Tensor) -> Tensor:
-        """The softmax weights over cells: (batch, tokens, cells), or (batch, cells) for sequences."""
-        Z = X.flatten(-2).unsqueeze(-2) if self.form == "paper" else X
-        weights = (
-            self.layer.weights(Z) if isinstance(self.layer, Cross) else self.layer.heads()[0].weights(Z)[..., 0, :]
-        )
+        """The softmax weights over cells: (batch, tokens, cells), or (batch, cells) for the paper's sequences."""
+        Z = self.state(X)
+        weights = self.layer.weights(Z) if isinstance(self.layer, Cross) else weights_of(self.layer, Z)[..., 0, :]
+        if self.tokens:  # each token's own keys; the others weigh an exact 0
+            split = weights.unflatten(-1, (-1, self.tokens))
+            return torch.diagonal(split, dim1=-3, dim2=-1).transpose(-2, -1)
         return weights[..., 0, :] if self.form == "paper" else weights
 
     def target(self, X: Tensor) -> Tensor:
@@ -160,26 +206,28 @@ class MaxAffine(Construction):
 
     def points(self, count: int, seed: int = 0) -> Tensor:
         found = super().points(count, seed)
-        return found if self.form == "paper" else found.unsqueeze(-2)
+        return found if len(self.box.shape) == 2 else found.unsqueeze(-2)
 
     def example_input(self) -> tuple[Tensor, ...]:
         return (self.points(2)[:2],)
 
     def recertify(self) -> Certificate:
-        W_Q, b_Q, keys, values = (x.double() for x in self.tables())
-        D, J, u = len(self.middle), len(keys), unit(self.dtype)
-        expected = torch.cat([torch.eye(D), torch.zeros(D, 1)], 1).double()
-        if not torch.equal(W_Q, expected) or b_Q.tolist() != [*(-float(x) for x in self.middle), 1.0]:
-            raise CertificateError("the query must read (x - middle of the box, 1); it was changed")
-        outward = self.box.outward(self.dtype)
-        half = torch.maximum(outward.upper.flatten() - b_Q[:-1].neg(), b_Q[:-1].neg() - outward.lower.flatten())
+        self.unchanged()
+        _, b_Q, keys, values = (x.double() for x in self.tables())
+        D, n, u = len(self.middle), max(1, self.tokens), unit(self.dtype)
+        keys, J = keys[:, : D + 1], len(keys) // n
+        values = values.reshape(J, -1)
+        outward, middle = self.box.outward(self.dtype), b_Q[:D].neg()
+        half = torch.maximum(outward.upper.flatten() - middle, middle - outward.lower.flatten())
         size = keys[:, :-1].abs() @ half + keys[:, -1].abs()
         slopes, offsets = self.ideal_keys()
-        ideal = np.array([[*map(float, row), float(o)] for row, o in zip(slopes, offsets, strict=True)])
+        ideal = np.array([[*map(float, row), float(o)] for row, o in zip(slopes, offsets, strict=True)]).repeat(n, 0)
         off = np.abs(keys.numpy() - ideal) + 2.0**-52 * np.abs(ideal)
         stored = float(np.max(off[:, :-1] @ half.numpy() + off[:, -1]))
         logit = float(size.max())
         d = float(up(float(gamma(D + 5, u)) * 2 * logit + stored * (1 + 1e-9) + (EXP_ULPS + 1) * u, 8))
+        if self.tokens and self.omega_dead < 4 * logit + 1024:
+            raise PrecisionError(f"logits of up to {logit:.3g} are too large for keys at -{self.omega_dead:.3g}")
         beta, largest = float(self.beta), float(values.abs().max())
         spread = float((values.amax(0) - values.amin(0)).max())
         measured = self.measure_now()
@@ -205,6 +253,24 @@ class MaxAffine(Construction):
             lemmas=("E4", "R5"), assumptions=ASSUMPTIONS,
         )  # fmt: skip
 
+    def unchanged(self) -> None:
+        """Raise `CertificateError` unless all weights but keys and values are the ones that were built."""
+        W_Q, b_Q, keys, _ = self.tables()
+        pairs = list(zip((W_Q, b_Q), self.ideal_query(self.dtype), strict=True))
+        if isinstance(self.layer, Cross):
+            stored = (self.layer.W_K.detach(), self.layer.W_V.detach())
+            pairs += list(zip(stored, self.layer.reads(), strict=True))
+        if n := self.tokens:
+            pairs += [(keys[:, -n:], self.dead_keys(len(keys) // n, self.dtype))]
+            pairs += [(self.positions.detach(), torch.eye(n, dtype=self.dtype))]
+            fresh = self.gathering(self.dtype)
+            pairs += list(zip(self.gather.parameters(), fresh.parameters(), strict=True))
+        if not all(torch.equal(mine, built) for mine, built in pairs):
+            raise CertificateError(
+                "the query must read (x - middle of the box, 1), and cells and positions must be told apart; "
+                "weights that do so were changed"
+            )
+
     @torch.no_grad()
     def measure_now(self) -> float:
         """The largest error at points drawn from the box, corners included."""
@@ -213,10 +279,15 @@ class MaxAffine(Construction):
 
     @property
     def size(self) -> Size:
-        _, _, keys, _ = self.tables()
+        D, keys = len(self.middle), self.tables()[2]
+        layers, heads = (2, 1 + self.tokens) if self.tokens else (1, 1)
+        parameters = sum(p.numel() for p in self.parameters())
+        return Size(layers, heads, len(keys), parameters, self.largest_logit(keys[:, : D + 1]))
+
+    def largest_logit(self, keys: Tensor) -> float:
+        """An upper bound of |logit| on the box, for keys (slope, offset)."""
         half = float((self.box.upper - self.box.lower).max()) / 2
-        logit = float((keys[:, :-1].abs().sum(-1) * half + keys[:, -1].abs()).max())
-        return Size(1, 1, len(keys), sum(p.numel() for p in self.parameters()), logit)
+        return float((keys[:, :-1].abs().sum(-1) * half + keys[:, -1].abs()).max())
 
     @property
     def matrices(self) -> dict[str, Tensor]:
@@ -224,7 +295,7 @@ class MaxAffine(Construction):
         W_Q, b_Q, keys, values = self.tables()
         eye = torch.eye(values.shape[-1], dtype=self.dtype)
         return {
-            "A": torch.eye(len(self.middle), dtype=self.dtype),
+            "A": torch.eye(W_Q.shape[0], dtype=self.dtype),
             "W_Q": W_Q,
             "b_Q": b_Q,
             "W_K": keys,
@@ -238,11 +309,14 @@ class Cross(nn.Module):
 
     def __init__(self, W_Q: Tensor, b_Q: Tensor, keys: Tensor, values: Tensor):
         super().__init__()
-        width, inner, dtype = keys.shape[1] + values.shape[1], keys.shape[1], keys.dtype
         self.W_Q, self.b_Q = nn.Parameter(W_Q), nn.Parameter(b_Q)
-        self.context = nn.Parameter(torch.cat([keys, values], 1))
-        self.W_K = nn.Parameter(torch.eye(width, inner, dtype=dtype))
-        self.W_V = nn.Parameter(torch.eye(width, dtype=dtype)[:, inner:].contiguous())
+        self.context, self.inner = nn.Parameter(torch.cat([keys, values], 1)), keys.shape[1]
+        self.W_K, self.W_V = (nn.Parameter(x) for x in self.reads())
+
+    def reads(self) -> tuple[Tensor, Tensor]:
+        """W_K and W_V: the two parts of a token of the second sequence."""
+        both = torch.eye(self.context.shape[1], dtype=self.context.dtype)
+        return both[:, : self.inner].contiguous(), both[:, self.inner :].contiguous()
 
     def weights(self, Z: Tensor, context: Tensor | None = None) -> Tensor:
         keys = (self.context if context is None else context) @ self.W_K

@@ -61,7 +61,9 @@ class UniversalNet(nn.Module):
             select = torch.cat([select.repeat_interleave(n, 0), dead.repeat(grid.size, 1)], 1)
             out = out.reshape(grid.size * n, -1)
             self.positions = nn.Parameter(torch.eye(n, dtype=dtype))
-            self.gather = AttentionLayer([_gather(n, self.width, self.omega, dtype)], S=_carry(n, self.width, D, dtype))
+            self.gather = AttentionLayer(
+                [gather_heads(n, self.width, self.omega, dtype)], S=carry(n, self.width, D, dtype)
+            )
         else:
             out = out.reshape(grid.size, -1)
         scale = torch.cat([torch.full((hats,), beta, dtype=dtype), torch.ones(extra, dtype=dtype)])
@@ -157,8 +159,8 @@ class UniversalNet(nn.Module):
         if extra:
             dead = (self.omega * (torch.eye(extra, dtype=dtype) - 1)).repeat(self.grid.size, 1)
             fresh = AttentionLayer(
-                [_gather(extra, self.width, self.omega, dtype)],
-                S=_carry(extra, self.width, len(self.grid.counts), dtype),
+                [gather_heads(extra, self.width, self.omega, dtype)],
+                S=carry(extra, self.width, len(self.grid.counts), dtype),
             )
             pairs += [(self.keys[:, hats:], dead), (self.positions.detach(), torch.eye(extra, dtype=dtype))]
             pairs += list(zip((p.detach() for p in self.gather.parameters()), fresh.parameters(), strict=True))
@@ -206,7 +208,7 @@ def _selection_keys(grid: Grid, dtype: torch.dtype) -> Tensor:
     return keys.scatter_(1, grid.index() + starts, 1.0)
 
 
-def _gather(n: int, width: int, omega: float, dtype: torch.dtype) -> Heads:
+def gather_heads(n: int, width: int, omega: float, dtype: torch.dtype) -> Heads:
     """n heads; head j gives every token the channels of token j (D1): other keys get -omega, an exact weight 0."""
     channels, D = width + n, n * width
     W_Q, b_Q = torch.zeros(n, channels, n, dtype=dtype), torch.eye(n, dtype=dtype)
@@ -219,7 +221,7 @@ def _gather(n: int, width: int, omega: float, dtype: torch.dtype) -> Heads:
     return Heads("tokens", W_Q=W_Q, b_Q=b_Q, W_K=W_K, b_K=b_K, W_V=W_V, W_O=W_O, purpose="gather")
 
 
-def _carry(n: int, width: int, D: int, dtype: torch.dtype) -> Tensor:
+def carry(n: int, width: int, D: int, dtype: torch.dtype) -> Tensor:
     """The linear skip of the gather layer: positions stay."""
     skip = torch.zeros(width + n, D + n, dtype=dtype)
     skip[width:, D:] = torch.eye(n, dtype=dtype)

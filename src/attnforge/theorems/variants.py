@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +12,13 @@ from ..box import Box
 from ..certify.certificate import Certificate, Term, total
 from ..certify.interpolation import AnchorWeights, anchor_bound
 from ..certify.rounding import ASSUMPTIONS, up
-from ..errors import ArgumentError, PrecisionError
+from ..errors import ArgumentError, CertificateError, PrecisionError
 from ..heads.gate import GateHead
 from ..ir.functions import piecewise_linear
-from ..network import AttentionLayer, AttentionOnly, Heads
+from ..network import AttentionLayer, Heads
 from .cold import anchors, dot_error, nearest
 from .ramp import ScalarTarget, scalars
+from .registers import Registers, over_slots, parts, read_as_is, stacked, tables_of, weights_of
 from .result import DTYPES, Construction, Size, number
 
 BALANCED = 2.72  # where the kink at the end of the table errs as much as the interior: 0.062 of a spacing
@@ -31,22 +32,24 @@ class SmoothRamp(Construction):
     t: Tensor
 
     def __init__(
-        self, w: Tensor, t: Tensor, shape: ScalarTarget, count: int, radius: float, channels: int, kappa: float | None
-    ):
+        self, w: Tensor, t: Tensor, shape: ScalarTarget, count: int, radius: float, channels: int,
+        kappa: float | None, causal: bool = False,
+    ):  # fmt: skip
         super().__init__()
+        self.causal = causal
         self.shape, self.count, self.radius, self.channels = shape, count, radius, channels
         self.register_buffer("w", w)
         self.register_buffer("t", t)
         self.box = Box.cube(-radius, radius, shape=w.shape[-1])
-        first = AttentionLayer([], S=w[:, None], s=t.reshape(1))
-        self.net = AttentionOnly([first, self.second(kappa)])
+        self.net = stacked(AttentionLayer([], S=w[:, None], s=t.reshape(1)), self.second(kappa))
         self.judged(float(shape.b - shape.a) / 2, "use float64 or a smaller radius")
 
     @property
     def dtype(self) -> torch.dtype:
         return self.w.dtype
 
-    def second(self, kappa: float | None) -> AttentionLayer:
+    def second(self, kappa: float | None) -> AttentionLayer | Registers:
+        """The layer that makes the ramp of y."""
         raise NotImplementedError
 
     def error(self) -> tuple[float, float]:
@@ -77,11 +80,12 @@ class SmoothRamp(Construction):
 
     def attention(self, X: Tensor) -> Tensor:
         """The softmax weights, (batch, tokens, slots)."""
-        return next(self.net.groups()).weights(self.net.layers[0](X))[..., 0, :]
+        first, second = parts(self.net)
+        return weights_of(second, first(X))[..., 0, :]
 
     def recertify(self) -> Certificate:
         interpolation, rounding = self.error()
-        w, t, first = self.w.double(), self.t.double(), cast(AttentionLayer, self.net.layers[0])
+        w, t, first = self.w.double(), self.t.double(), parts(self.net)[0]
         assert first.S is not None
         assert first.s is not None
         changed = float((first.S.detach().double()[:, 0] - w).abs().sum()) * self.radius
@@ -102,19 +106,17 @@ class SmoothRamp(Construction):
 
     @property
     def size(self) -> Size:
-        group = next(self.net.groups())
-        keys = group.M_K.detach().abs() if group.M_K is not None else torch.zeros(1)
-        reach = self.reach()[0] * float(group.W_Q.detach().abs().max())
-        reach += float(group.b_Q.detach().abs().max()) if group.b_Q is not None else 0.0
+        W_Q, b_Q, M_K, *_ = tables_of(parts(self.net)[1])
+        reach = self.reach()[0] * float(W_Q.abs().max()) + float(b_Q.abs().max())
         parameters = sum(p.numel() for p in self.parameters())
-        return Size(2, group.heads, group.slots, parameters, float(keys.sum(-1).max()) * reach)
+        return Size(2, len(W_Q), M_K.shape[-2], parameters, float(M_K.abs().sum(-1).max()) * reach)
 
     @property
     def matrices(self) -> dict[str, Tensor]:
         """The tables of the second layer, and w, t of the first."""
-        group = next(self.net.groups())
-        tables = {name: p.detach() for name, p in group.named_parameters()}
-        return {"w": self.w, "t": self.t, **tables}
+        second = parts(self.net)[1]
+        group = second.heads()[0] if isinstance(second, AttentionLayer) else second.heads
+        return {"w": self.w, "t": self.t, **{name: p.detach() for name, p in group.named_parameters()}}
 
 
 class WarmRamp(SmoothRamp):
@@ -122,7 +124,7 @@ class WarmRamp(SmoothRamp):
 
     theorem = "warm anchors (A3) in place of arXiv 2504.15956 v1 theorem 3.1"
 
-    def second(self, kappa: float | None) -> AttentionLayer:
+    def second(self, kappa: float | None) -> AttentionLayer | Registers:
         dtype = self.w.dtype
         self.kappa = BALANCED if kappa is None else number("kappa", kappa, positive=True)
         self.places = anchors(self.shape.a, self.shape.b, self.count)
@@ -141,7 +143,7 @@ class WarmRamp(SmoothRamp):
             M_K=torch.from_numpy(tables).to(dtype)[None], M_V=value, W_O=torch.eye(self.channels, dtype=dtype)[None],
             purpose="warm ramp",
         )  # fmt: skip
-        return AttentionLayer([group])
+        return over_slots(group, self.causal)
 
     @property
     def anchors(self) -> np.ndarray:
@@ -149,9 +151,11 @@ class WarmRamp(SmoothRamp):
         return np.array([float(place) for place in self.places])
 
     def error(self) -> tuple[float, float]:
-        group = next(self.net.groups())
-        keys, value = (x.detach().double().numpy()[0] for x in (group.M_K, group.M_V))
-        weights = AnchorWeights(keys[:, 0], keys[:, 1], value[:, 0], -float(group.b_Q.detach()[0, 0]))
+        tables = read_as_is(tables_of(parts(self.net)[1]))
+        keys, value = (x.double().numpy()[0] for x in (tables.M_K, tables.M_V))
+        if tables.W_Q.flatten().tolist() != [1.0, 0.0] or float(tables.b_Q[0, 1]) != 1.0 or bool(value[:, 1:].any()):
+            raise CertificateError("the query must read (y - centre, 1) and values fill one channel; they were changed")
+        weights = AnchorWeights(keys[:, 0], keys[:, 1], value[:, 0], -float(tables.b_Q[0, 0]))
         a, b, most = float(self.shape.a), float(self.shape.b), self.reach()[0]
         width = b - a
         target = piecewise_linear([a - width, a, b, b + width], [a, a, b, b])
@@ -200,7 +204,7 @@ class GateRamp(SmoothRamp):
         gate: Any = self.gate[0]
         if self.channels > 1:
             narrow = GateHead.ramp(float(self.shape.a), float(self.shape.b), gate.lo, gate.hi, dtype=self.dtype)
-            stored, fresh = self.net.layers[1], narrow.layer
+            stored, fresh = parts(self.net)[1], narrow.layer
             for mine, built in zip(stored.parameters(), fresh.parameters(), strict=True):
                 cut = mine.detach()[..., : built.shape[-1]]
                 if not torch.equal(cut, built.detach()):
