@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("network",),
     ("purity",),
     ("heads",),
-    ("progress", "report.style", "report._optional"),
+    ("progress", "report.style", "report._optional", "report.html", "report.parts", "report.mathml"),
     ("frontends", "lower", "theorems", "incontext", "certify.check"),
     ("certify.rules", "certify.rules_tokens", "certify.split"),  # errors are propagated through what was laid out
     ("compiled",),
