@@ -56,7 +56,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Heat:
-    """A matrix as colours: `z[row][column]`, row 0 on top. `label` says what colours mean, `low` and `high` fix them."""
+    """A matrix as colours: `z[row][column]`, row 0 on top. `label` names what is coloured, `low` and `high` fix it."""
 
     z: Sequence[Sequence[float]]
     label: str

@@ -52,7 +52,7 @@ def plain(value: Any) -> JSON:
 class Cell:
     """One measurement of a grid: its settings and its seed.
 
-    >>> Cell({"p": 60, "variant": "cold"}, seed=1234).key
+    >>> Cell({"variant": "cold", "p": 60}, seed=1234).key
     'p60-cold-s1234-950daa1b'
     """
 
@@ -68,7 +68,7 @@ class Cell:
     def key(self) -> str:
         """A name for the cell's file: readable, and different for different settings and seeds."""
         exact = json.dumps([self.settings, self.seed], sort_keys=True)
-        parts = [str(v) if isinstance(v, str) else f"{k}{_short(v)}" for k, v in self.settings.items()]
+        parts = [str(v) if isinstance(v, str) else f"{k}{_short(v)}" for k, v in sorted(self.settings.items())]
         slug = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join([*parts, f"s{self.seed}"])).strip("-.")
         return f"{slug[:_SLUG].rstrip('-.')}-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
 
@@ -83,8 +83,8 @@ def _short(value: JSON) -> str:
 def grid(seeds: Sequence[int] = (0,), **axes: Sequence[Any]) -> tuple[Cell, ...]:
     """Every combination of the axes' values, for every seed; the last axis moves fastest, seeds fastest of all.
 
-    >>> [cell.key[:5] for cell in grid(p=(8, 16), H=(1,))]
-    ['p8-H1', 'p16-H']
+    >>> [cell.key[:7] for cell in grid(p=(8, 16), H=(1,))]
+    ['H1-p8-s', 'H1-p16-']
     """
     combinations = itertools.product(*axes.values(), seeds)
     return tuple(Cell(dict(zip(axes, row[:-1], strict=True)), row[-1]) for row in combinations)
@@ -92,13 +92,17 @@ def grid(seeds: Sequence[int] = (0,), **axes: Sequence[Any]) -> tuple[Cell, ...]
 
 @dataclass(frozen=True)
 class Record:
-    """What one cell gave: `values` from the experiment, the rest from the engine. `revision` is the experiment's."""
+    """What one cell gave: `values` from the experiment, the rest from the engine.
+
+    `revision` is the experiment's; `quick` says that a quick run wrote it, which does not make the cell another one.
+    """
 
     experiment: str
     settings: Mapping[str, JSON]
     seed: int
     values: Mapping[str, Any]
     revision: int = 1
+    quick: bool = False
     time_s: float = 0.0
     memory_mb: float = 0.0
     device: str = "cpu"
@@ -110,6 +114,8 @@ class Record:
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", plain(dict(self.settings)))
         object.__setattr__(self, "values", plain(dict(self.values)))
+        if both := set(self.settings) & set(self.values):
+            raise ArgumentError(f"values and settings of a record have names of their own; both have {', '.join(both)}")
 
     @property
     def cell(self) -> Cell:
@@ -132,8 +138,8 @@ class Record:
         if set(data) != names:
             odd = sorted(set(data) ^ names)
             raise ArgumentError(f"a record has the fields {', '.join(sorted(names))}; wrong here: {', '.join(odd)}")
-        kinds = {"experiment": str, "settings": dict, "seed": int, "values": dict, "revision": int, "time_s": float,
-                 "memory_mb": float, "device": str, "threads": int, "versions": dict, "machine": dict,
+        kinds = {"experiment": str, "settings": dict, "seed": int, "values": dict, "revision": int, "quick": bool,
+                 "time_s": float, "memory_mb": float, "device": str, "threads": int, "versions": dict, "machine": dict,
                  "finished": str}  # fmt: skip
         for name, kind in kinds.items():
             if not isinstance(data[name], kind) and not (kind is float and isinstance(data[name], int)):

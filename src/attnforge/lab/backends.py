@@ -1,0 +1,131 @@
+"""Where cells run: processes of this machine, or a dask cluster. Both through joblib, results as they come."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+from ..errors import ArgumentError, AttnforgeError, closest
+from ..report._optional import require
+
+BACKENDS = ("processes", "dask")
+PATIENCE = 5  # seconds to wait for a scheduler to answer
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+@contextmanager
+def parallel(
+    calls: Sequence[Call], jobs: int | None, backend: str, scheduler: str | None, threads: int
+) -> Iterator[Iterator[Any]]:
+    """The results of the calls, in the order in which they are ready."""
+    if backend not in BACKENDS:
+        raise ArgumentError(f"the backend is one of {', '.join(BACKENDS)}, got '{backend}'{closest(backend, BACKENDS)}")
+    if scheduler is not None and backend != "dask":
+        raise ArgumentError(f"a scheduler's address goes with the backend dask; the backend is {backend}")
+    joblib = require("joblib", "lab")
+    jobs = min(jobs or joblib.cpu_count(), len(calls)) if scheduler is None else jobs
+    with ExitStack() as stack:
+        options: dict[str, Any] = {"n_jobs": jobs, "return_as": "generator_unordered", "batch_size": 1}
+        if backend == "dask":
+            stack.enter_context(_cluster(joblib, jobs, scheduler))
+            options |= {"n_jobs": -1}
+        elif jobs == 1:
+            options |= {"backend": "sequential", "return_as": "generator"}
+        else:
+            stack.enter_context(joblib.parallel_config("loky", inner_max_num_threads=threads))
+            options |= {"initializer": _leave_interrupts_to_the_parent}
+        terminated = joblib.externals.loky.process_executor.TerminatedWorkerError
+        stack.enter_context(_deaths_in_words(terminated))
+        results = joblib.Parallel(**options)(joblib.delayed(call)(*arguments) for call, arguments in calls)
+        yield stack.enter_context(closing(results))
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    """Ctrl-C reaches every process of a terminal; the workers leave it to the one that can say something about it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Processes that start inside this block leave interrupts to their parent."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _deaths_in_words(*deaths: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except deaths as error:
+        raise AttnforgeError(
+            "a worker process died, most likely for want of memory; finished cells are kept: "
+            "run the same command again to continue, with fewer --jobs"
+        ) from error
+
+
+@contextmanager
+def _cluster(joblib: Any, jobs: int | None, scheduler: str | None) -> Iterator[None]:
+    """joblib's dask backend, on the cluster at an address or on one that lasts as long as the block."""
+    distributed = require("distributed", "lab")
+    log = logging.getLogger("distributed")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # what goes wrong is said once, by us
+    with ExitStack() as stack:
+        stack.callback(log.setLevel, level)
+        address: Any = scheduler
+        if scheduler is None:
+            local = {"n_workers": jobs, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+            quiet = {"memory_limit": 0, "silence_logs": logging.CRITICAL}
+            with _no_interrupts():
+                address = stack.enter_context(distributed.LocalCluster(**local, **quiet))
+        client = stack.enter_context(_client(distributed, address, scheduler))
+        try:
+            client.wait_for_workers(1, timeout=PATIENCE)
+        except TimeoutError as error:
+            where = scheduler or "this machine"
+            raise ArgumentError(f"the dask scheduler at {where} has no workers: start some, and run again") from error
+        stack.enter_context(_deaths_in_words(distributed.scheduler.KilledWorker))
+        stack.enter_context(joblib.parallel_config(_dask_backend(joblib)(client=client)))
+        yield
+
+
+def _client(distributed: Any, address: Any, scheduler: str | None) -> Any:
+    try:
+        return distributed.Client(address, timeout=PATIENCE, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise ArgumentError(
+            f"no dask scheduler answers at {scheduler}: expected an address such as tcp://127.0.0.1:8786 of a running "
+            "one (`dask scheduler` starts it), or none, and a cluster is started on this machine"
+        ) from error
+
+
+def _dask_backend(joblib: Any) -> Any:
+    """joblib's backend for dask, which also hears of a task that the cluster has given up.
+
+    A task whose workers died again and again has an error but no result, and joblib's own backend calls back for
+    results only: the sweep would wait for ever.
+    """
+    original: Any = require("joblib._dask", "lab").DaskDistributedBackend
+
+    class Backend(original):  # type: ignore[misc]
+        def submit(self, func: Any, callback: Any = None) -> Any:
+            future = super().submit(func, callback)
+            future.add_done_callback(lambda done: callback(done.exception()) if done.exception() else None)
+            return future
+
+        def retrieve_result_callback(self, out: Any) -> Any:
+            if isinstance(out, BaseException):
+                raise out
+            return super().retrieve_result_callback(out)
+
+    return Backend

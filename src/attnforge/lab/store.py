@@ -1,0 +1,134 @@
+"""The folder that a run writes: OUT/EXPERIMENT/*.json, one record for each cell, and a marker that says whose it is.
+
+Files appear whole or not at all: a record is written beside its place and moved there. What cannot be read is named and
+counts as missing, so that it is measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import ArgumentError
+from .experiment import Cell, Experiment, Record
+
+MARKER = ".attnforge-lab"
+_MARKED = "This folder is written by `attnforge lab`. Records of finished cells are in it; a run continues from them.\n"
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The records of an experiment in a folder, of its full grid or of its quick one, and cells without one."""
+
+    experiment: Experiment
+    quick: bool
+    records: tuple[Record, ...]
+    missing: tuple[Cell, ...]
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+
+@dataclass(frozen=True)
+class Store:
+    """A results folder. `problems` collects what was wrong with files that were looked at."""
+
+    folder: Path
+    problems: list[str] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Store:
+        """The folder, to be read; ArgumentError where no lab has written it."""
+        folder = Path(folder)
+        if not folder.is_dir():
+            what = "is a file" if folder.exists() else "does not exist"
+            raise ArgumentError(f"expected a folder that `attnforge lab run` has written; '{folder}' {what}")
+        if not (folder / MARKER).is_file():
+            raise ArgumentError(
+                f"'{folder}' was not written by `attnforge lab run` (it has no {MARKER}): name the folder of a run"
+            )
+        return cls(folder)
+
+    @classmethod
+    def create(cls, folder: str | Path) -> Store:
+        """The folder, to be written: new, empty, or the lab's own. Anything else is left alone."""
+        folder = Path(folder)
+        if folder.exists() and not folder.is_dir():
+            raise ArgumentError(f"cannot write results to '{folder}': it is a file; name a folder")
+        try:
+            if folder.is_dir() and not (folder / MARKER).is_file() and any(folder.iterdir()):
+                raise ArgumentError(
+                    f"'{folder}' holds files that the lab did not write, and is left as it is: "
+                    "name a new or empty folder, such as --out results/lab"
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / MARKER, _MARKED)
+        except OSError as error:
+            raise ArgumentError(
+                f"cannot write results to '{folder}': {error.strerror or error}; name a folder that can be written"
+            ) from error
+        return cls(folder)
+
+    def path(self, experiment: Experiment, cell: Cell) -> Path:
+        """Where the record of a cell lies."""
+        return self.folder / experiment.name / f"{cell.key}.json"
+
+    def read(self, experiment: Experiment, cell: Cell) -> Record | None:
+        """The record of a cell, or None where there is none that counts; why not goes to `problems`."""
+        path = self.path(experiment, cell)
+        try:
+            record = Record.from_json(json.loads(path.read_text("utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:  # JSON and UTF-8 errors and ArgumentError are ValueErrors
+            reason = error.strerror or "unreadable" if isinstance(error, OSError) else str(error)
+            self.problems.append(f"{path}: not a record ({reason})")
+            return None
+        if record.experiment != experiment.name or record.cell.key != cell.key:
+            self.problems.append(f"{path}: the record of another cell, {record.experiment} {record.cell.key}")
+            return None
+        if record.revision != experiment.revision:
+            was, now = record.revision, experiment.revision
+            self.problems.append(f"{path}: measured by revision {was} of the experiment, which is at {now}")
+            return None
+        return record
+
+    def write(self, experiment: Experiment, record: Record) -> Path:
+        """Puts a record in its place."""
+        path = self.path(experiment, record.cell)
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n")
+        return path
+
+    def todo(self, experiment: Experiment, cells: Iterable[Cell]) -> tuple[Cell, ...]:
+        """The cells without a record."""
+        return tuple(cell for cell in cells if self.read(experiment, cell) is None)
+
+    def gather(self, experiment: Experiment) -> Gathered | None:
+        """The records of the grid that is further along, the full one if both are; None where there are no records."""
+        found, seen = [], len(self.problems)
+        for quick in (False, True):
+            read = [(cell, self.read(experiment, cell)) for cell in experiment.grid(quick)]
+            records = tuple(record for _, record in read if record is not None)
+            found.append(Gathered(experiment, quick, records, tuple(cell for cell, record in read if record is None)))
+        self.problems[seen:] = dict.fromkeys(self.problems[seen:])  # a cell of both grids was looked at twice
+        best = max(found, key=lambda g: len(g.records) / (len(g.records) + len(g.missing)))
+        return best if best.records else None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that a reader, or an interruption, finds the old one or the new one and nothing between."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
