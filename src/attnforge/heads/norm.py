@@ -7,7 +7,7 @@ An inner product of a token with itself is what attention computes anyway. With 
 reads sigmoid(b_j - s_j v) c. Mixed with constants a_j the heads add up to c S(v), S(v) ~ 1/sqrt(v + eps); `norm_fit`
 chooses the constants. Three things keep rounding small. v enters every head as the same number, so that its error moves
 the result like 1/sqrt does: by half of it. Sums over channels are trees of depth log2(d). Rows are centred twice: the
-second mean is that of a centred row, so its error does not grow with the row's offset. `ledger` is the proof.
+second mean is that of a centred row, so its error does not grow with the row's offset. `norm_ledger` is the proof.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from ..box import Box
-from ..certify.certificate import Certificate, Source, Term, total
+from ..certify.certificate import Certificate, total
 from ..certify.certified import CertifiedModule
-from ..certify.rounding import ASSUMPTIONS, TINY, UNIT, gamma, up
+from ..certify.rounding import ASSUMPTIONS, UNIT
 from ..errors import ArgumentError, CertificateError, PrecisionError
 from .norm_fit import NormSpec, fit, fit_error
+from .norm_ledger import WIDEN, Roundings, ledger
 from .rowwise import by_rows
 from .tree import tree_depth, tree_size, tree_sum
 
@@ -34,7 +35,6 @@ GROUP = 4  # heads that are read and mixed together
 BLOCK = 8  # channels of one inner product
 CHUNK = 1 << 17  # row entries evaluated at once: the heads' values then stay in the cache
 MAX_HEADS = 64
-WIDEN = 2.0**-7  # fitted and certified on [lo (1 - WIDEN), hi (1 + WIDEN)]: room for the variance's own rounding
 
 
 class NormHead(CertifiedModule):
@@ -224,18 +224,24 @@ class NormHead(CertifiedModule):
     @property
     def spec(self) -> NormSpec:
         """The univariate part as it is stored, with its certified relative error."""
-        s, b, a = self._table()
+        s, b, a = self.table()
         lo, hi = self.variance
         error, _ = fit_error(s, b, a, self.eps_norm, lo, hi, UNIT[self.dtype], 1.0)
         return NormSpec(tuple(s.tolist()), tuple(b.tolist()), tuple(a.tolist()), self.eps_norm, lo, hi, error)
 
-    def _table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Scales for v (not c.c), shifts and amounts in float64."""
         scale, shift, mix = (p.detach().double().cpu().numpy() for p in (self.scale, self.shift, self.mix))
         for name, table in (("scale", scale), ("shift", shift), ("mix", mix)):
             if not np.isfinite(table).all():
                 raise CertificateError(f"'{name}' of this norm head holds NaN or infinity: nothing can be certified")
         return scale * self.channels, shift, mix
+
+    def roundings(self) -> Roundings:
+        """Trees of additions; for the value two products, three additions in a group, a tree of groups."""
+        groups = math.ceil(math.log2(math.ceil(self.heads / GROUP)))
+        dot = self.block + tree_depth(self.width // self.block)
+        return Roundings(tree_depth(self.width) + 1, dot, 2 + (GROUP - 1) + groups)
 
     def recertify(self) -> Certificate:
         terms = ledger(self)
@@ -268,58 +274,6 @@ class NormHead(CertifiedModule):
 
     def extra_repr(self) -> str:
         return f"{self.kind} norm of {self.channels} channels, {self.heads} heads, variance in {self.variance}"
-
-
-def ledger(head: NormHead) -> tuple[Term, ...]:
-    """The bound, term by term, in units of the row's largest |c_i|, which is at least std = sqrt(v).
-
-    1. *Centring.* The first mean errs by D1 <= gamma(K) mean|x| <= gamma(K) sqrt(1 + offset^2) std (K roundings in a
-       row, a division included); the second is the mean of a row centred up to D1 and errs by
-       D2 <= gamma(K) (1+u) (1+D1) std, and D1 itself is removed by it. Both subtractions round:
-       c'_i = (c_i + l_i + theta)(1 + r), |l_i| <= u(|c_i| + D1), |r| <= u, and |theta| <= u(1 + D1) + D2 is the same
-       for the whole row. (The guard admits means a little beyond `offset`: 2 offset + 1 covers that and costs nothing,
-       since D1 is of second order.)
-    2. *Variance.* c sums to 0, so theta enters c'.c' only squared: |c'.c'/c.c - 1| <= 2u(1+D1) + (u(1+D1) + theta)^2,
-       then (1+u)^2, then the gamma of the inner product. v' = v(1 + eta) moves 1/sqrt(v + eps) by at most
-       (1 - eta)^(-1/2) - 1 <= eta (1 + eta)/2.
-    3. *Fit* and *heads* at v': `fit_error`; for the value two products, three additions in a group, a tree of groups.
-    4. *Underflow*: an operation may lose `tiny`, against a result of at least sqrt(lo/(lo + eps)).
-    """
-    u, tiny = UNIT[head.dtype], TINY[head.dtype]
-    lo, hi = head.variance[0] * (1 - WIDEN), head.variance[1] * (1 + WIDEN)
-    s, b, a = head._table()
-    centring = moved = affine = np.zeros(())
-    if head.kind == "layer":
-        g = gamma(tree_depth(head.width) + 1, u)
-        first = up(g * np.sqrt(1 + (2 * head.offset + 1) ** 2), 8)
-        second = up(g * (1 + u) * (1 + first))
-        theta = up(u * (1 + first) + second + 8 * tiny / np.sqrt(lo), 8)
-        centring = up((u * (1 + first) + theta) * (1 + u) + u, 8)
-        moved = up(2 * u * (1 + first) + (u * (1 + first) + theta) ** 2, 16)
-        moved = up(moved + 3 * u * (1 + moved), 8)
-    dot = up(gamma(head.block + tree_depth(head.width // head.block), u) + 2 * tiny / lo)
-    eta = up(moved + dot + moved * dot, 8)
-    if not eta < WIDEN / 4:
-        return (Term("variance", "rounding", math.inf),)
-    drift = up(eta / 2 * (1 + eta), 8)
-    reads = 2 + (GROUP - 1) + math.ceil(math.log2(math.ceil(head.heads / GROUP)))
-    error, evaluation = fit_error(s, b, a, head.eps_norm, lo, hi, u, reads)
-    smallest = np.sqrt(1 + head.eps_norm / lo)
-    lost = up(4 * tiny * (np.abs(a).sum() * np.sqrt(hi + head.eps_norm) + head.heads * smallest), 64 + head.heads)
-    whole = up(centring + (1 + centring) * (error + drift + error * drift + (1 + drift) * evaluation) + lost, 16)
-    if head.weight is not None or head.bias is not None:
-        affine = up(gamma(2, u) * (1 + whole))
-    rows: list[tuple[str, Source, float, str]] = [
-        ("fit", "interpolation", error, f"{head.heads} heads"),
-        ("centring", "rounding", float(centring), ""),
-        ("variance", "rounding", float(drift), ""),
-        ("heads", "rounding", evaluation, ""),
-        ("weight and bias", "rounding", float(affine), ""),
-        ("underflow", "leak", float(lost), ""),
-    ]
-    cross = max(0.0, float(up(whole + affine)) - math.fsum(row[2] for row in rows))
-    rows.append(("second order", "propagation", float(up(cross)), ""))
-    return tuple(Term(*row) for row in rows if row[2] > 0)
 
 
 def _fewest(build: Callable[[int], NormHead], eps: float | None) -> NormHead:
