@@ -37,6 +37,10 @@ def test_plans_are_kept_and_smallest(eps: float) -> None:
 def test_variants_need_less() -> None:
     cold, warm, gate = (theorems.plan(1e-3, "ramp", variant=variant) for variant in ("cold", "warm", "gate"))
     assert gate.parameters < 40 < warm.parameters < cold.parameters / 4
+    cold, warm = (theorems.plan(3e-3, "ramp_heads", tokens=20, variant=variant) for variant in ("cold", "warm"))
+    assert warm.eps <= 3e-3 and 1 < warm.heads < cold.heads / 2
+    smaller = theorems.ramp_heads([1.0], 0.0, -1, 1, warm.heads - 1, 20, variant="warm")
+    assert smaller.bound is not None and smaller.bound > 3e-3, "one head less is not enough"
 
 
 def test_a_budget_is_respected_and_used() -> None:
@@ -94,6 +98,10 @@ PICTURES = {
     "per token": lambda: theorems.ramp(W.expand(3, 3), [0.1, 0.2, 0.3], -1, 1, anchors=200),
     "heads": lambda: theorems.ramp_heads(W, 0.3, -1, 1, heads=3, tokens=8),
     "warm": lambda: theorems.ramp(W, 0.3, -1, 1, anchors=17, variant="warm"),
+    "warm heads": lambda: theorems.ramp_heads(W, 0.3, -1, 1, heads=3, tokens=9, variant="warm"),
+    "gathered cells": lambda: theorems.max_affine(
+        torch.sin, af.Box.cube(-1, 1, shape=(2, 1)), cells=100, lipschitz=1.0, form="tokens"
+    ),
     "gate": lambda: theorems.ramp(W.float(), 0.3, -1, 1, variant="gate"),
     "two layers": lambda: theorems.two_layer(torch.sin, af.Box.cube(-1, 1, shape=(2, 1)), 0.2, lipschitz=1.0),
     "cells": lambda: theorems.max_affine(torch.sin, af.Box.cube(-1, 1, shape=2), cells=100),
@@ -133,7 +141,7 @@ def call(*args: str) -> Any:
         ("ramp", "--w", "1,-2", "--a", "-1", "--b", "1", "--anchors", "33"),
         ("ramp", "--a", "-1", "--b", "1", "--variant", "warm", "--dtype", "float32"),
         ("ramp-heads", "--a", "-1", "--b", "1", "--heads", "3", "--tokens", "6"),
-        ("relu", "--radius", "2", "--form", "tokens"),
+        ("relu", "--radius", "2", "--form", "tokens", "--causal"),
         ("leaky_relu", "--radius", "2", "--slope", "0.1"),
         ("hard_tanh",),
         ("clipped_relu", "--cap", "6"),

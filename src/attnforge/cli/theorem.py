@@ -82,6 +82,9 @@ def theorem(
     kappa: Annotated[float | None, typer.Option(help="Inverse temperature, scale free.", **NUMBER)] = None,
     form: Annotated[Form | None, typer.Option(help="Of the paper, or token-wise.")] = None,
     variant: Annotated[Variant | None, typer.Option(help="Temperature of a ramp.")] = None,
+    causal: Annotated[
+        bool | None, typer.Option("--causal", help="Anchors as tokens that come first; token-wise.")
+    ] = None,
     formula: Annotated[
         list[str] | None, typer.Option(metavar="FORMULA", help="f, one formula for each token's output.")
     ] = None,
@@ -118,8 +121,8 @@ def theorem(
     given: dict[str, Any] = {
         "w": w, "t": t, "a": a, "b": b, "anchors": anchors, "heads": heads, "tokens": tokens, "eps0": eps0,
         "radius": radius, "slope": slope, "cap": cap, "kappa": kappa, "form": form and form.value,
-        "variant": variant and variant.value, "spacing": spacing, "cells": cells, "lipschitz": lipschitz, "eps": eps,
-        "budget": budget, "theorem": of, "d": d, "dim": dim, "side": side,
+        "variant": variant and variant.value, "causal": causal, "spacing": spacing, "cells": cells,
+        "lipschitz": lipschitz, "eps": eps, "budget": budget, "theorem": of, "d": d, "dim": dim, "side": side,
     }  # fmt: skip
     given = {key: value for key, value in given.items() if value is not None}
     if name == "plan":

@@ -6,14 +6,18 @@ Every function returns a `Construction`: `m(X)`, `m.attention(X)`, `m.bound` (ce
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .heads import RampHeads, ramp_heads
-from .in_context import emulate_head, gradient_descent, gradient_step
 from .instances import clipped_relu, hard_tanh, leaky_relu, ramp, relu
 from .max_affine import MaxAffine, max_affine
 from .plan import Plan, plan
 from .ramp import Ramp
 from .result import Construction, Size
 from .universal import Universal, attention_then_softmax, two_layer
+
+if TYPE_CHECKING:
+    from .in_context import emulate_head, gradient_descent, gradient_step
 
 __all__ = [
     "Construction",
@@ -37,3 +41,11 @@ __all__ = [
     "relu",
     "two_layer",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("emulate_head", "gradient_descent", "gradient_step"):
+        raise AttributeError(f"module 'attnforge.theorems' has no attribute '{name}'")
+    from . import in_context  # when used: it brings the learners along
+
+    return getattr(in_context, name)

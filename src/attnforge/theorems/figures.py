@@ -126,7 +126,7 @@ def _box_picture(m: Universal | MaxAffine) -> TheoremPicture:
     shape = (-1, *[1] * len(m.box.shape))
     X = m.box.lower + s.reshape(shape) * (m.box.upper - m.box.lower)
     X = X.to(m.dtype)
-    X = X.unsqueeze(-2) if isinstance(m, MaxAffine) and m.form == "tokens" else X
+    X = X.unsqueeze(-2) if isinstance(m, MaxAffine) and len(m.box.shape) == 1 else X
     output, target = (v.double().flatten(1).numpy() for v in (m.core(X), m.target(X)))
     chosen_weights = m.attention(X)
     weights: Array = (chosen_weights[:, 0] if chosen_weights.dim() == 3 else chosen_weights).double().numpy()
@@ -141,7 +141,8 @@ def _box_picture(m: Universal | MaxAffine) -> TheoremPicture:
     else:
         _, _, keys, _ = (x.double().numpy() for x in m.tables())
         flat = X.double().reshape(len(s), -1).numpy() - np.array([float(v) for v in m.middle])
-        logits = flat @ keys[used, :-1].T + keys[used, -1]
+        D, each = len(m.middle), max(1, m.tokens)  # a gathered sequence has a key for every cell and token
+        logits = flat @ keys[used * each, :D].T + keys[used * each, D]
         some = range(0, len(used), max(1, len(used) // 6))
         curves = tuple((f"cell {used[k] + 1}", s.numpy(), logits[:, k]) for k in some)
         second = ("Affine logits of some cells", "position on the diagonal", False)

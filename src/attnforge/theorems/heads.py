@@ -66,6 +66,7 @@ def ramp_heads(
     channels: int = 1,
     radius: float | None = None,
     kappa: float | None = None,
+    variant: str = "cold",
     causal: bool = False,
 ) -> RampHeads:
     """clip(w.x + t, a, b) by `heads` heads of `tokens` keys each (v1 theorem 3.2, v2 theorem 3.9).
@@ -75,7 +76,8 @@ def ramp_heads(
     >>> (m(X) - m.target(X)).abs().max().item() <= m.bound <= m.paper_bound
     True
 
-    `form="tokens"` keeps the keys in memory slots; with `causal` they are tokens that come first.
+    `form="tokens"` keeps the keys in memory slots; with `causal` they are tokens that come first. `variant="warm"` is
+    token-wise, with telescoping values at the temperature where kink and interior err alike.
     """
     weight, shift = _query(w, t)
     low, high = ends(a, b)
@@ -88,6 +90,14 @@ def ramp_heads(
     ):
         if given != keys:
             raise ArgumentError(f"{name} is for {given} tokens, tokens = {keys}; they must agree")
+    if variant not in ("cold", "warm"):
+        raise ArgumentError(f"variant must be 'cold' or 'warm', got {variant!r}")
+    reach = _radius(radius, weight, shift, low, high)
+    if variant == "warm":
+        from .warm_heads import WarmHeads
+
+        _token_wise(weight, shift, "variant='warm'")
+        return WarmHeads.checked(weight, shift, low, high, count, keys, kappa, small, reach, width, causal)
     cold = math.log(2 / small) if kappa is None else number("kappa", kappa, positive=True)
     if cold < 1:
         raise ArgumentError(f"kappa must be at least 1 for cold heads, got {cold:g}")
@@ -95,7 +105,7 @@ def ramp_heads(
         _token_wise(weight, shift, "form='tokens'")
     elif causal:
         raise ArgumentError(PAPER_IS_NOT_CAUSAL)
-    arguments = (weight, shift, low, high, count, keys, cold, small, _radius(radius, weight, shift, low, high), width)
+    arguments = (weight, shift, low, high, count, keys, cold, small, reach, width)
     built = PaperHeads(*arguments) if form == "paper" else TokenHeads(*arguments, causal=causal)
     built.judged((high - low) / 2, "use float64, fewer heads or a smaller radius")
     return built
@@ -118,10 +128,14 @@ class RampHeads(Construction):
         self.register_buffer("w", w)
         self.register_buffer("t", t)
         self.box = Box.cube(-radius, radius, shape=w.shape[-1])
-        self.places = anchors(Fraction(a), Fraction(b), (keys - 2) * heads + 2)
+        self.places = self.dealt()
         self.step = self.places[1] - self.places[0]
         self.beta = Fraction(kappa) / self.step**2
         self.paper_bound = max(abs(a), abs(b)) * eps0 + (b - a) / ((keys - 2) * heads)
+
+    def dealt(self) -> list[Fraction]:
+        """All anchors."""
+        return anchors(Fraction(self.a), Fraction(self.b), (self.keys - 2) * self.heads + 2)
 
     def window(self, h: int) -> list[Fraction]:
         """The anchors that head h sees."""

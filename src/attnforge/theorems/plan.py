@@ -100,8 +100,10 @@ def plan(
             scale = {"cold": 0.5, "warm": 0.0625, "gate": 0.0}[variant] * (high - low)
             return _sized(build, wanted, most, 3, lambda e: 1 + scale / e, theorem, dtype)
         keys = whole("tokens", tokens, 3, " (n >= 3)")
-        many = lambda size: ramp_heads(w, 0.0, low, high, size, keys, eps0, form=form)  # noqa: E731
-        return _sized(many, wanted, most, 1, lambda e: ((high - low) / (2 * e) - 1) / (keys - 2), theorem, dtype)
+        chosen: dict[str, Any] = {"form": form} if variant == "cold" else {"variant": variant}
+        many = lambda size: ramp_heads(w, 0.0, low, high, size, keys, eps0, **chosen)  # noqa: E731
+        each = {"cold": 2.0 * (keys - 2), "warm": 8.06 * (keys - 5)}.get(variant, 1.0)
+        return _sized(many, wanted, most, 1, lambda e: (high - low) / (each * e) - 1, theorem, dtype)
     D, length = whole("dim", dim, 1), number("side", side, positive=True)
     slope, width = number("lipschitz", lipschitz, positive=True), whole("outputs", outputs, 1)
     return _universal(theorem, wanted, most, D, length, slope, width, leak(eps0), dtype)
