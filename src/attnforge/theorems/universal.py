@@ -5,19 +5,9 @@ clip((x - v)/delta, 0, 1); differences of neighbouring ramps are hat functions, 
 0 at all others. Layer 2. The sum of the hats of X's coordinates at a grid point v is the logit of v, times beta, and
 f(v) its value (E1); or the logits are channels that a softmax acts on, and a linear map reads f(v) off (E2).
 
-**Lemma.** Hats are computed with errors at most e <= 1/5, beta >= ln 3, and the grid of coordinate i has g_i values,
-delta_i apart. Then |network - f| <= omega(sqrt(sum_i delta_i^2 (1/4 + e + e^2 + s_i))), s_i = g_i^3 exp(-beta (1/2 -
-2e)), for f with concave modulus omega in the Euclidean norm, apart from the rounding of layer 2.
-
-*Proof.* Logits are sums over coordinates, so weights are products (whatever the errors of the hats) and
-E|X - v|^2 = sum_i E(x_i - v_i)^2. By Jensen |network - f(X)| <= E omega(|X - v|) <= omega(sqrt(E|X - v|^2)). One
-coordinate, delta = 1: let r <= 1/2 be the distance to the nearest value, z = 1 - 2r the difference of the two nearest
-hats, and S <= 1/(1 + exp(beta (z - 2e))) the farther one's share of these two. Then E(x - v)^2 over these two is
-r^2 + z S = (1-z)^2/4 + z S. Without errors z S <= z/(1 + exp(beta z)), a function of z such that
-z/4 + 1/(1 + exp(beta z)) is convex and at most 1/2 at 0 and at 1: so (1-z)^2/4 + z S <= 1/4. With errors: if z <= 2e
-it is at most (1-z)^2/4 + z <= 1/4 + e + e^2; else put z' = z - 2e, z S <= z'/(1 + exp(beta z')) + e and (1-z)^2 <=
-(1-z')^2. All other values have hats of at most e, the nearest at least 1/2 - e; so each weighs at most
-exp(-beta (1/2 - 2e)), there are fewer than g of them, less than g away. QED
+Lemma E1 of docs/theory.md: hats computed with errors at most e <= 1/5, beta >= ln 3, g_i values delta_i apart on side i.
+Then |network - f| <= omega(sqrt(sum_i delta_i^2 (1/4 + e + e^2 + s_i))), s_i = g_i^3 exp(-beta (1/2 - 2e)), for f with
+concave modulus omega in the Euclidean norm, apart from the rounding of layer 2.
 
 Token-wise form: a gather layer (D1) first gives every token all coordinates; layer 2 then has a key for every grid
 point and token, and positions select the token's own value. Positions enter as channels; dead keys weigh an exact 0.
