@@ -68,8 +68,10 @@ def published(seeds: int, dtype: torch.dtype) -> list[Published]:
                 cold = theorems.ramp_heads(w, t, -25, 25, heads, anchors, form="tokens", **options)
             built = {
                 "cold": cold,
-                **{v: theorems.ramp(w, t, -25, 25, anchors, variant=v, **options) for v in ("warm", "gate")},
-            }
+                "warm": theorems.ramp(w, t, -25, 25, anchors, variant="warm", **options) if heads == 1 else (
+                    theorems.ramp_heads(w, t, -25, 25, heads, anchors, variant="warm", **options)),
+                "gate": theorems.ramp(w, t, -25, 25, anchors, variant="gate", **options),
+            }  # fmt: skip
             for kind, m in built.items():
                 with torch.no_grad():
                     errors[kind].append(float(((m(X).double() - m.target(X)) ** 2).mean()))
@@ -153,6 +155,8 @@ def rates(quick: bool) -> list[Rate]:
              lambda p: scalar_error(theorems.ramp(w, 0.0, -1, 1, p, variant="gate")), None, None),
         rate("many heads of 20 keys, cold, in H", heads,
              lambda h: scalar_error(theorems.ramp_heads(w, 0.0, -1, 1, h, 20))),
+        rate("many heads of 20 keys, warm, in H", heads,
+             lambda h: scalar_error(theorems.ramp_heads(w, 0.0, -1, 1, h, 20, variant="warm"))),
         rate("two layers (E1), in 1/spacing", grid,
              lambda g: box_error(theorems.two_layer(mixing, square, 2 / g, lipschitz=1.0)), -1.0, 0.1),
         rate("attention, then softmax (E2), in 1/spacing", grid,
