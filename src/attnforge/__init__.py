@@ -31,7 +31,7 @@ from .errors import (
 from .purity import purity  # likewise
 
 if TYPE_CHECKING:
-    from . import incontext, theorems
+    from . import export, incontext, theorems
     from ._compile import compile
     from .blackbox import approximate
     from .certify.certificate import Certificate
@@ -52,6 +52,7 @@ _LAZY = {
     "TokenHead": ".heads",
     "Certificate": ".certify.certificate",
     "check": ".files",
+    "export": ".export",
     "load": ".files",
     "incontext": ".incontext",
     "theorems": ".theorems",
@@ -81,6 +82,7 @@ __all__ = [
     "certify",
     "check",
     "compile",
+    "export",
     "incontext",
     "load",
     "plan",
