@@ -7,9 +7,9 @@ import torch
 
 from attnforge.errors import ArgumentError
 from attnforge.heads.fast import anchor_read, read, softmax_read
-from attnforge.heads.fast_read import windowed
+from attnforge.heads.fast_read import form_of
 
-TABLES = [(2, 0.5), (3, 0.3), (16, 0.25), (29, 0.7), (33, 0.5), (200, 1.0), (301, 0.25)]
+TABLES = [(2, 0.5), (3, 0.3), (16, 0.25), (29, 0.7), (33, 0.5), (200, 1.0), (301, 0.25), (9, 40.0), (400, 60.0)]
 
 
 def table(p: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -30,8 +30,9 @@ def test_the_operator_is_the_softmax_head(p: int, kappa: float, gate: float) -> 
         assert (form(y, value, 1.0, kappa, 0.25, gate) - wanted).abs().max() < 1e-12 * p
 
 
-def test_both_forms_are_reached() -> None:
-    assert {windowed(p, kappa, torch.float32) for p, kappa in TABLES} == {True, False}
+def test_every_form_is_reached() -> None:
+    for dtype in (torch.float32, torch.float64):
+        assert {form_of(p, kappa, dtype) for p, kappa in TABLES} == {"lattice", "window", "pair"}
 
 
 @pytest.mark.parametrize(("p", "kappa", "gate"), [(17, 0.3, 1.75), (16, 0.3, 0.0), (200, 1.0, 1.0)])

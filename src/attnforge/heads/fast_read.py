@@ -9,6 +9,7 @@ y sigmoid(gate y), a self head of its own (lemma B4), is added. With theta = rat
   gathers, no truncation, and R = 0 where the values are symmetric.
 - *window form* (many anchors, or cold ones): 2J+1 anchors around the nearest, always inside the table, so that nothing
   is masked: a polynomial of degree 2J in q = exp(-2 kappa |r|), r the distance to the window's middle in anchors.
+- *pair form* (cold anchors): only the two that y lies between matter, one sigmoid.
 
 `fast.anchor_read` is the operator made of this; how far it can be from the softmax is `fast_bound.read_error`.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from torch import Tensor
 
 LARGEST = {torch.float32: 75.0, torch.float64: 600.0}  # log of the largest coefficient of the lattice form
 WIDEST = {torch.float32: 140.0, torch.float64: 1200.0}  # kappa K^2 up to which the lattice form is used
+COLD = {torch.float32: 17.0, torch.float64: 37.0}  # kappa from which exp(-kappa) is below a roundoff
 MOST_LATTICE = 129  # and anchors: beyond, a window is shorter
 
 
@@ -58,10 +61,20 @@ def reach_for(kappa: float, dtype: torch.dtype) -> int:
     return reach
 
 
-def windowed(anchors: int, kappa: float, dtype: torch.dtype) -> bool:
-    """Whether a table is read through a window; else all of it is."""
-    wide = kappa * ((anchors - 1) / 2) ** 2 > WIDEST[working(dtype)] or anchors > MOST_LATTICE
-    return wide and anchors > 2 * reach_for(kappa, dtype) + 1
+Form = Literal["lattice", "window", "pair"]
+
+
+def form_of(anchors: int, kappa: float, dtype: torch.dtype) -> Form:
+    """How a table is read: all of it, through a window, or by pairs.
+
+    >>> [form_of(p, kappa, torch.float32) for p, kappa in ((33, 0.5), (1000, 0.5), (33, 20.0))]
+    ['lattice', 'window', 'pair']
+    """
+    work = working(dtype)
+    if kappa >= COLD[work]:
+        return "pair"
+    wide = kappa * ((anchors - 1) / 2) ** 2 > WIDEST[work] or anchors > MOST_LATTICE
+    return "window" if wide and anchors > 2 * reach_for(kappa, dtype) + 1 else "lattice"
 
 
 @functools.lru_cache(maxsize=64)
@@ -151,15 +164,18 @@ class Reading:
     centre: float
     gate: float
     anchors: int
-    columns: tuple[tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None], ...]  # lattice: P, R; window: a table each j
-    total: tuple[Tensor, ...]  # lattice: Q; window: exp(-kappa j^2), j = -J, ..., J
-    window: bool
+    form: Form
+    #: lattice: P and R; window: a table for each j = -J, ..., J; pair: a table of values and one of their differences
+    columns: tuple[tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None], ...]
+    total: tuple[Tensor, ...]  # lattice: Q, then 1; window: exp(-kappa j^2)
 
     @classmethod
     def of(cls, columns: Tensor, rate: float, kappa: float, centre: float, gate: float, dtype: torch.dtype) -> Reading:
         """`columns` holds a table of values in each row; `dtype` is that of y."""
         anchors, work = columns.shape[-1], working(dtype)
-        if not windowed(anchors, kappa, dtype):
+        form = form_of(anchors, kappa, dtype)
+        given = (rate, kappa, centre, gate, anchors, form)
+        if form == "lattice":
             total, even, odd = polynomials(columns, kappa, dtype)
             one = torch.ones((), dtype=work, device=columns.device)
             symmetric = columns.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(odd.any())
@@ -167,19 +183,23 @@ class Reading:
                 (e.unbind(), None if symmetric else o.unbind())
                 for e, o in zip(even.to(work), odd.to(work), strict=True)
             )
-            return cls(rate, kappa, centre, gate, anchors, parts, (*total.to(work).unbind(), one), False)
+            return cls(*given, parts, (*total.to(work).unbind(), one))
+        if form == "pair":
+            step = columns.double().diff(dim=-1).to(work)
+            first = columns[..., :-1].to(work)
+            return cls(*given, tuple(((v.contiguous(), d), None) for v, d in zip(first, step, strict=True)), ())
         reach = reach_for(kappa, dtype)
         c = torch.exp(-kappa * torch.arange(-reach, reach + 1, dtype=torch.float64, device=columns.device) ** 2)
         seen = columns.double().unfold(-1, 2 * reach + 1, 1)  # (column, middle, j)
         both = torch.cat([seen * c, seen.flip(-1) * c], -2).to(work)  # first for r >= 0, then mirrored for r < 0
         tables = tuple((tuple(t.contiguous() for t in one.unbind(-1)), None) for one in both)
-        return cls(rate, kappa, centre, gate, anchors, tables, tuple(c.to(work).unbind()), True)
+        return cls(*given, tables, tuple(c.to(work).unbind()))
 
     def means(self, y: Tensor, room: Room) -> list[Tensor]:
         """The softmax means of the columns at y, a flat tensor in the working dtype."""
         n = y.numel()
         at = torch.sub(y, self.centre, out=room("at", n)) if self.centre else y
-        return self._windowed(at, room, n) if self.window else self._whole(at, room, n)
+        return {"lattice": self._whole, "window": self._window, "pair": self._pair}[self.form](at, room, n)
 
     def _whole(self, at: Tensor, room: Room, n: int) -> list[Tensor]:
         *total, one = self.total
@@ -206,7 +226,7 @@ class Reading:
             found.append(torch.div(above, below, out=room(f"above{i}", n)))
         return found
 
-    def _windowed(self, at: Tensor, room: Room, n: int) -> list[Tensor]:
+    def _window(self, at: Tensor, room: Room, n: int) -> list[Tensor]:
         reach, half = (len(self.total) - 1) // 2, 0.0 if self.anchors % 2 else 0.5
         most = (self.anchors - 1) / 2 - reach  # of |k0|: the window stays inside
         place = torch.mul(at, self.rate / (2 * self.kappa), out=room("place", n))
@@ -230,11 +250,27 @@ class Reading:
             found.append(torch.div(above, below, out=room(f"above{i}", n)))
         return found
 
+    def _pair(self, at: Tensor, room: Room, n: int) -> list[Tensor]:
+        half = 0.0 if self.anchors % 2 else 0.5  # keys are whole or half numbers
+        least, most = -(self.anchors - 1) / 2, (self.anchors - 3) / 2
+        place = torch.mul(at, self.rate / (2 * self.kappa), out=room("place", n))
+        below = torch.floor(torch.sub(place, half, out=room("middle", n)), out=room("middle", n))
+        below = torch.clamp(torch.add(below, half, out=room("middle", n)), least, most, out=room("middle", n))
+        r = torch.sub(torch.sub(place, below, out=room("place", n)), 0.5, out=room("place", n))
+        index = torch.sub(below, least, out=room("middle", n)).to(torch.int32)
+        share = torch.sigmoid(torch.mul(r, 2 * self.kappa, out=room("q", n)), out=room("q", n))
+        found = []
+        for i, ((first, step), _) in enumerate(self.columns):
+            low = torch.index_select(first, 0, index, out=room("low", n))
+            rise = torch.index_select(step, 0, index, out=room("term", n))
+            found.append(torch.addcmul(low, rise, share, out=room(f"above{i}", n)))
+        return found
+
     def gated(self, head: Tensor, y: Tensor, room: Room, out: Tensor | None = None) -> Tensor:
         """head + y sigmoid(gate y), as relu(y) + (head - |y| q/(1+q)), q = exp(-gate |y|): exact where it saturates."""
         n = y.numel()
         size = torch.abs(y, out=room("at", n))
-        if self.gate == self.rate and not self.centre and not self.window and room.like is not None:
+        if self.gate == self.rate and not self.centre and self.form == "lattice" and room.like is not None:
             q = room.held["q"][:n]  # the exponential that the table was read with
         else:
             q = torch.exp(torch.mul(size, -self.gate, out=room("q", n)), out=room("q", n))
