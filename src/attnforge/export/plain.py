@@ -45,6 +45,8 @@ class PlainTransformer(CertifiedModule):
     is affine. `channels` says what each column of the stream carries, `heads[layer][h]` what each head does.
     """
 
+    family = "plain"
+
     def __init__(self, spec: PlainSpec, dtype: torch.dtype = torch.float32):
         super().__init__()
         self.spec, self.box, self.strict = spec, spec.box, False
