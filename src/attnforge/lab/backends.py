@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
 
 from ..errors import ArgumentError, AttnforgeError, closest
@@ -50,16 +50,17 @@ def _leave_interrupts_to_the_parent() -> None:
 
 
 @contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Processes that start inside this block leave interrupts to their parent."""
-    if threading.current_thread() is not threading.main_thread():
+def _interrupts_later() -> Iterator[None]:
+    """Ctrl-C waits for the end of this block; threads and processes that start inside it never see one."""
+    if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # first, for it lets interrupts through again when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -86,7 +87,7 @@ def _cluster(joblib: Any, jobs: int | None, scheduler: str | None) -> Iterator[N
         if scheduler is None:
             local = {"n_workers": jobs, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
             quiet = {"memory_limit": 0, "silence_logs": logging.CRITICAL}
-            with _no_interrupts():
+            with _interrupts_later():
                 address = stack.enter_context(distributed.LocalCluster(**local, **quiet))
         client = stack.enter_context(_client(distributed, address, scheduler))
         try:

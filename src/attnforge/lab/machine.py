@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import random
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -102,6 +101,8 @@ def _peak() -> float:
     try:
         return _status("VmHWM")
     except OSError:
+        import resource  # not on every system
+
         unit = 2**20 if sys.platform == "darwin" else 2**10
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 

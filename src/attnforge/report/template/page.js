@@ -18,8 +18,8 @@
     soft: isDark ? "#a0a9b6" : "#59616e",
     line: isDark ? "#2c323c" : "#e1e5ea",
     cycle: isDark
-      ? ["#56B4E9", "#E69F00", "#2fc79a", "#ff8a4d", "#e39cc4", "#F0E442"]
-      : ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"],
+      ? ["#56B4E9", "#E69F00", "#2fc79a", "#ff8a4d", "#e39cc4", "#F0E442", "#ffffff"]
+      : ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000"],
   });
   const paint = (isDark) => {
     const { ink, soft, line, cycle } = colours(isDark);
@@ -38,6 +38,12 @@
         }
       }
       Plotly.relayout(plot, change);
+      // A trace may name its colour by its place in the cycle; -1 is grey, for what was not measured.
+      const named = plot.data.flatMap((trace, i) => (Number.isInteger(trace.meta?.cycle) ? [i] : []));
+      if (named.length) {
+        const shades = named.map((i) => plot.data[i].meta.cycle).map((n) => (n < 0 ? soft : cycle[n % cycle.length]));
+        Plotly.restyle(plot, { "line.color": shades, "marker.color": shades }, named);
+      }
     }
   };
 

@@ -1,0 +1,175 @@
+"""The page of the lab: for each experiment the claim, the figures, the slope beside the predicted one, the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ..lab.chart import Figure
+from ..lab.drawing import builder
+from ..lab.experiment import Experiment, Finding, Record
+from ..lab.interactive import interactive
+from ..lab.results import Result, results, tally
+from .html import Block, Page
+from .style import svg
+
+TITLE = "The theory of softmax attention, measured"
+MOST_ROWS = 200  # of records shown in a table
+_RELATIONS = {"equals": "", "at most": "≤ ", "at least": "≥ "}
+
+
+def lab_page(folder: str | Path, experiments: Iterable[Experiment] | None = None) -> Page:
+    """One page for all that a folder holds, drawn from its records alone."""
+    found, problems = results(folder, experiments)
+    return page_of(found, problems)
+
+
+def page_of(found: Sequence[Result], problems: Sequence[str] = ()) -> Page:
+    """The page of results that were gathered already."""
+    page = Page(
+        TITLE, "Every claim beside what was measured: constructed networks, trained ones, and a verdict by rule."
+    )
+    counts = tally(found)
+    records = [record for one in found for record in one.gathered.records]
+    page.cards(
+        [
+            *((verdict, count, "") for verdict, count in counts.items()),
+            ("cells measured", len(records), f"in {_seconds(sum(r.time_s for r in records))} of computing"),
+        ]
+    )
+    page.section("Verdicts")
+    page.text(
+        "Each line is one quantity. **Agrees**, **better than predicted** and **does not hold** follow from rules that "
+        "are stated with each experiment and applied by the program that wrote this page, never by hand. "
+        "Intervals are 95 % confidence intervals of the fit or of the mean."
+    )
+    rows = [(one.experiment.title, *_row(finding)) for one in found for finding in one.findings]
+    page.table(["experiment", *_HEADER], rows, align="llrrrl")
+    for one in found:
+        _section(page, one)
+    _provenance(page, found, records, problems)
+    return page
+
+
+_HEADER = ("quantity", "predicted", "measured", "interval", "verdict")
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    predicted = "–" if finding.predicted is None else f"{_RELATIONS[finding.relation]}{number(finding.predicted)}"
+    measured = "–" if finding.measured is None else number(finding.measured)
+    interval = "–"
+    if finding.interval is not None and all(abs(end) < 1e300 for end in finding.interval):
+        interval = f"[{number(finding.interval[0])}, {number(finding.interval[1])}]"
+    return finding.quantity, predicted, measured, interval, finding.verdict
+
+
+def number(value: float) -> str:
+    """Three digits, as one reads them.
+
+    >>> number(-1.0234), number(1.5e-9), number(4096.0)
+    ('-1.02', '1.5e-09', '4096')
+    """
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.3g}"
+
+
+def _section(page: Page, one: Result) -> None:
+    experiment = one.experiment
+    page.section(experiment.title)
+    page.text(f"**Claim** (`{experiment.label}`, experiment `{experiment.name}`): {experiment.claim}")
+    page.text(
+        f"**Varied:** {experiment.varies}\n\n**Measured:** {experiment.measured_how}\n\n"
+        f"**Judged:** {experiment.judged_how}\n\n**Here:** {one.state}."
+    )
+    if one.note:
+        page.text(f"**Unfinished:** {one.note}.")
+    for figure in one.figures:
+        _figure(page, figure)
+    if one.findings:
+        page.table(_HEADER, [_row(finding) for finding in one.findings], align="lrrrl")
+        rules = page.details("By which rules")
+        rules.table(
+            ["quantity", "rule", "note"], [(f.quantity, f.rule, f.note or None) for f in one.findings], align="lll"
+        )
+    _records(page, one)
+
+
+def _figure(page: Block, figure: Figure) -> None:
+    page.plotly(interactive(figure), figure.caption, figure.alt, fallback=svg(builder(figure)))
+
+
+def _records(page: Page, one: Result) -> None:
+    """The numbers themselves, where they are single numbers and not too many."""
+    records = one.gathered.records
+    time, memory = _cost(records)
+    block = page.details(f"{len(records)} records, {time}, at most {memory} each")
+    settings = list(dict.fromkeys(name for r in records for name in r.settings))
+    values = [
+        n for n in dict.fromkeys(n for r in records for n in r.values) if any(_single(r.values.get(n)) for r in records)
+    ]
+    rows = [
+        [
+            *(_cell(r.settings.get(n)) for n in settings),
+            r.seed,
+            *(_cell(r.values.get(n)) for n in values),
+            f"{r.time_s:.2f}",
+        ]
+        for r in records[:MOST_ROWS]
+    ]
+    left_out = len(records) - len(rows)
+    caption = f"The first {len(rows)}; {left_out} more are in the folder of the run." if left_out > 0 else None
+    block.table([*settings, "seed", *values, "seconds"], rows, caption)
+
+
+def _single(value: object) -> bool:
+    return isinstance(value, bool | int | float | str) and not (isinstance(value, str) and len(value) > 40)
+
+
+def _cell(value: object) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value) if _single(value) else "…"
+
+
+def _provenance(page: Page, found: Sequence[Result], records: Sequence[Record], problems: Sequence[str]) -> None:
+    page.section("Where the numbers come from")
+    page.text(
+        "Every figure and every verdict is drawn from records, one JSON file for each cell of an experiment's grid. "
+        "Cells are seeded and keep to a fixed number of threads: the same seeds give the same numbers on a machine."
+    )
+    places = _distinct(
+        f"{r.machine.get('processor', '?')}, {r.machine.get('cores', '?')} cores, {r.device}" for r in records
+    )
+    versions = _distinct(", ".join(f"{name} {version}" for name, version in r.versions.items()) for r in records)
+    threads = _distinct(f"{r.threads}" for r in records)
+    days = sorted(r.finished for r in records if r.finished)
+    rows = [("machine and device", one) for one in places] + [("versions", one) for one in versions]
+    rows += [("threads of a cell", ", ".join(threads))]
+    rows += [("measured", f"{days[0]} to {days[-1]}")] if days else []
+    page.table(["", ""], rows, align="ll")
+    page.table(
+        ["experiment", "label", "grid", "computing", "largest memory"],
+        [(one.experiment.name, one.experiment.label, one.state, *_cost(one.gathered.records)) for one in found],
+        align="lllrr",
+    )
+    if problems:
+        page.text("**Left out:** files that are no records, and will be measured again by the next run.")
+        page.code("\n".join(problems))
+
+
+def _cost(records: Sequence[Record]) -> tuple[str, str]:
+    return _seconds(sum(r.time_s for r in records)), f"{max(r.memory_mb for r in records):.0f} MB"
+
+
+def _distinct(values: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(values))
+
+
+def _seconds(value: float) -> str:
+    """A duration in words.
+
+    >>> _seconds(3.14), _seconds(200), _seconds(7300)
+    ('3.1 s', '3.3 min', '2.0 h')
+    """
+    return f"{value:.1f} s" if value < 100 else f"{value / 60:.1f} min" if value < 6000 else f"{value / 3600:.1f} h"
