@@ -1,0 +1,99 @@
+"""Ramps as several experiments need them: built by name and dtype, measured on a line and on the published task.
+
+The published task is drawn and judged alike in all of them: trained networks beside built ones, and their means beside
+those of the published scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...theorems import Construction, ramp, ramp_heads
+from ..chart import Figure, Panel, Series
+from ..experiment import Finding, Record
+from ..fits import mean
+from ..training import SEEDS, Errors, RampData
+from ..verdicts import equal
+from ._reading import column, line, where
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+CHANNELS = 32  # of the published networks; all but the first should be 0
+NETWORKS = ("cold", "warm", "gate")
+BESIDE = (1e-6, 1e-2, 0.06, 0.08, 0.09, 0.1, 0.12, 0.3)  # where to look next to the middle of two anchors, in spacings
+
+
+def built(network: str, a: float, b: float, p: int, dtype: str, heads: int = 1, **options: Any) -> Construction:
+    """clip(y, a, b) of one scalar y by a cold head (or heads), a warm one or a gate."""
+    one, options = torch.ones(1, dtype=DTYPES[dtype]), {"radius": 2 * max(abs(a), abs(b)), **options}
+    if heads > 1 or "tokens" in options:
+        return ramp_heads(one, 0.0, a, b, heads, **options)
+    return ramp(one, 0.0, a, b, p, variant=network, **options)
+
+
+def rounding_of(m: Construction) -> float:
+    """The part of the certified bound that is rounding: where the dtype puts the floor."""
+    return sum(term.value for term in m.certificate.terms if term.source == "rounding")
+
+
+def places(a: float, b: float, p: int, count: int, beyond: float = 0.1) -> Tensor:
+    """Scalars to look at: evenly from below a to above b, and beside the middles between anchors, where ties are."""
+    step, width = (b - a) / (p - 1), b - a
+    middles = a + step * (torch.linspace(0, p - 2, min(p - 1, count // 16), dtype=torch.float64).round() + 0.5)
+    near = [middles + sign * beside * step for beside in BESIDE for sign in (-1, 1)]
+    even = torch.linspace(a - beyond * width, b + beyond * width, count, dtype=torch.float64)
+    return torch.cat([even, *near])
+
+
+@torch.no_grad()
+def line_errors(m: Construction, y: Tensor, tokens: int = 1) -> Errors:
+    """Errors of a network at scalars, in the network's dtype; the target is exact for the rounded scalars."""
+    X = y[: len(y) // tokens * tokens].to(m.dtype).reshape(-1, tokens, 1)
+    return Errors.of(m(X), m.target(X))
+
+
+@torch.no_grad()
+def task_errors(m: Construction, data: RampData, tokens: int = 50) -> Errors:
+    """Errors on the published task, given the scalars w_i.x_i + t_i that the paper's affine map A hands to the head."""
+    X = data.scalars.reshape(-1, tokens, 1).to(m.dtype)
+    return Errors.of(m(X), m.target(X))
+
+
+def values_of(found: Errors, m: Construction | None = None, paper_bound: float | None = None) -> dict[str, Any]:
+    """What a cell gives: errors, and the bounds of a built network, or the theorem's for a trained one."""
+    if m is None:
+        return {**found.__dict__, "bound": None, "paper_bound": paper_bound, "floor": None}
+    return {**found.__dict__, "bound": m.bound, "paper_bound": m.paper_bound, "floor": rounding_of(m)}
+
+
+def published_figure(
+    records: Sequence[Record], x: str, label: str, networks: Mapping[str, str], published: Mapping[Any, float],
+    log_x: bool = False,
+) -> list[Figure]:  # fmt: skip
+    """Mean squared error in the published setting against one setting; `networks` maps settings to names."""
+    series: list[Series] = []
+    for network, name in networks.items():
+        series += line(name, where(records, network=network), x, "mse")
+    if not series:
+        return []
+    series.append(Series("trained, as published", list(published), list(published.values()), style="points"))
+    panel = Panel("published setting", label, "mean squared error, 32 channels", series, log_x=log_x, log_y=True)
+    caption = (
+        "The published setting (d = 10, n = 50, 1,000 samples, 50 epochs of Adam): trained networks beside built "
+        "ones, on the same unseen samples. Bars reach from the best seed to the worst. A gate errs by exactly 0 on "
+        "most seeds, which has no place on a logarithmic axis."
+    )
+    alt = f"Mean squared error of trained and built networks against {label}, with the published means."
+    return [Figure("published", caption, (panel,), alt)]
+
+
+def beside_published(records: Sequence[Record], x: str, name: str, published: Mapping[Any, float]) -> list[Finding]:
+    """Trained means beside the published ones, where all of the published seeds were run."""
+    return [
+        equal(f"trained, {name} = {at}: mean squared error beside the published mean", published[at], mean(values))
+        for at, values in column(records, x, "mse").items()
+        if len(values) == len(SEEDS)
+    ]

@@ -1,0 +1,132 @@
+"""Error against the number of anchors p: a head with p anchors errs by O(1/p) (v1 theorem 3.1, v2 theorem 3.4; A2, A3).
+
+Built heads (cold, warm, gate) on a line of scalars over four decades of p, float64 and float32; and, in the published
+setting, beside the published one-layer network trained on the same samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..chart import Figure, Panel, Series
+from ..experiment import Cell, Experiment, Finding, Record, grid
+from ..training import SEEDS, held_out, ramp_data, trained_ramp
+from ..training_models import Stream
+from ..verdicts import bound, rate
+from ._ramps import (
+    CHANNELS,
+    DTYPES,
+    NETWORKS,
+    beside_published,
+    built,
+    line_errors,
+    places,
+    published_figure,
+    task_errors,
+    values_of,
+)  # fmt: skip
+from ._reading import fitted, line, pairs, where
+
+A, B = -25.0, 25.0
+#: Means of the published scripts, mean squared error over 32 channels, 11 seeds.
+PUBLISHED = {60: 0.129, 70: 0.082, 80: 0.033, 90: 0.021, 100: 0.0058, 110: 0.0042, 120: 0.0039}
+LOOKED_AT = 16_000  # scalars
+
+
+def cells(quick: bool) -> tuple[Cell, ...]:
+    sizes = (16, 64, 256, 1024, 4096) if quick else (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+    published = (60, 90, 120) if quick else tuple(PUBLISHED)
+    seeds = SEEDS[:2] if quick else SEEDS
+    most = {"cold": 4096, "warm": 1024, "gate": 4096}  # warm: beyond that the certificate takes long
+    lines = tuple(
+        cell for network in NETWORKS
+        for cell in grid(task=("line",), network=(network,), dtype=tuple(DTYPES),
+                         p=[p for p in sizes if p <= most[network]])
+    )  # fmt: skip
+    tasks = grid(seeds, task=("published",), network=NETWORKS, dtype=("float32",), p=published)
+    return lines + tasks + grid(seeds, task=("published",), network=("trained",), dtype=("float32",), p=published)
+
+
+def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    network, p = settings["network"], settings["p"]
+    if network == "trained":
+        return values_of(held_out(*trained_ramp(seed, A, B, p)), paper_bound=(B - A) / p)
+    if settings["task"] == "line":
+        m = built(network, A, B, p, settings["dtype"])
+        found = line_errors(m, places(A, B, p, LOOKED_AT))
+    else:
+        data = ramp_data(Stream(seed), A, B)
+        radius = float(data.scalars.abs().max())
+        m = built(network, A, B, p, settings["dtype"], channels=CHANNELS, radius=radius)
+        found = task_errors(m, data)
+    return values_of(found, m)
+
+
+def figures(records: Sequence[Record]) -> list[Figure]:
+    lines, made = where(records, task="line"), []
+    panels = []
+    for dtype in DTYPES:
+        series: list[Series] = []
+        for network in NETWORKS:
+            chosen = where(lines, network=network, dtype=dtype)
+            series += line(network, chosen, "p", "sup", group=network)
+            series += line(f"{network}, certified bound", chosen, "p", "bound", "bound", network)
+        series += line("the paper's bound", where(lines, network="cold", dtype=dtype), "p", "paper_bound", "bound")
+        series += line("rounding, cold", where(lines, network="cold", dtype=dtype), "p", "floor", "bound")
+        if series:
+            panels.append(Panel(dtype, "anchors p", "largest error", series, log_x=True, log_y=True))
+    if panels:
+        caption = (
+            "Largest error of built ramps on [-25, 25] against the number of anchors. The gate has no anchors; where "
+            "it errs by exactly 0, only its bound is drawn. `rounding` is the part of the cold head's bound that the "
+            "dtype is to blame for."
+        )
+        alt = "Cold and warm errors fall as 1/p in float64; in float32 rounding stops them."
+        made.append(Figure("sup", caption, panels, alt))
+    task = where(records, task="published")
+    return made + published_figure(task, "p", "anchors p", {n: n for n in ("trained", *NETWORKS)}, PUBLISHED)
+
+
+def judge(records: Sequence[Record]) -> list[Finding]:
+    found: list[Finding] = []
+    lines, task = where(records, task="line"), where(records, task="published")
+    for network in ("cold", "warm"):
+        fit = fitted(where(lines, network=network, dtype="float64"), "p", "sup")
+        if fit:
+            found.append(rate(f"largest error against p, built {network}, float64", -1.0, fit))
+    built_ones = where(records, network=NETWORKS)
+    if limits := pairs(built_ones, "sup", "bound"):
+        found.append(bound("largest error of every built ramp against its certified bound", limits))
+    for dtype, why in (("float64", ""), ("float32", "A5: the bound is one for real arithmetic; rounding passes it")):
+        if limits := pairs(where(lines, network="cold", dtype=dtype), "sup", "paper_bound"):
+            found.append(bound(f"largest error of cold heads against the paper's bound, {dtype}", limits, note=why))
+    trained = where(task, network="trained")
+    if fit := fitted(trained, "p", "mse"):
+        found.append(rate("mean squared error against p, trained (an error of 1/p squared)", -2.0, fit))
+    found += beside_published(trained, "p", "p", PUBLISHED)
+    if limits := pairs(trained, "rms", "paper_bound"):
+        note = "the theorem says that such weights exist, not that 50 epochs of Adam find them"
+        found.append(bound("root mean square error of trained networks against the theorem's bound", limits, note=note))
+    return found
+
+
+EXPERIMENT = Experiment(
+    name="rate-anchors",
+    title="Error against the number of anchors",
+    claim="One softmax head with p anchors represents clip(w.x + t, a, b) with an error of at most "
+    "max(|a|, |b|) eps0 + (b - a)/p: the error falls as 1/p.",
+    label="A2, A3 (v1 theorem 3.1, v2 theorem 3.4)",
+    varies="The number of anchors p; how the network came about (built cold, warm, as a gate; trained); float64 and "
+    "float32.",
+    measured_how="Built heads: largest error at 16,000 scalars evenly over [-27.5, 27.5] and beside the middles "
+    "between anchors, where the error is largest. Published setting: mean squared error over 32 channels on 200 "
+    "unseen samples, for seeds 1234 to 1244.",
+    judged_how="Slopes of least squares on logarithmic axes with 95 % intervals against -1 (errors) and -2 (squared "
+    "errors); every built error against its certified bound without tolerance; trained means against the published "
+    "ones within two standard deviations of a run.",
+    cells=cells,
+    measure=measure,
+    figures=figures,
+    judge=judge,
+)
