@@ -1,0 +1,125 @@
+"""Heads for sites: which family, how large, with which certified bound. Tables of equal ranges are made once."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ..certify.certified import CertifiedModule
+from ..errors import ArgumentError, PrecisionError
+from ..heads import AnchorHead, GateHead, ProductHead
+from ..ir.functions import Univariate, enclose
+from .norm import NativeNorm
+
+MOST_ANCHORS = 64
+EXACT = ("silu", "sigmoid", "tanh")  # two slots, no table (lemma B4)
+KINKS = {"relu": "relu", "abs": "abs", "hardtanh": "hard_tanh"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked of all sites."""
+
+    eps: float
+    dtype: torch.dtype
+    anchors: int | None = None
+    cold: bool = False
+    fast: bool = True
+
+
+def widened(low: float, high: float, margin: float) -> tuple[float, float]:
+    """The seen range times `margin`, about its middle and about 0, ends moved out to a coarse grid.
+
+    >>> widened(-3.0, 2.8, 2.0)
+    (-6.0, 6.0)
+    """
+    middle, half = 0.5 * (low + high), 0.5 * margin * max(high - low, 1e-3 * max(abs(low), abs(high)), 1e-6)
+    left, right = middle - half, middle + half
+    left, right = (min(left, margin * low), max(right, margin * high)) if low < 0 < high else (left, right)
+    return -_coarse(-left), _coarse(right)
+
+
+def widened_ratio(low: float, high: float, margin: float) -> tuple[float, float]:
+    """[low / margin, high * margin], ends moved out to powers of two."""
+    return 2.0 ** math.floor(math.log2(low / margin)), 2.0 ** math.ceil(math.log2(high * margin))
+
+
+def _coarse(x: float) -> float:
+    """The next number above x with four bits: many layers then share a table."""
+    if x == 0:
+        return 0.0
+    mantissa, exponent = math.frexp(x)
+    return math.ldexp(math.ceil(mantissa * 16) / 16, exponent)
+
+
+def scale_of(function: Univariate, low: float, high: float) -> float:
+    """The largest |function| on a range: the size of a site's output."""
+    ends = enclose(function, max(low, function.domain.lo), min(high, function.domain.hi))
+    return max(abs(ends[0]), abs(ends[1])) or 1.0
+
+
+def activation_head(function: Univariate, low: float, high: float, eps: float, options: Options) -> CertifiedModule:
+    """A head for `function` on [low, high] whose certified bound is at most `eps`; a copy, with a table of its own."""
+    return copy.deepcopy(_activation_head(function, low, high, eps, options))
+
+
+@functools.lru_cache(maxsize=256)
+def _activation_head(function: Univariate, low: float, high: float, eps: float, options: Options) -> CertifiedModule:
+    if options.anchors is not None or options.cold:
+        count, kind = options.anchors or 32, "cold" if options.cold else "auto"
+        return AnchorHead.fit(function, low, high, anchors=count, temperature=kind, dtype=options.dtype)  # type: ignore[arg-type]
+    name = function.name
+    if name in EXACT:
+        return GateHead.fit(name, low, high, dtype=options.dtype)
+    if name in KINKS:
+        return GateHead.fit(KINKS[name], low, high, eps, dtype=options.dtype)
+    return AnchorHead.fit(function, low, high, eps=eps, dtype=options.dtype)
+
+
+def norm_head(
+    channels: int, low: float, high: float, eps_norm: float, kind: str, offset: float, options: Options
+) -> NativeNorm:
+    """A norm head for variances in [low, high], as accurate as rounding deserves and at least `options.eps`."""
+    return copy.deepcopy(_norm_head(channels, low, high, eps_norm, kind, offset, options))
+
+
+@functools.lru_cache(maxsize=256)
+def _norm_head(
+    channels: int, low: float, high: float, eps_norm: float, kind: str, offset: float, options: Options
+) -> NativeNorm:
+    arguments = dict(kind=kind, offset=offset, dtype=options.dtype)
+    head = NativeNorm.fit(channels, (low, high), eps_norm, heads=options.anchors, **arguments)  # type: ignore[arg-type]
+    assert isinstance(head, NativeNorm)
+    assert head.bound is not None
+    if head.bound > options.eps and options.anchors is None:
+        raise PrecisionError(
+            f"a norm of {channels} channels with variances in [{low:g}, {high:g}] reaches {head.bound:.3g}, not "
+            f"eps = {options.eps:g}",
+            reachable=head.bound,
+        )
+    return head
+
+
+def product_head(first: tuple[float, float], second: tuple[float, float], options: Options) -> ProductHead:
+    """A product head on the box of two factors."""
+    return copy.deepcopy(_product_head(first, second, options.dtype))
+
+
+@functools.lru_cache(maxsize=256)
+def _product_head(first: tuple[float, float], second: tuple[float, float], dtype: torch.dtype) -> ProductHead:
+    return ProductHead.fit(first, second, dtype=dtype)
+
+
+def checked(eps: object, margin: object, variance_margin: object, anchors: object) -> None:
+    """Raise `ArgumentError` for numbers that mean nothing."""
+    for name, value, least in (("eps", eps, 0.0), ("margin", margin, 1.0), ("variance_margin", variance_margin, 1.0)):
+        good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not good or value < least or (name == "eps" and value == 0):  # type: ignore[operator]
+            bound = "greater than 0" if name == "eps" else f"at least {least:g}"
+            raise ArgumentError(f"{name} must be a finite number, {bound}, got {value!r}")
+    if anchors is not None and (isinstance(anchors, bool) or not isinstance(anchors, int) or anchors < 2):
+        raise ArgumentError(f"anchors must be a whole number, at least 2, got {anchors!r}")

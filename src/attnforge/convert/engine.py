@@ -1,0 +1,184 @@
+"""`convert` on one page: copy, find, watch, build, place, measure, prove."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ArgumentError
+from ..progress import stages
+from ..purity import offences
+from .batches import Batch, Data, read
+from .build import Options, checked
+from .choose import Leave, choose, level_of, unsupported
+from .copying import dtype_of, refuse_unreadable, twin
+from .find import Found, find
+from .gated import GatedUnit
+from .measure import largest_change
+from .place import prepare
+from .record import Conversion, Left, Site
+from .replace import replace
+from .site import working
+from .sound import sound_ranges
+from .watch import Seen, activation_hook, look, norm_hook, product_hook
+
+EXAMPLE = 2  # rows of the batch that a pure model is exported with
+
+
+def convert(
+    model: nn.Module,
+    calibration: Any = None,
+    *,
+    level: str = "ffn",
+    eps: float = 1e-4,
+    anchors: int | None = None,
+    cold: bool = False,
+    margin: float = 2.0,
+    variance_margin: float = 30.0,
+    leave: Any = (),
+    strict: bool = False,
+    fast: bool = True,
+    report: Callable[[str], None] | None = None,
+) -> tuple[nn.Module, Conversion]:
+    """See `attnforge.convert`; `report` is called with the name of each stage."""
+    started = time.perf_counter()
+    refuse_unreadable(model)
+    level, data = level_of(level), read(calibration)
+    checked(eps, margin, variance_margin, anchors)
+    dtype, device = dtype_of(model), next(model.parameters()).device
+    if data is not None:
+        data = Data(_moved(data.seen, device, dtype), _moved(data.held, device, dtype), data.note)
+    kept = Leave.read(leave, model)
+    options = Options(float(eps), working(dtype), anchors, bool(cold), bool(fast))
+    with stages(report) as stage:
+        stage("copy")
+        result = twin(model)
+        stage("find")
+        chosen = choose(find(result), level, kept)
+        if not chosen.sites:
+            raise _nothing(model, level, chosen.left)
+        modules = prepare(result, chosen.sites)
+        stage("watch")
+        left = list(chosen.left)
+        if data is None:
+            seen = sound_ranges(result, chosen.sites, modules, margin)
+        else:
+            seen, called = _watched(result, chosen.sites, modules, data, kept, left)
+            left += called
+        stage("build")
+        sites = replace(result, chosen.sites, seen, options, dtype, margin, variance_margin, strict)
+        stage("measure")
+        change = size = None
+        if data is not None:
+            change, size = largest_change(model, result, data.held)
+        if level == "pure":
+            stage("prove")
+            left += _impure(result, data, kept)
+    notes = _notes(model, sites, data, dtype, level)
+    return result, Conversion(
+        model=type(model).__name__,
+        level=level,
+        eps=float(eps),
+        dtype=str(dtype).removeprefix("torch."),
+        sites=tuple(sites),
+        left=tuple(left),
+        parameters_before=sum(p.numel() for p in model.parameters()),
+        parameters_after=sum(p.numel() for p in result.parameters()),
+        change=change,
+        output=size,
+        batches=len(data.seen) if data else 0,
+        held_out=len(data.held) if data else 0,
+        seconds=time.perf_counter() - started,
+        notes=tuple(notes),
+    )
+
+
+def _moved(batches: Sequence[Batch], device: torch.device, dtype: torch.dtype) -> tuple[Batch, ...]:
+    return tuple(batch.to(device, dtype) for batch in batches)
+
+
+def _watched(
+    model: nn.Module, sites: Sequence[Found], modules: dict[str, nn.Module], data: Data, kept: Leave, left: list[Left]
+) -> tuple[dict[str, Seen], list[Left]]:
+    """Ranges by path; functions called in a `forward` that may stay. Raises for those that may not, and for sites that
+    no batch reached."""
+    seen = {site.path: Seen() for site in sites}
+    hooks: list[tuple[nn.Module, Callable[..., None]]] = []
+    for site in sites:
+        module, found = modules[site.path], seen[site.path]
+        if site.norm is not None:
+            hooks.append((module, norm_hook(site.path, found, site.norm.kind == "layer", len(site.norm.shape))))
+        elif isinstance(module, GatedUnit):
+            hooks.append((module.product, product_hook(site.path, found)))
+        else:
+            hooks.append((module, activation_hook(site.path, found)))
+    known = [path for site in sites if site.kind != "gated" for path in site.paths] + [one.path for one in left]
+    calls = look(model, hooks, known, data.seen)
+    missed = [path for path, found in seen.items() if not found.calls]
+    if missed:
+        raise ArgumentError(
+            f"calibration never reaches {len(missed)} site{'s' if len(missed) > 1 else ''}: {', '.join(missed)}; "
+            "give batches that do (all inputs the model uses), or name them in leave=[...]"
+        )
+    wrong = [
+        f"{call.path or 'the model itself'}: {call.operation}, called as a function at {call.source}: "
+        "only modules and functions kept as attributes can be replaced"
+        for call in calls
+        if not kept.holds(call.path)
+    ]
+    if wrong:
+        raise unsupported(wrong)
+    return seen, [Left(call.path, call.operation, "named in leave") for call in calls]
+
+
+def _impure(model: nn.Module, data: Data | None, kept: Leave) -> list[Left]:
+    """What the exported graph still computes besides attention: all of it must be named in `leave`."""
+    assert data is not None, "norms need data"
+    batch = data.held[0]
+    example = batch.part(slice(0, EXAMPLE)) if batch.rows else batch
+    found = dict.fromkeys(offences(model, example.example))
+    wrong = [
+        f"{one.module or 'the model itself'}: {one.operation}: {one.why}{f' ({one.source})' if one.source else ''}"
+        for one in found
+        if not kept.holds(one.module)
+    ]
+    if wrong:
+        raise unsupported(wrong)
+    return [Left(one.module, one.operation, "named in leave") for one in found]
+
+
+def _nothing(model: nn.Module, level: str, left: Sequence[Left]) -> ArgumentError:
+    there = f"; {len(left)} stay: {', '.join(f'{one.path} ({one.operation})' for one in left[:8])}" if left else ""
+    hint = " level='pure' converts norms and gated units too" if level == "ffn" and left else ""
+    return ArgumentError(
+        f"{type(model).__name__} has no site to convert at level '{level}': no submodule or attribute is a known "
+        f"activation function{' or norm' if level == 'pure' else ''}{there}.{hint}"
+    )
+
+
+def _notes(model: nn.Module, sites: Sequence[Site], data: Data | None, dtype: torch.dtype, level: str) -> list[str]:
+    notes = []
+    dropping = [path for path, m in model.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
+    if model.training and dropping:
+        notes.append(
+            f"the model is in training mode and stays in it: {len(dropping)} dropout modules are kept and active until "
+            "model.eval(); ranges and the measured change were taken in evaluation mode"
+        )
+    if data is None:
+        notes.append("no calibration: ranges follow from the weights; functions called in a forward were not seen")
+    elif data.note:
+        notes.append(data.note)
+    shared = [site.path for site in sites if site.calls > (len(data.seen) if data else 0) > 0]
+    if shared:
+        notes.append(f"{len(shared)} sites run several times in a pass (shared layers): their ranges cover all of them")
+    if dtype != working(dtype):
+        name, wide = (str(t).removeprefix("torch.") for t in (dtype, working(dtype)))
+        notes.append(f"heads are evaluated in {wide} and their results rounded to {name}; the bounds include that")
+    notes.append("weights that did not change are shared with the original model: training one trains the other")
+    if level == "pure":
+        notes.append("purity: on the exported graph softmax attention is the only nonlinear operation")
+    return notes
