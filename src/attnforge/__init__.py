@@ -31,7 +31,7 @@ from .errors import (
 from .purity import purity  # likewise
 
 if TYPE_CHECKING:
-    from . import export, incontext, theorems
+    from . import export, incontext, lab, theorems
     from ._compile import compile
     from .blackbox import approximate
     from .certify.certificate import Certificate
@@ -55,6 +55,7 @@ _LAZY = {
     "export": ".export",
     "load": ".files",
     "incontext": ".incontext",
+    "lab": ".lab",
     "theorems": ".theorems",
 }
 
@@ -84,6 +85,7 @@ __all__ = [
     "compile",
     "export",
     "incontext",
+    "lab",
     "load",
     "plan",
     "purity",

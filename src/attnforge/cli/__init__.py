@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..report.html import versions
-from . import check, compile, demo, explain, functions, head, plan, run, theorem
+from . import check, compile, demo, explain, functions, head, lab, plan, run, theorem
 from .common import Forge, TakesFormulas, say, stop
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("plan", cls=TakesFormulas, short_help="Show how large a network for 
 app.command("head", short_help="Fit one head to a function and print its certificate.")(head.head)
 app.command("functions", short_help="List the functions that formulas and heads can use.")(functions.functions)
 app.command("theorem", cls=theorem.WithPlot, short_help="Build a theorem's network, or plan its size.")(theorem.theorem)
+app.add_typer(lab.app, name="lab", short_help="Measure the claims of the theory and report what holds.")
 app.command("demo", short_help="Compile and fit a handful of things and write pages that show them.")(demo.demo)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from ..errors import ArgumentError, AttnforgeError
 from . import machine
 from .backends import parallel
+from .bar import bar
 from .experiment import Cell, Experiment, Record
 from .registry import select
 from .store import Store
@@ -74,7 +76,8 @@ def run(
     """Measures every cell that has no record yet; experiments by name ("all" is every one) or as objects.
 
     `jobs` cells at once, by default one for each core, each on `threads` threads. `backend` is "processes" or "dask";
-    a dask scheduler's address may be given, else a cluster is started on this machine.
+    a dask scheduler's address may be given, else a cluster is started on this machine. `progress` is told of every
+    cell; without it there is a bar on a terminal.
     """
     chosen = _chosen(experiments)
     _check(jobs, "jobs")
@@ -83,13 +86,14 @@ def run(
     grids = [(experiment, experiment.grid(quick)) for experiment in chosen]
     todo = [(experiment, cell) for experiment, cells in grids for cell in store.todo(experiment, cells)]
     kept = sum(len(cells) for _, cells in grids) - len(todo)
-    tell = progress or (lambda _: None)
-    tell(Progress(0, len(todo), kept))
     failures: list[Failure] = []
     by_name = {experiment.name: experiment for experiment in chosen}
     calls = [(measure_cell, (e.measure, e.name, e.revision, c.settings, c.seed, threads, quick)) for e, c in todo]
-    if calls:
-        with parallel(calls, jobs, backend, scheduler, threads) as results:
+    with ExitStack() as stack:
+        tell = progress or stack.enter_context(bar())
+        tell(Progress(0, len(todo), kept))
+        if calls:
+            results = stack.enter_context(parallel(calls, jobs, backend, scheduler, threads))
             for done, (name, cell, result) in enumerate(results, 1):
                 if isinstance(result, Record):
                     store.write(by_name[name], result)

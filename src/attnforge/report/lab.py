@@ -43,7 +43,7 @@ def page_of(found: Sequence[Result], problems: Sequence[str] = ()) -> Page:
         "are stated with each experiment and applied by the program that wrote this page, never by hand. "
         "Intervals are 95 % confidence intervals of the fit or of the mean."
     )
-    rows = [(one.experiment.title, *_row(finding)) for one in found for finding in one.findings]
+    rows = [(one.experiment.title, *row(finding)) for one in found for finding in one.findings]
     page.table(["experiment", *_HEADER], rows, align="llrrrl")
     for one in found:
         _section(page, one)
@@ -54,7 +54,8 @@ def page_of(found: Sequence[Result], problems: Sequence[str] = ()) -> Page:
 _HEADER = ("quantity", "predicted", "measured", "interval", "verdict")
 
 
-def _row(finding: Finding) -> tuple[str, ...]:
+def row(finding: Finding) -> tuple[str, ...]:
+    """A finding as the cells of a table, after its header."""
     predicted = "–" if finding.predicted is None else f"{_RELATIONS[finding.relation]}{number(finding.predicted)}"
     measured = "–" if finding.measured is None else number(finding.measured)
     interval = "–"
@@ -85,7 +86,7 @@ def _section(page: Page, one: Result) -> None:
     for figure in one.figures:
         _figure(page, figure)
     if one.findings:
-        page.table(_HEADER, [_row(finding) for finding in one.findings], align="lrrrl")
+        page.table(_HEADER, [row(finding) for finding in one.findings], align="lrrrl")
         rules = page.details("By which rules")
         rules.table(
             ["quantity", "rule", "note"], [(f.quantity, f.rule, f.note or None) for f in one.findings], align="lll"

@@ -1,0 +1,130 @@
+"""`attnforge lab`: list the experiments, run them, and write the page that shows what they found."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ArgumentError
+from ..lab import engine, registry
+from ..lab.results import Result, results, tally, write
+from ..report.lab import TITLE, page_of, row
+from .common import CHECK_FAILED, Forge, console, say, table, waiting, whole
+
+PAGE = "report.html"
+app = typer.Typer(
+    cls=Forge,
+    help="Measure the claims of the theory: constructed networks beside trained ones, with verdicts by rule.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        say(context.get_help())
+
+
+class Backend(StrEnum):
+    """Where cells run."""
+
+    processes = "processes"
+    dask = "dask"
+
+
+@app.command("list", short_help="List the experiments.")
+def listing() -> None:
+    """List the experiments: what each is about, and how many cells its quick and its full grid have."""
+    rows = []
+    for experiment in registry.select("all"):
+        quick, full = (str(len(experiment.grid(q))) for q in (True, False))
+        rows.append((experiment.name, experiment.label, quick, full, experiment.title))
+    table(("name", "label", "quick", "full", "title"), rows, right=("quick", "full"))
+
+
+@app.command("run", short_help="Run an experiment, or all of them.")
+def run(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Experiments by name, or all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Small grids: minutes instead of hours.")] = False,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where records, figures and the page go.")] = Path(
+        "out/lab"
+    ),
+    jobs: Annotated[
+        int | None, typer.Option(parser=whole, metavar="COUNT", help="Cells at once; by default one for each core.")
+    ] = None,
+    threads: Annotated[int, typer.Option(parser=whole, metavar="COUNT", help="Threads of a cell.")] = 1,
+    backend: Annotated[Backend, typer.Option(help="Processes of this machine, or a dask cluster.")] = Backend.processes,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Of a dask scheduler; without it a cluster is started here.")
+    ] = None,
+) -> None:
+    """Run experiments and write records, figures and a page. What has a record is not run again.
+
+    \b
+    attnforge lab run rate-anchors --out results/
+    attnforge lab run all --quick
+    attnforge lab run all --backend dask --scheduler tcp://10.0.0.1:8786
+    """
+    try:
+        done = engine.run(
+            names, out, quick=quick, jobs=jobs, backend=backend.value, scheduler=scheduler, threads=threads
+        )
+    except KeyboardInterrupt:
+        console(stderr=True).out(f"stopped; finished cells are kept in {out}, and the same command continues from them")
+        raise
+    for problem in done.problems:
+        console(stderr=True).out(f"{problem}; measured again", highlight=False)
+    for failure in done.failures:
+        console(stderr=True).out(f"failed: {failure}\n{failure.trace}", highlight=False)
+    say(f"measured {done.measured} cells, kept {done.kept} that had a record")
+    if done.measured + done.kept:
+        _show(out, out / PAGE)
+    if done.failures:
+        raise typer.Exit(CHECK_FAILED)
+
+
+@app.command("report", short_help="Write the page of a results folder.")
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `attnforge lab run` has written.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The page; FOLDER/report.html by default.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is no such page.")] = False,
+) -> None:
+    """Draw every figure and judge every claim again, from the records alone, and write one self-contained page."""
+    path = output or folder / PAGE
+    if path.suffix.lower() != ".html":
+        raise ArgumentError(f"expected a file name that ends with .html, got '{path}'")
+    foreign = path.is_file() and f"<title>{TITLE}</title>" not in path.read_text("utf-8", errors="replace")[:5000]
+    if path.is_dir() or (foreign and not force):
+        raise ArgumentError(f"'{path}' is a folder" if path.is_dir() else
+                            f"'{path}' is there already and is no page of the lab; --force overwrites it")  # fmt: skip
+    _show(folder, path)
+
+
+def _show(folder: Path, path: Path) -> None:
+    with waiting("drawing"):
+        found, problems = results(folder)
+        files = write(found, folder)
+        page_of(found, problems).save(path)
+    _verdicts(found)
+    for problem in problems:
+        console(stderr=True).out(f"{problem}; left out", highlight=False)
+    say(f"\npage     {path}  (open it in a browser)")
+    say(f"figures  {len(files) - 1} files beside the records, in {folder}")
+    say(f"numbers  {files[-1]}")
+
+
+def _verdicts(found: tuple[Result, ...]) -> None:
+    rows = [(one.experiment.name, *row(finding)) for one in found for finding in one.findings]
+    say()
+    table(("experiment", "quantity", "predicted", "measured", "interval", "verdict"), rows,
+          right=("predicted", "measured", "interval"))  # fmt: skip
+    say(f"\n{', '.join(f'{count} {verdict}' for verdict, count in tally(found).items())}")
+    for one in found:
+        if one.note:
+            say(f"{one.experiment.name}: {one.note}")
