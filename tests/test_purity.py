@@ -647,6 +647,38 @@ def test_custom_operators_count_as_attention_once_registered(monkeypatch: pytest
         allow_custom("attnforge::relu", " ")
 
 
+# -- decoders that keep keys and values -------------------------------------------------------------------------------
+
+
+def test_a_decoder_that_returns_a_cache_is_examined_without_it() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=8)
+    net = transformers.GPT2Model(transformers.GPT2Config(**sizes))
+    with pytest.raises(PurityError) as caught:
+        purity(net, {"input_ids": torch.ones(1, 3, dtype=torch.long)})
+    told = str(caught.value)
+    assert "tanh" in told or "pow" in told, "the activation is still seen"
+    assert "layer_norm" in told and "cannot be exported" not in told
+    assert net.config.use_cache is True, "everything is as it was"
+
+
+def test_only_a_cache_that_cannot_be_exported_is_left_out() -> None:
+    """A network that computes more while it keeps a cache must not get away with it."""
+
+    class Sly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = pytest.importorskip("transformers").GPT2Config()
+            self.linear = nn.Linear(C, C)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.linear(x)
+            return out.relu() if self.config.use_cache else out
+
+    with pytest.raises(PurityError, match="relu"):
+        purity(Sly(), X)
+
+
 # -- census and structure ---------------------------------------------------------------------------------------------
 
 

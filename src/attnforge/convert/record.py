@@ -17,7 +17,7 @@ from ..certify.certificate import aligned, upper_text
 from ..errors import ArgumentError
 
 LEVELS = ("ffn", "pure")
-FAMILIES = ("anchor", "gate", "product", "norm", "gated")
+FAMILIES = ("anchor", "gate", "fast", "product", "norm")
 
 
 @dataclass(frozen=True)

@@ -65,13 +65,16 @@ def capture(net: nn.Module, example: object = None) -> Trace:
     Functional means that no operator writes into a tensor: what `x.relu_()` or `y[0] = x` do is in the graph as a
     value, so dependence on the input can be followed along the edges alone.
     """
-    from torch.export import export  # takes a while to load, and only this function needs it
-
     args, kwargs = _arguments(net, example)
     try:
         with _quiet_evaluation(net):
-            with fx_traceback.preserve_node_meta(), _Places() if _annotate else nullcontext():
-                program = export(net, args, kwargs, strict=False)
+            try:
+                program = _exported(net, args, kwargs)
+            except RuntimeError as error:
+                if "cache_utils" not in str(error):
+                    raise
+                with _without_cache(net):
+                    program = _exported(net, args, kwargs)
             flat = program.run_decompositions({})
     except Exception as error:  # export wraps whatever the module raises in errors of many families
         raise _export_error(net, error) from error
@@ -82,6 +85,29 @@ def capture(net: nn.Module, example: object = None) -> Trace:
         for node in _nodes(graph)
     }
     return Trace(flat, hidden)
+
+
+def _exported(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    from torch.export import export  # takes a while to load, and only this function needs it
+
+    with fx_traceback.preserve_node_meta(), _Places() if _annotate else nullcontext():
+        return export(net, args, kwargs, strict=False)
+
+
+@contextmanager
+def _without_cache(net: nn.Module) -> Iterator[None]:
+    """Decoders of Hugging Face return the keys and values they keep for the next token in an object that export cannot
+    read. They are results of operations that are in the graph anyway: the object is not asked for."""
+    found: dict[int, Any] = {id(c): c for m in net.modules() if (c := getattr(m, "config", None)) is not None}
+    kept = [c for c in found.values() if getattr(c, "use_cache", None) is True]
+    configs = [c for c in kept if type(c).__module__.startswith("transformers.")]
+    try:
+        for config in configs:
+            config.use_cache = False
+        yield
+    finally:
+        for config in configs:
+            config.use_cache = True
 
 
 class _Places(TorchFunctionMode):
