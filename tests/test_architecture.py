@@ -33,10 +33,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("build",),
     ("_compile",),
     ("planning", "blackbox"),
+    ("convert",),
     ("files",),
     ("export", "lab"),
     ("report",),
-    ("convert",),  # its report is a page
     ("demo", "demo_networks"),
     ("cli",),
     ("", "__main__"),  # the front door, attnforge/__init__.py

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .box import Box
 from .certify.certified import certify  # at once: the function, not the package of that name, is the attribute
+from .convert import convert  # likewise
 from .errors import (
     ArgumentError,
     AttnforgeError,
@@ -83,6 +84,7 @@ __all__ = [
     "certify",
     "check",
     "compile",
+    "convert",
     "export",
     "incontext",
     "lab",

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..report.html import versions
-from . import check, compile, demo, explain, functions, head, lab, plan, run, theorem
+from . import check, compile, convert, demo, explain, functions, head, lab, plan, run, theorem
 from .common import Forge, TakesFormulas, say, stop
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # an interval such as [lo, hi] is no markup
 )
 app.command("compile", cls=TakesFormulas, short_help="Compile a formula into a certified network.")(compile.compile)
+app.command("convert", short_help="Convert a pretrained Hugging Face model to attention.")(convert.convert)
 app.command("check", short_help="Recompute the certificate of a saved network or head.")(check.check)
 app.command("run", short_help="Evaluate a saved network at the points of a file.")(run.run)
 app.command("explain", short_help="Show layer by layer what the heads of a saved network compute.")(explain.explain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -150,14 +150,17 @@ def say(text: str = "") -> None:
 
 
 @contextmanager
-def waiting(text: str) -> Iterator[None]:
-    """A spinner on the terminal while something may take long; nothing where the output goes to a file."""
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on the terminal while something may take long; nothing where the output goes to a file.
+
+    What it yields changes the text.
+    """
     output = console(stderr=True)
     if not output.is_terminal:
-        yield
+        yield lambda text: None
         return
-    with output.status(text):
-        yield
+    with output.status(text) as status:
+        yield lambda text: status.update(text)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:

