@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import attnforge as af
 from attnforge.errors import ArgumentError
 from attnforge.heads.fast import anchor_read, read, softmax_read
+from attnforge.heads.fast_activation import FastActivation
 from attnforge.heads.fast_read import form_of
 
 TABLES = [(2, 0.5), (3, 0.3), (16, 0.25), (29, 0.7), (33, 0.5), (200, 1.0), (301, 0.25), (9, 40.0), (400, 60.0)]
@@ -69,3 +71,15 @@ def test_bad_arguments_are_named() -> None:
         anchor_read(torch.zeros(3), value[:1], 1.0, 0.5)
     with pytest.raises(ArgumentError, match="kappa"):
         anchor_read(torch.zeros(3), value, 1.0, -0.5)
+
+
+ACTIVATIONS = ["gelu", "gelu_tanh", "softplus", "mish", "silu", "quick_gelu", "relu", "tanh", "sigmoid"]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_pure_and_within_their_certificates(name: str) -> None:
+    head = FastActivation.fit(name, -34, 50)
+    assert head.certificate.kind == "certified" and head.size <= 64
+    y = torch.cat([torch.linspace(-34, 50, 20_001), torch.randn(20_000)])
+    assert (head(y).double() - head.function.value(y.double())).abs().max() <= head.bound <= 5e-6
+    assert af.purity(head).by_operation["softmax"] == len(head.layer.groups)

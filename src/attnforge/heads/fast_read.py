@@ -71,6 +71,8 @@ def form_of(anchors: int, kappa: float, dtype: torch.dtype) -> Form:
     ['lattice', 'window', 'pair']
     """
     work = working(dtype)
+    if anchors == 0:
+        return "lattice"
     if kappa >= COLD[work]:
         return "pair"
     wide = kappa * ((anchors - 1) / 2) ** 2 > WIDEST[work] or anchors > MOST_LATTICE
@@ -175,6 +177,8 @@ class Reading:
         anchors, work = columns.shape[-1], working(dtype)
         form = form_of(anchors, kappa, dtype)
         given = (rate, kappa, centre, gate, anchors, form)
+        if anchors == 0:
+            return cls(*given, (), ())
         if form == "lattice":
             total, even, odd = polynomials(columns, kappa, dtype)
             one = torch.ones((), dtype=work, device=columns.device)
@@ -266,14 +270,23 @@ class Reading:
             found.append(torch.addcmul(low, rise, share, out=room(f"above{i}", n)))
         return found
 
-    def gated(self, head: Tensor, y: Tensor, room: Room, out: Tensor | None = None) -> Tensor:
+    def gated(self, head: Tensor | None, y: Tensor, room: Room, out: Tensor | None = None) -> Tensor:
         """head + y sigmoid(gate y), as relu(y) + (head - |y| q/(1+q)), q = exp(-gate |y|): exact where it saturates."""
         n = y.numel()
         size = torch.abs(y, out=room("at", n))
-        if self.gate == self.rate and not self.centre and self.form == "lattice" and room.like is not None:
+        if (
+            self.anchors
+            and self.gate == self.rate
+            and not self.centre
+            and self.form == "lattice"
+            and room.like is not None
+        ):
             q = room.held["q"][:n]  # the exponential that the table was read with
         else:
             q = torch.exp(torch.mul(size, -self.gate, out=room("q", n)), out=room("q", n))
         share = torch.div(q, torch.add(q, 1.0, out=room("low", n)), out=room("low", n))
-        inner = torch.addcmul(head, size, share, value=-1, out=room("above0", n))
+        if head is None:
+            inner = torch.mul(torch.neg(size, out=room("at", n)), share, out=room("above0", n))
+        else:
+            inner = torch.addcmul(head, size, share, value=-1, out=room("above0", n))
         return torch.add(inner, torch.clamp_min(y, 0.0, out=room("s", n)), out=out)

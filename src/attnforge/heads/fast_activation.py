@@ -1,0 +1,296 @@
+"""`FastActivation`: activation functions over wide intervals as attention that costs one exponential per element.
+
+gelu, gelu_tanh, softplus and mish are a gate y sigmoid(gate y), one self head, plus an anchor head for the bump that is
+left, which decays on both sides (see `fast_fit`): right on the whole line, with 21 to 53 anchors. silu, quick_gelu and
+relu are a gate alone, tanh and sigmoid an anchor head with two keys. Called, the module runs `fast.anchor_read`; under
+`torch.compile` the same as plain PyTorch; exported it is its `layer`, softmax attention written out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..box import Box, round_outward
+from ..certify.certificate import DTYPES, Certificate, Term, total, upper_text
+from ..certify.certified import CertifiedModule
+from ..certify.interpolation import CELLS, AnchorWeights, anchor_bound
+from ..certify.rounding import ASSUMPTIONS, up
+from ..errors import ArgumentError, CertificateError, PrecisionError, closest
+from ..ir.functions import Univariate, parse
+from ..network import AttentionLayer, Heads
+from . import fast
+from .fast_bound import ReadError, read_error
+from .fast_fit import GATES, Table, fitted
+from .gate import KINK
+from .self_head import interval, positive
+
+NAMES = {dtype: name for name, dtype in DTYPES.items() if dtype != torch.float16}
+QUICK = 1.702  # the slope of quick_gelu
+EXACT = ("sigmoid", "tanh", "silu", "quick_gelu", "relu")
+MOST = 64
+SHARPNESS = {torch.float32: 2.0**30, torch.bfloat16: 2.0**30, torch.float64: 2.0**60}  # of a relu, at scale 1
+
+
+class FastActivation(CertifiedModule):
+    """An activation function as attention with a certificate, evaluated with one exponential per element.
+
+    >>> gelu = FastActivation.fit("gelu", -34, 50)
+    >>> gelu.certificate.kind, gelu.bound < 1e-6, gelu.size <= 40
+    ('certified', True, True)
+    >>> y = torch.linspace(-34, 50, 1001)
+    >>> bool((gelu(y).double() - torch.nn.functional.gelu(y.double())).abs().max() <= gelu.bound)
+    True
+    """
+
+    family = "fast"
+
+    def __init__(
+        self, function: Univariate, lo: float, hi: float, table: Table, dtype: torch.dtype, strict: bool = False
+    ):
+        super().__init__()
+        self.function, self.lo, self.hi, self.table, self.strict = function, lo, hi, table, strict
+        self.box = Box(y=(lo, hi))
+        number = lambda x: torch.tensor(x, dtype=torch.float64).to(dtype)  # noqa: E731
+        one, groups = number([[[1.0]]]), []
+        purpose = f"{function.name} on [{lo:g}, {hi:g}]"
+        if table.gate:
+            gate, zero = number([[table.gate]]), number([[[0.0]]])
+            groups.append(Heads("self", W_Q=one, b_K=gate, W_V=one, M_K=zero, M_V=zero, W_O=one, purpose=purpose))
+        if table.anchors:
+            value = number(table.value)[None, :, None]
+            query, shift = number([[[1.0, 0.0]]]), number([[-table.centre, 1.0]])
+            keys = number(table.keys().tolist())[None]
+            groups.append(Heads("memory", W_Q=query, b_Q=shift, M_K=keys, M_V=value, W_O=one, purpose=purpose))
+        self.layer: AttentionLayer = AttentionLayer(groups)
+        for name, parameter in self.layer.named_parameters():  # only the values of the anchors train
+            parameter.requires_grad_(name.endswith("M_V") and parameter.shape[1] == table.anchors > 0)
+
+    @classmethod
+    def fit(
+        cls, name: str, lo: float, hi: float, *, eps: float | None = None, anchors: int | None = None,
+        dtype: torch.dtype = torch.float32, strict: bool = False,
+    ) -> FastActivation:  # fmt: skip
+        """The activation `name` on [lo, hi]: the smallest table that certifies `eps`, or the best of at most `anchors`.
+
+        Raises `PrecisionError`, saying what can be reached, when eps is out of reach with 64 anchors (or `anchors`).
+        """
+        low, high = interval(lo, hi)
+        if dtype not in NAMES:
+            raise ArgumentError(f"dtype must be one of {', '.join(DTYPES)} but float16, got {dtype}")
+        if name not in (*EXACT, *GATES):
+            known = (*EXACT, *GATES)
+            raise ArgumentError(
+                f"there is no fast form of {name!r}{closest(str(name), known)}; known are {', '.join(known)}: "
+                "use AnchorHead or, for kinks, GateHead"
+            )
+        if anchors is not None and (isinstance(anchors, bool) or not isinstance(anchors, int) or anchors < 21):
+            raise ArgumentError(f"anchors must be a whole number, at least 21, got {anchors!r}")
+        if eps is not None:
+            positive("eps", eps)
+        function, best = parse(name), math.inf
+        chosen: FastActivation | None = None
+        expected = math.inf
+        for table, error in _tables(function, low, high, dtype, anchors or MOST):
+            made = cls(function, low, high, table, dtype, strict)
+            guess = error + made.reading().bound
+            if eps is not None and guess <= eps:  # certified only where it looks good
+                bound = made.attach(made.recertify()).bound
+                assert bound is not None
+                if bound <= eps:
+                    return made
+                best = min(best, bound)
+            if guess < 0.95 * expected:
+                chosen, expected = made, guess
+            elif eps is None and guess > 1.1 * expected:
+                break  # rounding decides: more anchors do not help
+        if chosen is not None:
+            best = min(best, chosen.attach(chosen.recertify()).bound or math.inf)
+        if eps is not None or chosen is None:
+            wanted = "a table" if eps is None else f"eps = {eps:g}"
+            raise PrecisionError(
+                f"{wanted} cannot be reached for {name} on [{low:g}, {high:g}] in {NAMES[dtype]} with at most "
+                f"{anchors or MOST} anchors; the smallest bound found is {upper_text(best)}: ask for that"
+                f"{'' if dtype == torch.float64 else ', use dtype=torch.float64'}, or shrink the interval",
+                reachable=best if math.isfinite(best) else None,
+            )
+        return chosen
+
+    @property
+    def size(self) -> int:
+        """The number of anchors; 0 for a gate alone."""
+        return self.table.anchors
+
+    @property
+    def anchors(self) -> Tensor:
+        """Where the anchors are."""
+        t = self.table
+        return torch.tensor([t.centre + 2 * t.kappa / t.rate * (i - (self.size - 1) / 2) for i in range(self.size)])
+
+    @property
+    def values(self) -> Tensor:
+        """The value of each anchor, as stored."""
+        return self._values().detach()
+
+    def _values(self) -> Tensor:
+        group = self.layer.heads()[-1]
+        return group.M_V[0, :, 0] if self.size else group.M_V.new_zeros(0)
+
+    def core(self, *inputs: Tensor) -> Tensor:
+        (y,) = inputs
+        if torch.compiler.is_exporting():
+            return self.layer(y.unsqueeze(-1)).squeeze(-1)
+        value, t = self._values(), self.table
+        value = value if value.dtype == torch.float64 else value.float()
+        form = fast.read if torch.compiler.is_compiling() else fast.anchor_read
+        out: Tensor = form(y, value, t.rate, t.kappa, t.centre, t.gate)
+        return out
+
+    def plain(self) -> nn.Module:
+        """The same heads as softmax attention written out: a module without the fast path, sharing these weights."""
+        return WrittenOut(self.layer)
+
+    def interval_in_dtype(self) -> tuple[float, float]:
+        """[lo, hi] widened to numbers of the dtype."""
+        low, high = (float(x) for x in round_outward(np.array(self.lo), np.array(self.hi), self.dtype))
+        return low, high
+
+    def reading(self) -> ReadError:
+        """How far the evaluation can be from the same heads in exact arithmetic (lemma A8)."""
+        t, stored = self.table, self.values.cpu().double().numpy()
+        return read_error(stored, t.rate, t.kappa, *self.interval_in_dtype(), self.dtype, t.centre, t.gate)
+
+    def bump(self) -> Univariate:
+        """What the anchors stand for: the function less the gate."""
+        return parse(f"expr: {self.function.name}(y) - y*sigmoid({self.table.gate!r}*y)")
+
+    def interpolation(self) -> float:
+        """A bound of |heads in exact arithmetic - function| on the interval."""
+        t = self.table
+        low, high = self.interval_in_dtype()
+        if self.function.name in EXACT:
+            return self._mismatch()
+        keys = t.keys()
+        stored = self.values.cpu().double().numpy()
+        weights = AnchorWeights(keys[:, 0], keys[:, 1], stored, t.centre)
+        ends = t.centre - t.kappa * (self.size - 1) / t.rate, t.centre + t.kappa * (self.size - 1) / t.rate
+        places = np.concatenate([np.linspace(low, high, 65), np.linspace(ends[0] - 2, ends[1] + 2, CELLS)])
+        edges = np.unique(np.concatenate([[low, high], places[(places > low) & (places < high)]]))
+        return anchor_bound(weights, self.bump(), edges, torch.float64).bound
+
+    def _mismatch(self) -> float:
+        """The error of a function that the heads are, but for stored numbers and the kink of a relu."""
+        name, gate = self.function.name, self.table.gate
+        if name in ("sigmoid", "tanh"):
+            off = np.abs(self.values.cpu().double().numpy() - ((0.0, 1.0) if name == "sigmoid" else (-1.0, 1.0))).max()
+            return float(up(off, 2)) if off else 0.0
+        if name == "relu":
+            return float(up(KINK / gate, 4))  # lemma B1
+        wanted_gate = QUICK if name == "quick_gelu" else 1.0
+        # y sigmoid(a y) moves with a by y^2 sigmoid'(a y) <= 0.44 / a^2
+        return (
+            0.0 if gate == wanted_gate else float(up(0.45 * abs(gate - wanted_gate) / min(gate, wanted_gate) ** 2, 8))
+        )
+
+    def recertify(self) -> Certificate:
+        self._check_keys()
+        reading, t = self.reading(), self.table
+        what = f"{self.function.name}, {self.size} anchors" if self.size else f"{self.function.name}, gate"
+        terms = [Term(what, "interpolation", self.interpolation(), "heads in exact arithmetic against the function")]
+        if reading.leak:
+            terms.append(Term(what, "leak", reading.leak, "anchors outside the window"))
+        rounding = float(up(reading.bound - reading.leak, 4))
+        terms.append(
+            Term(what, "rounding", rounding, f"one exponential per element, worst near y = {reading.where:.4g}")
+        )
+        lemmas = (
+            ("B1", "A8") if self.function.name == "relu" else ("B4", "A8") if not t.anchors > 2 else ("A4", "B4", "A8")
+        )
+        return Certificate(
+            kind="certified",
+            bound=total(term.value for term in terms),
+            dtype=NAMES[self.dtype],
+            target=self.function.name,
+            box=self.box,
+            terms=tuple(terms),
+            measured=None if self.dtype == torch.float64 else self._measure(),  # float64 has no finer reference
+            lemmas=lemmas,
+            assumptions=ASSUMPTIONS,
+        )
+
+    def _check_keys(self) -> None:
+        """Raise `CertificateError` when anything but the values was changed: the evaluation has them as numbers."""
+        if self.dtype not in NAMES:
+            raise CertificateError(f"certificates are for {', '.join(NAMES.values())}, these weights are {self.dtype}")
+        fresh = FastActivation(self.function, self.lo, self.hi, self.table, self.dtype).state_dict()
+        values = f"layer.groups.{len(self.layer.groups) - 1}.M_V" if self.size else ""
+        changed = [n for n, t in self.state_dict().items() if n != values and not torch.equal(t.cpu(), fresh[n])]
+        if changed:
+            raise CertificateError(
+                f"the keys, queries and outputs of a fast activation are fixed, and {', '.join(changed)} changed; "
+                "train the values only, or use AnchorHead"
+            )
+
+    @torch.no_grad()
+    def _measure(self, points: int = 4097) -> float:
+        low, high = self.interval_in_dtype()
+        y = torch.from_numpy(np.linspace(low, high, points)).to(self.dtype).clamp(low, high)
+        out = self.core(y.to(self.values.device)).double().cpu()
+        return float((out - self.function.value(y.double())).abs().max())
+
+    def config(self) -> dict[str, Any]:
+        t = self.table
+        numbers = {"rate": t.rate, "kappa": t.kappa, "centre": t.centre, "gate": t.gate, "anchors": t.anchors}
+        where = {"function": self.function.name, "interval": [self.lo, self.hi], "strict": self.strict}
+        return {**where, "dtype": NAMES[self.dtype], "table": numbers}
+
+    @classmethod
+    def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> FastActivation:
+        numbers = {key: float(config["table"][key]) for key in ("rate", "kappa", "centre", "gate")}
+        table = Table((0.0,) * int(config["table"]["anchors"]), **numbers)
+        lo, hi = (float(x) for x in config["interval"])
+        return cls(parse(str(config["function"])), lo, hi, table, DTYPES[config["dtype"]], bool(config["strict"]))
+
+    def extra_repr(self) -> str:
+        t = self.table
+        gate = f", gate {t.gate:g}" if t.gate else ""
+        return f"{self.function.name} on [{self.lo:g}, {self.hi:g}], {self.size} anchors, kappa={t.kappa:g}{gate}"
+
+
+class WrittenOut(nn.Module):
+    """A layer of heads as a function of single numbers, by softmax."""
+
+    def __init__(self, layer: AttentionLayer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, y: Tensor) -> Tensor:
+        out: Tensor = self.layer(y.unsqueeze(-1)).squeeze(-1)
+        return out
+
+    def example_input(self) -> tuple[Tensor, ...]:
+        """A small input for tracing."""
+        return (torch.zeros(2, dtype=next(self.parameters()).dtype),)
+
+
+def _tables(function: Univariate, lo: float, hi: float, dtype: torch.dtype, most: int) -> Iterator[tuple[Table, float]]:
+    """The tables to try for a function, smallest first, each with its error on a sample."""
+    match function.name:
+        case "sigmoid":
+            yield Table((0.0, 1.0), rate=1.0, kappa=0.25), 0.0
+        case "tanh":
+            yield Table((-1.0, 1.0), rate=2.0, kappa=0.25), 0.0
+        case "silu":
+            yield Table((), gate=1.0), 0.0
+        case "quick_gelu":
+            yield Table((), gate=float(torch.tensor(QUICK, dtype=torch.float64).to(dtype))), 0.0
+        case "relu":
+            scale = max(abs(lo), abs(hi))
+            yield Table((), gate=SHARPNESS[dtype] / 2.0 ** math.ceil(math.log2(scale))), 0.0
+        case _:
+            yield from ((one.table, one.error) for one in fitted(function, lo, hi, dtype, most))
