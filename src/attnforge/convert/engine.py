@@ -24,6 +24,7 @@ from .record import Conversion, Left, Site
 from .replace import replace
 from .site import working
 from .sound import sound_ranges
+from .storage import remember
 from .watch import Seen, activation_hook, look, norm_hook, product_hook
 
 EXAMPLE = 2  # rows of the batch that a pure model is exported with
@@ -79,7 +80,7 @@ def convert(
             stage("prove")
             left += _impure(result, data, kept)
     notes = _notes(model, sites, data, dtype, level)
-    return result, Conversion(
+    conversion = Conversion(
         model=type(model).__name__,
         level=level,
         eps=float(eps),
@@ -95,6 +96,8 @@ def convert(
         seconds=time.perf_counter() - started,
         notes=tuple(notes),
     )
+    remember(result, conversion)
+    return result, conversion
 
 
 def _moved(batches: Sequence[Batch], device: torch.device, dtype: torch.dtype) -> tuple[Batch, ...]:
