@@ -11,7 +11,7 @@ import typer
 from ..errors import ArgumentError
 from ..lab import engine, registry
 from ..lab.results import Result, results, tally, write
-from ..report.lab import TITLE, page_of, row
+from ..report.lab import HEADER, TITLE, page_of, row
 from .common import CHECK_FAILED, Forge, console, say, table, waiting, whole
 
 PAGE = "report.html"
@@ -122,8 +122,7 @@ def _show(folder: Path, path: Path) -> None:
 def _verdicts(found: tuple[Result, ...]) -> None:
     rows = [(one.experiment.name, *row(finding)) for one in found for finding in one.findings]
     say()
-    table(("experiment", "quantity", "predicted", "measured", "interval", "verdict"), rows,
-          right=("predicted", "measured", "interval"))  # fmt: skip
+    table(("experiment", *HEADER), rows, right=("predicted",))
     say(f"\n{', '.join(f'{count} {verdict}' for verdict, count in tally(found).items())}")
     for one in found:
         if one.note:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..report._optional import require
 from ..report.style import LIGHT, Builder, Theme, new_figure, save
 from .chart import Figure, Heat, Panel, Series
-from .looks import LETTER, MARKERS, Look, looks, places, shape, visible
+from .looks import CURVE, LETTER, MARKERS, Look, looks, places, shape, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,13 +76,13 @@ def _series(axes: Axes, series: Series, look: Look, theme: Theme) -> Any:
     if series.low is not None and series.high is not None:
         low = [math.nan if v is None else v for v in series.low]
         high = [math.nan if v is None else v for v in series.high]
-        if series.style == "line":
+        if len(series.x) > CURVE:
             axes.fill_between(series.x, low, high, color=shade, alpha=0.18, lw=0, zorder=2)
         else:
-            axes.vlines(series.x, low, high, color=shade, lw=1.3, alpha=0.7, zorder=2)
+            axes.vlines(series.x, low, high, color=shade, lw=1.3, zorder=2)
     style = {"lw": 1.6, "ls": "-"} if series.style == "line" else {"ls": "none"}
-    # Hundreds of points are a curve; a marker on each would hide it.
-    marker = marker if len(series.x) <= 60 or series.style == "points" else {}
+    # Many points are a curve; a marker on each would hide it.
+    marker = marker if len(series.x) <= CURVE or series.style == "points" else {}
     return axes.plot(series.x, y, color=shade, zorder=3, label=series.name, **style, **marker)[0]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..report._optional import require
 from .chart import Figure, Heat, Panel, Series
-from .looks import SYMBOLS, Look, looks, places, shape, visible
+from .looks import CURVE, SYMBOLS, Look, looks, places, shape, visible
 
 HEIGHT = 400  # pixels of a row of panels
 
@@ -43,7 +43,7 @@ def interactive(figure: Figure) -> Any:
 
 def _series(go: Any, series: Series, look: Look, first: bool) -> Any:
     lines = series.style != "points"
-    marked = series.style == "points" or (series.style == "line" and len(series.x) <= 60)
+    marked = series.style == "points" or (series.style == "line" and len(series.x) <= CURVE)
     error = None
     if series.low is not None and series.high is not None:
         rows = list(zip(series.y, series.low, series.high, strict=True))
@@ -83,7 +83,9 @@ def _axes(drawn: Any, panel: Panel, row: int, column: int) -> None:
     if panel.log_y:
         y |= {"type": "log", "exponentformat": "power"}
         if shown := visible(panel):
-            y |= {"range": [math.log10(shown[0] / 1.7), math.log10(shown[1] * 1.7)]}
+            low, high = math.log10(shown[0] / 1.7), math.log10(shown[1] * 1.7)
+            # D2 labels 1, 2 and 5 of every power of ten; over many powers, every second or third is enough.
+            y |= {"range": [low, high], "dtick": "D2" if high - low < 2 else math.ceil((high - low) / 8)}
     drawn.update_xaxes(x, row=row, col=column)
     drawn.update_yaxes(y, row=row, col=column)
     for number, zone in enumerate(panel.zones):

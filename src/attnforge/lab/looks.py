@@ -14,6 +14,7 @@ from .chart import Figure, Panel
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # matplotlib's letters, and plotly's names for the same
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")
 DASHES = ((4.0, 2.4), (1.2, 1.8), (7.0, 2.2, 1.4, 2.2), (10.0, 3.0), (3.0, 1.5, 1.0, 1.5, 1.0, 1.5))
+CURVE = 48  # points: more of them are drawn as a curve, without markers
 LETTER = 0.058  # inches: the width of a letter of a tick label, roughly
 
 

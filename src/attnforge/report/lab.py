@@ -15,6 +15,7 @@ from .style import svg
 
 TITLE = "The theory of softmax attention, measured"
 MOST_ROWS = 200  # of records shown in a table
+HEADER = ("quantity", "predicted", "measured  [95 % interval]", "verdict")
 _RELATIONS = {"equals": "", "at most": "≤ ", "at least": "≥ "}
 
 
@@ -43,34 +44,40 @@ def page_of(found: Sequence[Result], problems: Sequence[str] = ()) -> Page:
         "are stated with each experiment and applied by the program that wrote this page, never by hand. "
         "Intervals are 95 % confidence intervals of the fit or of the mean."
     )
-    rows = [(one.experiment.title, *row(finding)) for one in found for finding in one.findings]
-    page.table(["experiment", *_HEADER], rows, align="llrrrl")
+    rows = [
+        (one.experiment.name if i == 0 else "", *row(finding))
+        for one in found for i, finding in enumerate(one.findings)
+    ]  # fmt: skip
+    page.table(["experiment", *HEADER], rows, align="llrll")
     for one in found:
         _section(page, one)
     _provenance(page, found, records, problems)
     return page
 
 
-_HEADER = ("quantity", "predicted", "measured", "interval", "verdict")
-
-
 def row(finding: Finding) -> tuple[str, ...]:
-    """A finding as the cells of a table, after its header."""
-    predicted = "–" if finding.predicted is None else f"{_RELATIONS[finding.relation]}{number(finding.predicted)}"
-    measured = "–" if finding.measured is None else number(finding.measured)
-    interval = "–"
+    """A finding as the cells of a table under HEADER."""
+    digits = 3
+    if finding.predicted is not None and finding.measured is not None and finding.predicted != finding.measured:
+        # A measurement just above its bound must not look as if it met it.
+        while digits < 12 and number(finding.predicted, digits) == number(finding.measured, digits):
+            digits += 1
+    predicted = (
+        "–" if finding.predicted is None else f"{_RELATIONS[finding.relation]}{number(finding.predicted, digits)}"
+    )
+    measured = "–" if finding.measured is None else number(finding.measured, digits)
     if finding.interval is not None and all(abs(end) < 1e300 for end in finding.interval):
-        interval = f"[{number(finding.interval[0])}, {number(finding.interval[1])}]"
-    return finding.quantity, predicted, measured, interval, finding.verdict
+        measured += f"  [{number(finding.interval[0])}, {number(finding.interval[1])}]"
+    return finding.quantity, predicted, measured, finding.verdict
 
 
-def number(value: float) -> str:
-    """Three digits, as one reads them.
+def number(value: float, digits: int = 3) -> str:
+    """A few digits, as one reads them.
 
     >>> number(-1.0234), number(1.5e-9), number(4096.0)
     ('-1.02', '1.5e-09', '4096')
     """
-    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.3g}"
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.{digits}g}"
 
 
 def _section(page: Page, one: Result) -> None:
@@ -86,7 +93,7 @@ def _section(page: Page, one: Result) -> None:
     for figure in one.figures:
         _figure(page, figure)
     if one.findings:
-        page.table(_HEADER, [row(finding) for finding in one.findings], align="lrrrl")
+        page.table(HEADER, [row(finding) for finding in one.findings], align="lrll")
         rules = page.details("By which rules")
         rules.table(
             ["quantity", "rule", "note"], [(f.quantity, f.rule, f.note or None) for f in one.findings], align="lll"
