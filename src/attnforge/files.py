@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from . import blackbox, compiled, heads  # noqa: F401  (registers the families that files may name)
+from . import blackbox, compiled, export, heads  # noqa: F401  (registers the families that files may name)
 from .certify import storage as networks
 from .convert import storage as conversions
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..report.html import versions
-from . import check, compile, convert, demo, explain, functions, head, lab, plan, run, theorem
+from . import check, compile, convert, demo, explain, export, functions, head, lab, plan, run, theorem
 from .common import Forge, TakesFormulas, say, stop
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("compile", cls=TakesFormulas, short_help="Compile a formula into a c
 app.command("convert", short_help="Convert a pretrained Hugging Face model to attention.")(convert.convert)
 app.command("check", short_help="Recompute the certificate of a saved network or head.")(check.check)
 app.command("run", short_help="Evaluate a saved network at the points of a file.")(run.run)
+app.command("export", short_help="Write a saved network for the tools of others: PyTorch, ONNX, ...")(export.export)
 app.command("explain", short_help="Show layer by layer what the heads of a saved network compute.")(explain.explain)
 app.command("plan", cls=TakesFormulas, short_help="Show how large a network for a formula would be.")(plan.plan)
 app.command("head", short_help="Fit one head to a function and print its certificate.")(head.head)

@@ -16,6 +16,7 @@ from ..box import Box
 from ..certify.certified import CertifiedModule
 from ..compiled import CompiledNetwork
 from ..errors import ArgumentError, DomainError, DomainWarning
+from ..export.plain import PlainTransformer
 from .common import console, refuse_overwriting, say
 from .compile import FORCE
 from .points import PIPE, Array, read_points, write_numbers
@@ -46,7 +47,7 @@ def run(
     if output != PIPE:
         refuse_overwriting({output.suffix.lower(): output}, force)
     net = files.load(file)
-    boxes = net.boxes if isinstance(net, CompiledNetwork) else (net.box,)
+    boxes = _boxes(net)
     names = net.box.names
     table = read_points(points, names, sum(box.dim for box in boxes))
     _refuse_not_finite(table, names, points)
@@ -58,13 +59,19 @@ def run(
         say(f"wrote {output}, {len(table):,} rows")
 
 
+def _boxes(net: CertifiedModule) -> tuple[Box, ...]:
+    if isinstance(net, PlainTransformer):
+        return net.spec.boxes
+    return net.boxes if isinstance(net, CompiledNetwork) else (net.box,)
+
+
 @torch.no_grad()
 def _evaluate(net: CertifiedModule, boxes: tuple[Box, ...], table: torch.Tensor) -> Array:
     outputs = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DomainWarning)  # said once already, with a count
         for rows in table.split(ROWS):
-            if isinstance(net, CompiledNetwork):
+            if isinstance(net, CompiledNetwork | PlainTransformer):
                 parts = rows.split([box.dim for box in boxes], -1)
                 inputs = tuple(part.reshape(-1, *box.shape) for part, box in zip(parts, boxes, strict=True))
             else:

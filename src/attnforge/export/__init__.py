@@ -2,8 +2,32 @@
 
 from __future__ import annotations
 
+from .artefact import Artefact
+from .hf import load_hf, to_hf
+from .lens import Lens, load_lens, to_lens
+from .onnx import run_onnx, session, to_onnx
 from .plain import PlainTransformer
 from .plain_build import to_plain
+from .plain_file import load_plain
 from .plain_spec import PlainHead, PlainSize, PlainSpec
+from .verify import Verification, verify
 
-__all__ = ["PlainHead", "PlainSize", "PlainSpec", "PlainTransformer", "to_plain"]
+__all__ = [
+    "Artefact",
+    "Lens",
+    "PlainHead",
+    "PlainSize",
+    "PlainSpec",
+    "PlainTransformer",
+    "Verification",
+    "load_hf",
+    "load_lens",
+    "load_plain",
+    "run_onnx",
+    "session",
+    "to_hf",
+    "to_lens",
+    "to_onnx",
+    "to_plain",
+    "verify",
+]

@@ -1,0 +1,107 @@
+"""`attnforge export`: a saved network as a stock transformer, or as a file or folder that other tools read."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .. import files
+from ..certify.certificate import upper_text
+from ..certify.certified import CertifiedModule
+from ..errors import ArgumentError, closest
+from ..export import PlainTransformer, to_hf, to_lens, to_onnx, to_plain
+from ..export.artefact import Artefact, free_file, free_folder
+from ..report._optional import require
+from .common import refuse_overwriting, say, waiting
+from .compile import FORCE
+
+#: What each target is written to, and the package and extra that it needs.
+TARGETS = {"plain": ".safetensors", "lens": ".safetensors", "onnx": ".onnx", "hf": "a folder"}
+NEEDS = {"lens": (("transformer_lens", "lens"),), "hf": (("transformers", "convert"),),
+         "onnx": (("onnx", "onnx"), ("onnxruntime", "onnx"))}  # fmt: skip
+HELP = "plain (a stock transformer, .safetensors), lens (TransformerLens, .safetensors), onnx, or hf (a folder)."
+
+
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file written by attnforge.")],
+    to: Annotated[str, typer.Option("--to", metavar="|".join(TARGETS), help=HELP)],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="The file or folder to write.")],
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Load it in a fresh process and compare it with the network.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    force: Annotated[bool, FORCE] = False,
+) -> None:
+    """Write a saved network in a form that other tools run, and compare what was written with the network.
+
+    `plain` is a stock attention-only transformer; `attnforge run` and af.load read its file. `lens` is the same as a
+    TransformerLens model (attnforge.export.load_lens), `hf` as a Hugging Face folder with a model card; `onnx` runs in
+    ONNX Runtime. Exit code 1 if what was written does something else than the network.
+
+    \b
+    attnforge export net.safetensors --to onnx -o net.onnx
+    """
+    if to not in TARGETS:
+        raise ArgumentError(f"--to '{to}' is unknown{closest(to, TARGETS)}; known are {', '.join(TARGETS)}")
+    if not file.is_file():
+        raise ArgumentError(f"there is no file '{file}'")
+    if to == "hf":
+        free_folder(output, force)
+    else:
+        refuse_overwriting({TARGETS[to]: output}, force)
+    for module, extra in NEEDS.get(to, ()):  # found out now, not after the work
+        require(module, extra)
+    net = files.load(file)
+    if not isinstance(net, CertifiedModule):
+        raise ArgumentError(f"'{file}' is a {type(net).__name__}, which has no exported form; expected a network")
+    start = time.perf_counter()
+    with waiting(f"writing {output}"):
+        written = _written(net, to, output, verify)
+    seconds = time.perf_counter() - start
+    if as_json:
+        say(json.dumps(_description(net, written, seconds), allow_nan=False))
+        return
+    say(f"wrote {output} in {seconds:.1f} s: {_size(output):,} bytes")
+    if written.verification is not None:
+        say(str(written.verification))
+
+
+def _written(net: CertifiedModule, to: str, output: Path, verify: bool) -> Artefact:
+    if to == "onnx":
+        return to_onnx(net, output, verify=verify, force=True)
+    if to == "hf":
+        return to_hf(net, output, verify=verify, force=True)
+    if to == "lens":
+        lens = to_lens(net, verify=False)
+        lens.save(free_file(output, ".safetensors", force=True))
+    else:
+        plain = net if isinstance(net, PlainTransformer) else to_plain(net)
+        plain.save(output)
+    return Artefact(to, output).verified(net, verify)
+
+
+def _size(path: Path) -> int:
+    parts = [path] if path.is_file() else [part for part in path.rglob("*") if part.is_file()]
+    return sum(part.stat().st_size for part in parts)
+
+
+def _description(net: CertifiedModule, written: Artefact, seconds: float) -> dict[str, Any]:
+    """What --json prints."""
+    found = written.verification
+    return {
+        "kind": written.kind,
+        "path": str(written.path),
+        "bytes": _size(written.path),
+        "seconds": seconds,
+        "target": net.certificate.target,
+        "bound": net.certificate.bound,
+        "shown": upper_text(net.certificate.bound),
+        "verification": None if found is None else {
+            "largest": found.largest, "allowed": found.bound, "points": found.points, "at": list(found.at),
+            "passed": found.passed,
+        },
+    }  # fmt: skip

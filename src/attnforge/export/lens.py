@@ -1,0 +1,227 @@
+"""Networks as TransformerLens models: attention only, no norm, inputs at the residual stream.
+
+`to_lens(net)` gives a `Lens`. `lens.model` is a `HookedTransformer` whose blocks are those of the plain transformer;
+`lens.residual(x)` makes the stream that enters block 0 from the network's own inputs, since these are numbers and not
+token ids. TransformerLens wants one head size and one number of heads for all blocks, so blocks are padded with zeros.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+from ..certify.certificate import Certificate
+from ..certify.certified import CertifiedModule
+from ..certify.storage import MAX_HEADER
+from ..errors import ArgumentError, CertificateError, MissingExtra
+from ..report._optional import require
+from .plain import PlainTransformer
+from .plain_build import to_plain
+from .plain_spec import PlainHead
+from .quiet import quiet
+
+if TYPE_CHECKING:
+    from transformer_lens import ActivationCache, HookedTransformer
+
+    from .verify import Verification
+
+HEADER = "attnforge_lens"
+FORMAT = 1
+NEEDED = "transformer-lens>=3.9,<4"
+
+
+class Lens:
+    """A plain transformer as a TransformerLens model, with the way in (`residual`) and the way out (`readout`).
+
+    `lens(x)` is what the network returns. `run_with_cache` and `run_with_hooks` take the network's inputs too; hook
+    names and shapes are those of TransformerLens, and the first `lens.registers` positions are registers.
+    """
+
+    kind = "lens"
+
+    def __init__(self, plain: PlainTransformer, model: HookedTransformer, verification: Verification | None = None):
+        self.plain, self.model, self.verification = plain, model, verification
+
+    @property
+    def cfg(self) -> Any:
+        """The configuration of the TransformerLens model."""
+        return self.model.cfg
+
+    @property
+    def registers(self) -> int:
+        """How many register tokens stand before the data."""
+        return self.plain.registers
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """What each column of the residual stream carries."""
+        return self.plain.channels
+
+    @property
+    def heads(self) -> tuple[tuple[PlainHead, ...], ...]:
+        """The ground truth: what each head of each block is for; heads beyond these are padding."""
+        return self.plain.heads
+
+    def residual(self, *inputs: Tensor) -> Tensor:
+        """The residual stream that enters block 0, (batch, registers + tokens, channels)."""
+        return self.plain.residual(*inputs)
+
+    def readout(self, stream: Tensor) -> Tensor:
+        """What the network returns, from the residual stream after the last block."""
+        rows = self.plain.readout(stream[..., self.registers :, :])
+        return self.plain._lay_out(rows)
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        return self.readout(self.model(self.residual(*inputs), **self._through()))
+
+    def run_with_cache(self, *inputs: Tensor, **options: Any) -> tuple[Tensor, ActivationCache]:
+        """The output and the cache of activations: `cache["pattern", 0]` is (batch, head, query, key)."""
+        run = cast(Any, self.model.run_with_cache)
+        stream, cache = run(self.residual(*inputs), **self._through(), **options)
+        return self.readout(stream), cache
+
+    def run_with_hooks(self, *inputs: Tensor, fwd_hooks: list[Any], **options: Any) -> Tensor:
+        """The output with hooks in place, such as `("blocks.0.attn.hook_z", ablate)`."""
+        run = cast(Any, self.model.run_with_hooks)
+        return self.readout(run(self.residual(*inputs), fwd_hooks=fwd_hooks, **self._through(), **options))
+
+    def _through(self) -> dict[str, int]:
+        return {"start_at_layer": 0, "stop_at_layer": self.model.cfg.n_layers}
+
+    def save(self, path: str | Path) -> None:
+        """Write model, embedding, read-out and ground truth to one safetensors file; `load_lens` reads it back."""
+        header = {
+            "format": FORMAT,
+            "plain": self.plain.config(),
+            "certificate": self.plain.certificate.to_json(),
+            "lens": {key: getattr(self.model.cfg, key) for key in ("n_layers", "n_heads", "d_head")},
+        }
+        tensors = {f"plain.{name}": t.detach().cpu().contiguous() for name, t in self.plain.state_dict().items()}
+        # Clones: TransformerLens ties some tensors together, which a safetensors file cannot say.
+        tensors |= {f"lens.{name}": t.detach().cpu().clone() for name, t in _own_tensors(self.model).items()}
+        Path(path).write_bytes(to_bytes(tensors, metadata={HEADER: json.dumps(header, sort_keys=True)}))
+
+
+def to_lens(net: CertifiedModule, *, tokens: int | None = None, verify: bool = True) -> Lens:
+    """A network as a TransformerLens model; needs transformer-lens 3.9 or later, before 4.
+
+    A network in tier `memory` is put into plain form first. Unless `verify=False`, the model is written to a file,
+    loaded by a fresh process and compared with the network.
+    """
+    hooked = _hooked_transformer()
+    plain = net if isinstance(net, PlainTransformer) else to_plain(net, tokens)
+    model = _filled(hooked, plain)
+    lens = Lens(plain, model)
+    if verify:
+        from .verify import verify as compare
+
+        lens.verification = compare(lens, net)
+    return lens
+
+
+def load_lens(path: str | Path) -> Lens:
+    """Read back what `lens.save(path)` wrote; raises `CertificateError` for anything else."""
+    hooked = _hooked_transformer()
+    source = Path(path)
+    if not is_lens_file(source):
+        raise CertificateError(f"{source.name} does not hold a TransformerLens model written by attnforge")
+    try:
+        with safe_open(str(source), framework="pt") as file:
+            header = json.loads(file.metadata()[HEADER])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if header["format"] != FORMAT:
+            raise CertificateError(f"{source.name}: expected format {FORMAT}; upgrade attnforge, or write it again")
+        plain = PlainTransformer.rebuild(header["plain"], _part(tensors, "plain."))
+        plain.attach(Certificate.from_json(header["certificate"]))
+        model = _filled(hooked, plain)
+        unknown = set(_part(tensors, "lens.")) ^ set(_own_tensors(model))
+        if unknown:
+            raise CertificateError(f"{source.name}: missing or unknown tensors {sorted(unknown)[:4]}")
+        model.load_state_dict(_part(tensors, "lens."), strict=False)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, CertificateError):
+            raise
+        raise CertificateError(f"{source.name} is not a readable TransformerLens file: {error}") from error
+    return Lens(plain, model)
+
+
+def is_lens_file(path: Path) -> bool:
+    """Whether a safetensors file has the header that `Lens.save` writes."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            text = (file.metadata() or {}).get(HEADER, "")
+    except (SafetensorError, OSError, ValueError):
+        return False
+    return 0 < len(text) <= MAX_HEADER
+
+
+def _hooked_transformer() -> type[HookedTransformer]:
+    """The class, or words on what to install: version 4 of the package no longer has it."""
+    with quiet():
+        package = require("transformer_lens", "lens")
+    found = getattr(package, "HookedTransformer", None)
+    if found is None:
+        error = MissingExtra(NEEDED, "lens")
+        version = getattr(package, "__version__", None) or importlib.metadata.version("transformer-lens")
+        error.args = (
+            f"transformer-lens {version} is installed, and it has no HookedTransformer: version 4 removed that class; "
+            f"install {NEEDED}, for example by pip install 'attnforge[lens]'",
+        )
+        raise error
+    return cast("type[HookedTransformer]", found)
+
+
+def _filled(hooked: type[HookedTransformer], plain: PlainTransformer) -> HookedTransformer:
+    """A HookedTransformer whose blocks compute what the blocks of a plain transformer do."""
+    blocks = [cast(nn.MultiheadAttention, block.attention) for block in plain.blocks]
+    if not blocks:
+        raise ArgumentError("this network has no attention at all (it is affine): there is nothing to look at")
+    count, width = max(b.num_heads for b in blocks), max(b.head_dim for b in blocks)
+    config = {
+        "n_layers": len(blocks), "d_model": plain.spec.stream, "n_ctx": plain.registers + plain.tokens, "d_head": width,
+        "n_heads": count, "d_vocab": 1, "attn_only": True, "normalization_type": None, "act_fn": None,
+        "attention_dir": "causal" if plain.causal else "bidirectional", "dtype": plain.dtype, "device": "cpu",
+        "positional_embedding_type": "standard", "init_weights": False,
+    }  # fmt: skip
+    with quiet():
+        model = hooked(config, move_to_device=False)
+    state = {name: torch.zeros_like(tensor) for name, tensor in _own_tensors(model).items()}
+    state["pos_embed.W_pos"] = plain.positions.detach().clone()
+    for index, block in enumerate(blocks):
+        state.update({f"blocks.{index}.attn.{key}": value for key, value in _padded(block, count, width).items()})
+    model.load_state_dict(state, strict=False)
+    return model.eval()
+
+
+def _padded(block: nn.MultiheadAttention, count: int, width: int) -> dict[str, Tensor]:
+    """W_Q, W_K, W_V (head, channel, d_head) and W_O (head, d_head, channel), with zeros up to the common sizes.
+
+    TransformerLens divides by the square root of the common d_head; both are powers of two, so the factor is exact.
+    """
+    n, d, stream = block.num_heads, block.head_dim, block.embed_dim
+    found = {}
+    for name, part in zip("QKV", block.in_proj_weight.detach().chunk(3), strict=True):
+        table = part.new_zeros(count, stream, width)
+        table[:n, :, :d] = part.reshape(n, d, stream).transpose(-2, -1)
+        found[f"W_{name}"] = table
+    found["W_Q"] = found["W_Q"] * (width / d) ** 0.5
+    out = block.out_proj.weight.detach()
+    found["W_O"] = out.new_zeros(count, width, stream)
+    found["W_O"][:n, :d] = out.T.reshape(n, d, stream)
+    return found
+
+
+def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters; buffers such as masks follow from the configuration."""
+    return dict(model.named_parameters())
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,279 @@
+"""`verify`: an artefact, loaded by a fresh process, against the network it came from.
+
+The two are compared at random points, at corners, and at points that a local search finds by climbing the difference.
+This is a measurement, not a proof: it finds a wrong weight, a wrong order of inputs, a mask upside down, a kernel that
+computes in less than the stated precision.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..certify.certified import CertifiedModule
+from ..errors import ArgumentError, CertificateError, closest
+from . import fresh
+from .artefact import Artefact, network_of
+from .domain import Domain, domain
+from .fresh import LOADERS, receive, send
+
+Run = Callable[..., Tensor]
+#: How far two evaluations of one network may differ, as a part of its largest output (at least 1).
+CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10}
+POINTS, LEAST = 4096, 64  # random points, if nobody says how many: as many as `SECONDS` allow
+SECONDS = 3.0
+STARTS = 32  # how many points the climb goes on from
+RADII = (0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)  # of the box's sides
+
+
+class InMemory(Protocol):
+    """What is compared through a file of its own: a plain network, a lens."""
+
+    kind: str
+
+    def save(self, path: str | Path) -> None: ...
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How far an artefact and its network differ at the points that were looked at; `bound` is what was allowed."""
+
+    kind: str
+    largest: float  # largest difference of an output coordinate
+    at: tuple[float, ...]  # the point where it was found
+    points: int
+    bound: float
+    scale: float  # the largest output of the network at these points
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.points < 1:
+            raise ArgumentError("a verification looks at one point at least")
+
+    @property
+    def passed(self) -> bool:
+        """Whether the largest difference is at most what was allowed; NaN is not."""
+        return self.largest <= self.bound
+
+    def __str__(self) -> str:
+        word = "agrees with" if self.passed else "DIFFERS from"
+        return (
+            f"{self.kind} {word} the network: largest difference {self.largest:.3e} (allowed {self.bound:.3e}) at "
+            f"{self.points:,} random, corner and adversarial points, {self.dtype}"
+        )
+
+
+def verify(
+    artefact: Artefact | InMemory | str | Path,
+    net: CertifiedModule,
+    *,
+    kind: str | None = None,
+    points: int | None = None,
+    bound: float | None = None,
+    seed: int = 0,
+) -> Verification:
+    """Load an artefact in a fresh process and compare it with the network; `CertificateError` if they differ.
+
+    `artefact` is what an export returned, a path (.onnx, .safetensors or a folder), a plain network or a lens. There
+    are 4096 random `points` by default, fewer where they would take long, and about as many adversarial ones. `bound`
+    is the largest difference allowed. By default it is 1e-5 (float32) or 1e-10 (float64) of the largest output, or the
+    rounding that the certificate states where that is more: a loose network in float64 has large tables, and two ways
+    of adding them up differ by more than 1e-10.
+
+    >>> import attnforge as af, tempfile
+    >>> net = af.compile("x**2", af.Box(x=(-1, 1)), eps=1e-3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = af.export.to_onnx(net, f"{folder}/square.onnx", verify=False)
+    ...     verify(file, net).passed
+    True
+    """
+    network_of(net)
+    if points is not None and points < 1:
+        raise ArgumentError(f"points must be at least 1, got {points}")
+    with _on_disk(artefact, kind) as (found, path), _process(found, path) as other:
+        return _compared(_Pair(found, other, net, domain(net)), points, bound, seed)
+
+
+def _compared(pair: _Pair, count: int | None, bound: float | None, seed: int) -> Verification:
+    """Random points and corners first, then smaller and smaller moves around the worst of them."""
+    net, where = pair.net, pair.where
+    generator = torch.Generator().manual_seed(seed)
+    first = where.sample(LEAST, seed)
+    begin = time.perf_counter()
+    values = pair.differences(first)
+    speed = LEAST / max(time.perf_counter() - begin, 1e-9)
+    count = max(LEAST, min(POINTS, int(SECONDS * speed))) if count is None else count
+    start = torch.cat([where.sample(count, seed + 1), where.corners(min(256, count))])
+    worst = _Worst.of(torch.cat([first, start]), torch.cat([values, pair.differences(start)]))
+    moves = max(1, count // (len(RADII) * STARTS))
+    for radius in RADII:
+        around = worst.around(radius, moves, where, generator)
+        worst = worst.joined(around, pair.differences(around))
+    allowed = _allowed(net, pair.scale) if bound is None else bound
+    record = Verification(
+        pair.kind, float(worst.values[0]), tuple(worst.points[0].double().tolist()), pair.seen, allowed, pair.scale,
+        str(net.dtype).removeprefix("torch."),
+    )  # fmt: skip
+    if not record.passed:
+        shown = ", ".join(f"{v:.9g}" for v in record.at[:8]) + (", ..." if len(record.at) > 8 else "")
+        raise CertificateError(f"{record}\nthe largest is at ({shown}); export again, and do not edit what was written")
+    return record
+
+
+@dataclass
+class _Pair:
+    """The network and the artefact in its process; what was seen of them so far."""
+
+    kind: str
+    other: _Other
+    net: CertifiedModule
+    where: Domain
+    scale: float = 0.0
+    seen: int = 0
+
+    def differences(self, points: Tensor) -> Tensor:
+        """The largest difference of an output coordinate at each point; infinite where one of them is no number."""
+        return torch.cat([self._some(part) for part in points.split(self.other.most)])
+
+    def _some(self, points: Tensor) -> Tensor:
+        inputs = self.where.split(points)
+        with torch.no_grad():
+            ours = self.net.core(*inputs)
+        theirs = self.other.run(*inputs)
+        if theirs.shape != ours.shape:
+            raise CertificateError(
+                f"the {self.kind} artefact returns shape {tuple(theirs.shape)} where the network returns "
+                f"{tuple(ours.shape)}"
+            )
+        self.scale, self.seen = max(self.scale, float(ours.abs().max())), self.seen + len(points)
+        gap = (theirs.double() - ours.double()).abs().reshape(len(points), -1).amax(-1)
+        return gap.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class _Worst:
+    """The points with the largest differences, worst first."""
+
+    points: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, points: Tensor, values: Tensor) -> _Worst:
+        best = values.topk(min(STARTS, len(values))).indices
+        return cls(points[best], values[best])
+
+    def joined(self, points: Tensor, values: Tensor) -> _Worst:
+        return self.of(torch.cat([self.points, points]), torch.cat([self.values, values]))
+
+    def around(self, radius: float, moves: int, where: Domain, generator: torch.Generator) -> Tensor:
+        """Trials around each point: some coordinates moved by up to `radius` of their side, kept inside the box."""
+        side = (where.upper - where.lower) * radius
+        shape = (len(self.points), moves, where.dim)
+        move = 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
+        move *= torch.rand(shape, generator=generator) < 0.5
+        moved = (self.points.double().unsqueeze(1) + move * side).reshape(-1, where.dim)
+        return torch.minimum(torch.maximum(moved, where.lower), where.upper).to(where.dtype)
+
+
+def _allowed(net: CertifiedModule, scale: float) -> float:
+    certificate = net.certificate
+    rounding = certificate.by_source()["rounding"] * (scale if certificate.relative else 1.0)
+    return max(CLOSE[net.dtype] * max(1.0, scale), 2 * rounding)
+
+
+# -- the fresh process ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _on_disk(artefact: Artefact | InMemory | str | Path, kind: str | None) -> Iterator[tuple[str, Path]]:
+    """The kind of an artefact and where it lies; what lives in memory is written to a file that goes away again."""
+    if kind is not None and kind not in LOADERS:
+        raise ArgumentError(f"unknown kind '{kind}'{closest(kind, LOADERS)}; known are {', '.join(LOADERS)}")
+    if isinstance(artefact, Artefact):
+        yield artefact.kind, artefact.path
+    elif isinstance(artefact, str | Path):
+        path = Path(artefact)
+        if not path.exists():
+            raise ArgumentError(f"there is no file or folder '{path}'")
+        yield kind or _kind_of(path), path
+    elif hasattr(artefact, "save"):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "artefact.safetensors"
+            artefact.save(path)
+            yield kind or str(getattr(artefact, "kind", "plain")), path
+    else:
+        raise ArgumentError(
+            f"expected what an export returned or a path (.onnx, .safetensors, a folder), got {type(artefact).__name__}"
+        )
+
+
+def _kind_of(path: Path) -> str:
+    if path.is_dir():
+        return "hf"
+    if path.suffix.lower() == ".onnx":
+        return "onnx"
+    if path.suffix.lower() == ".safetensors":
+        from .lens import is_lens_file
+
+        return "lens" if is_lens_file(path) else "plain"
+    raise ArgumentError(f"cannot tell what '{path}' is: expected .onnx, .safetensors or a folder; say it with kind=...")
+
+
+@dataclass(frozen=True)
+class _Other:
+    """An artefact in a fresh process, as a function of tensors, and how many points it takes at once."""
+
+    run: Run
+    most: int
+
+
+@contextmanager
+def _process(kind: str, path: Path) -> Iterator[_Other]:
+    """A fresh interpreter that holds the artefact, as a function of tensors."""
+    root = str(Path(__file__).resolve().parents[2])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+    env.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
+    # -P: this folder holds an onnx.py, which must not hide the package of that name
+    command = [sys.executable, "-P", "-W", "ignore", fresh.__file__, kind, str(path.resolve())]
+    with tempfile.TemporaryFile() as words, subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, env=env
+    ) as child:  # fmt: skip
+        assert child.stdin is not None
+        assert child.stdout is not None
+
+        def answer() -> Tensor:
+            try:
+                found = receive(child.stdout)  # type: ignore[arg-type]
+            except (OSError, ValueError) as error:
+                raise CertificateError(f"the process that runs '{path.name}' broke off: {error}") from error
+            if found is None or not found[0]:
+                words.seek(0)
+                last = words.read().decode(errors="replace").strip().splitlines()[-1:] or ["it ended without a word"]
+                reason = found[1] if found else last[0]
+                raise CertificateError(f"'{path.name}' cannot be run by a fresh process: {reason}")
+            return torch.from_numpy(found[0][0])
+
+        def run(*inputs: Tensor) -> Tensor:
+            send(child.stdin, [x.detach().cpu().numpy() for x in inputs])  # type: ignore[arg-type]
+            return answer()
+
+        try:
+            yield _Other(run, int(answer()))  # the first answer comes when it is loaded
+        finally:
+            child.stdin.close()
+            child.stdout.close()
+            try:
+                child.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                child.kill()
