@@ -27,10 +27,10 @@ BESIDE = (1e-6, 1e-2, 0.06, 0.08, 0.09, 0.1, 0.12, 0.3)  # where to look next to
 
 
 def built(network: str, a: float, b: float, p: int, dtype: str, heads: int = 1, **options: Any) -> Construction:
-    """clip(y, a, b) of one scalar y by a cold head (or heads), a warm one or a gate."""
+    """clip(y, a, b) of one scalar y by p anchors, cold or warm, by `heads` heads of `tokens` keys, or by a gate."""
     one, options = torch.ones(1, dtype=DTYPES[dtype]), {"radius": 2 * max(abs(a), abs(b)), **options}
-    if heads > 1 or "tokens" in options:
-        return ramp_heads(one, 0.0, a, b, heads, **options)
+    if "tokens" in options:
+        return ramp_heads(one, 0.0, a, b, heads, variant=network, **options)
     return ramp(one, 0.0, a, b, p, variant=network, **options)
 
 
