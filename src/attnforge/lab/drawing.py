@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import textwrap
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..report._optional import require
-from ..report.style import LIGHT, Builder, Theme, new_figure, save
+from ..report.style import DARK, LIGHT, Builder, Pair, Theme, new_figure, render, style
 from .chart import Figure, Heat, Panel, Series
 from .looks import CURVE, LETTER, MARKERS, Look, looks, places, shape, visible
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
 WIDTH, ALONE, ROW = 10.0, 7.2, 3.55  # inches
 COLOURS = "viridis"  # even in lightness, and read alike with every kind of colour vision
-KINDS = (".png", ".svg")
 
 
 def builder(figure: Figure) -> Builder:
@@ -29,9 +30,9 @@ def builder(figure: Figure) -> Builder:
         handles: dict[str, Any] = {}
         width = WIDTH if columns > 1 else ALONE
         lines = _legend_rows(list(appearance), width)
-        drawn = new_figure(width, ROW * rows + 0.26 * len(lines))
+        whole = new_figure(width, ROW * rows + 0.26 * len(lines))
         room = width / columns - 1.0
-        grid = drawn.subplots(rows, columns, squeeze=False)
+        grid = whole.subplots(rows, columns, squeeze=False)
         for place, axes in enumerate(grid.flat):
             if place >= len(figure.panels):
                 axes.set_axis_off()
@@ -47,18 +48,43 @@ def builder(figure: Figure) -> Builder:
             axes.set_xlabel(textwrap.fill(panel.x, int(room / 0.07)))
             axes.set_ylabel(textwrap.fill(panel.y, 44))
         if handles:
-            drawn.legend(
+            whole.legend(
                 handles.values(), handles.keys(), loc="outside upper left", ncols=max(map(len, lines)),
                 handletextpad=0.6, columnspacing=1.6, handlelength=2.6,
             )  # fmt: skip
-        return drawn
+        return whole
 
     return build
 
 
-def write(figure: Figure, folder: str | Path, theme: Theme = LIGHT) -> tuple[Path, ...]:
-    """The figure as files, NAME.png and NAME.svg, in a folder."""
-    return tuple(save(builder(figure), Path(folder) / f"{figure.name}{kind}", theme) for kind in KINDS)
+@dataclass(frozen=True)
+class Drawn:
+    """A figure as files: SVG for light and dark pages, and a PNG of the light one."""
+
+    pair: Pair
+    png: bytes
+
+
+@lru_cache(maxsize=128)
+def drawn(figure: Figure) -> Drawn:
+    """The figure, drawn once however often it is asked for."""
+    files: dict[str, bytes] = {}
+    for theme in (LIGHT, DARK):
+        with style(theme):
+            made = builder(figure)(theme)
+            files[theme.name] = render(made, "svg", facecolor=theme.surface)
+            if theme is LIGHT:
+                made.set_layout_engine("none")  # everything has its place now; finding it takes most of the time
+                files["png"] = render(made, "png", facecolor=theme.surface)
+    return Drawn(Pair(files["light"].decode(), files["dark"].decode()), files["png"])
+
+
+def write(figure: Figure, folder: str | Path) -> tuple[Path, Path]:
+    """The figure as NAME.png and NAME.svg in a folder."""
+    image, drawing = (Path(folder) / f"{figure.name}{kind}" for kind in (".png", ".svg"))
+    image.write_bytes(drawn(figure).png)
+    drawing.write_text(drawn(figure).pair.light, "utf-8")
+    return image, drawing
 
 
 def colour(look: Look, theme: Theme) -> str:
@@ -126,7 +152,7 @@ def _log_y(axes: Axes, panel: Panel) -> None:
     """A logarithmic axis for what was measured; a curve of the theory may leave it, by some way above or below."""
     ticker = require("matplotlib.ticker", "report")
     axes.set_yscale("log", nonpositive="mask")
-    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    axes.yaxis.set_minor_locator(ticker.NullLocator())  # hundreds of ticks, each measured again and again
     shown = visible(panel)
     if shown is None:
         return

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..lab.chart import Figure
-from ..lab.drawing import builder
+from ..lab.drawing import drawn
 from ..lab.experiment import Experiment, Finding, Record
 from ..lab.interactive import interactive
 from ..lab.results import Result, results, tally
 from .html import Block, Page
-from .style import svg
 
 TITLE = "The theory of softmax attention, measured"
 MOST_ROWS = 200  # of records shown in a table
@@ -102,7 +101,7 @@ def _section(page: Page, one: Result) -> None:
 
 
 def _figure(page: Block, figure: Figure) -> None:
-    page.plotly(interactive(figure), figure.caption, figure.alt, fallback=svg(builder(figure)))
+    page.plotly(interactive(figure), figure.caption, figure.alt, fallback=drawn(figure).pair)
 
 
 def _records(page: Page, one: Result) -> None:
