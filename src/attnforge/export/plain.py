@@ -15,8 +15,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ..certify.certificate import Certificate
 from ..certify.certified import CertifiedModule
-from ..errors import ArgumentError
+from ..errors import ArgumentError, CertificateError
 from ..network import CHUNK
 from .plain_spec import PlainHead, PlainSize, PlainSpec
 
@@ -182,6 +183,17 @@ class PlainTransformer(CertifiedModule):
             return tuple(box.sample(2, dtype=self.dtype) for box in self.spec.boxes)
         (box,) = self.spec.boxes
         return (box.sample(2 * self.tokens, dtype=self.dtype).reshape(2, self.tokens, -1),)
+
+    def recertify(self) -> Certificate:
+        """The bound of the present weights, computed anew; they must be those that the source network gives."""
+        from .plain_certificate import recertified
+
+        if not self._source:
+            raise CertificateError(
+                "this plain transformer was read from a file, without the network it was made from: there is nothing "
+                "to certify it against; export the network again with to_plain"
+            )
+        return recertified(self, self._source[0])
 
     def config(self) -> dict[str, Any]:
         """What, besides the weights, describes this module; JSON only."""

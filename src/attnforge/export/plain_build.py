@@ -10,6 +10,7 @@ from ..certify.certified import CertifiedModule
 from ..errors import ArgumentError, PrecisionError, UnsupportedOperation
 from ..ir.ops import Array
 from .plain import PlainBlock, PlainTransformer, scale_of
+from .plain_certificate import certificate_of
 from .plain_columns import FLAG
 from .plain_layout import PlainLayout, lay_plain
 from .plain_pack import LIMIT, Packed, pack
@@ -32,15 +33,23 @@ def to_plain(
     `tokens` is how many tokens a theorem's network is for (a compiled one knows). `causal` asks for a causal mask; left
     out, it is used where every head between tokens is causal already. More than `limit` rows or channels are refused.
     """
+    built, layout = assembled(net, tokens, causal, limit)
+    built.attach(certificate_of(net, layout))
+    return built
+
+
+def assembled(
+    net: nn.Module, tokens: int | None, causal: bool | None, limit: int = LIMIT
+) -> tuple[PlainTransformer, PlainLayout]:
+    """The transformer without its certificate, and the layout it was made from."""
     source = source_of(net, tokens)
-    dtype = net.dtype if isinstance(net, CertifiedModule) else torch.float32
-    layout = lay_plain(source, _causal(source, causal), dtype)
+    assert isinstance(net, CertifiedModule)
+    layout = lay_plain(source, _causal(source, causal), net.dtype)
     stream, blocks = pack(layout, limit)
-    spec = _described(layout, stream, blocks)
-    built = PlainTransformer(spec, dtype)
+    built = PlainTransformer(_described(layout, stream, blocks), net.dtype)
     fill(built, layout, blocks)
-    built._source = (net,) if isinstance(net, CertifiedModule) else ()
-    return built.eval()
+    built._source = (net,)
+    return built.eval(), layout
 
 
 def _causal(source: Source, wanted: bool | None) -> bool:

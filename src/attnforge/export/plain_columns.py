@@ -29,6 +29,7 @@ class Columns:
     inputs: range
     constants: range
     names: tuple[str, ...]
+    hot: tuple[int, ...] = ()  # columns that are one-hot positions: exactly one of them is 1 on a token
 
     @property
     def ids(self) -> range:
@@ -56,7 +57,8 @@ def lay_columns(
     elif ordered:
         positions = tuple(range(len(found), len(found) + tokens))
         found += [f"position {i}" for i in range(tokens)]
-    return Columns(registers, tokens, positions, place, after, tuple([*found, *inputs, *names]))
+    hot = positions or tuple(after.start + c for c in shared)
+    return Columns(registers, tokens, positions, place, after, tuple([*found, *inputs, *names]), hot)
 
 
 def _shared(constants: Array | None, tokens: int) -> tuple[int, ...]:

@@ -19,7 +19,8 @@ from ..network import AttentionLayer, Heads, Scope
 from .plain_columns import FLAG, Columns, exclusion, lay_columns, needs_positions
 from .plain_source import Source
 
-SLACK = 1.01  # sizes are estimates with this much room; the certificate proves them
+SLACK = 1.25  # sizes are estimates with this much room; the certificate proves them
+WEIGHTS = 1.001  # computed weights add up to at most this, and so do the roundings of what they average
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +62,7 @@ class PlainLayout:
     states: list[Array] = field(default_factory=list)  # A before every layer of the source, and at the end
     sizes: list[Array] = field(default_factory=list)  # (token, column): of the columns known so far
     fresh: list[dict[int, int]] = field(default_factory=list)  # for each layer: state column -> residual column
+    convex: list[Array] = field(default_factory=list)  # (token, fresh column): what its values alone say of its size
 
     @property
     def width(self) -> int:
@@ -100,7 +102,7 @@ def _first_sizes(source: Source, columns: Columns, constants: Array | None) -> A
     if source.lead is not None:
         assert source.lead.S is not None
         bias = 0.0 if source.lead.s is None else np.abs(_double(source.lead.s))
-        given = (given @ np.abs(_double(source.lead.S)) + bias) * SLACK
+        given = (given @ np.abs(_double(source.lead.S)) + bias) * WEIGHTS
     size[:, list(columns.inputs)] = given
     if constants is not None:
         size[:, list(columns.constants)] = np.abs(constants)
@@ -118,7 +120,7 @@ def _place(layout: PlainLayout, number: int, layer: AttentionLayer) -> None:
     after[: len(state)] = state @ skip
     if layer.s is not None:
         after[FLAG] += _double(layer.s)
-    bare = ~after.any(0)
+    bare = [not column.any() for column in after.T]
     for c, place in fresh.items():
         after[place, c] = 1.0
         layout.names.append(names[c] if bare[c] else f"{names[c]}, less its linear part")
@@ -127,12 +129,14 @@ def _place(layout: PlainLayout, number: int, layer: AttentionLayer) -> None:
         for g, group in enumerate(layer.heads())
         for head in _heads(layout, group, (number, g), state, size, fresh, names)
     ]
-    grown = np.concatenate([size, _written(heads, size, layout.columns, len(fresh))], 1)
+    layout.convex.append(_written(heads, size, layout.columns, len(fresh)))
+    grown = np.concatenate([size, layout.convex[-1]], 1)
     known = layout.source.sizes[number] if layout.source.sizes else None
     if known is not None:  # what the result is known to be, and the linear part that the column lacks
         linear = size @ np.abs(after[: len(state)])
+        room = known[:, written].max(initial=0.0) * (SLACK - 1)  # a unit that is never alive still errs
         for c, place in fresh.items():
-            grown[:, place] = np.minimum(grown[:, place], SLACK * (known[:, c] + linear[:, c]))
+            grown[:, place] = np.fmin(grown[:, place], known[:, c] + SLACK * linear[:, c] + room)
     layout.layers.append(heads)
     layout.fresh.append(fresh)
     layout.states.append(after)
@@ -203,5 +207,5 @@ def _written(heads: list[HeadTables], size: Array, columns: Columns, count: int)
         tokens = size @ np.abs(head.value)
         own = tokens.max(0, keepdims=True) if head.scope == "tokens" else tokens
         memory = np.abs(head.value[list(columns.ids)]).max(0, keepdims=True)
-        total += np.maximum(own, memory) @ np.abs(head.output[:, first:])
+        total += np.maximum(own, memory) @ np.abs(head.output[:, first:]) * WEIGHTS
     return total

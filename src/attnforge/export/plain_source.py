@@ -14,10 +14,8 @@ from torch import Tensor, nn
 
 from ..box import Box
 from ..certify.certified import CertifiedModule
-from ..certify.split import outward_cells
 from ..compiled import CompiledNetwork
 from ..errors import ArgumentError, UnsupportedOperation
-from ..ir.enclose import ranges
 from ..ir.ops import Array, Constant, Input
 from ..lower.layout import Layout
 from ..network import AttentionLayer, Heads
@@ -29,6 +27,7 @@ from ..theorems.token_ramp import TokenRamp
 from ..theorems.universal import Universal
 from ..theorems.universal_net import SoftmaxReadOut
 from ..theorems.variants import SmoothRamp
+from .plain_reach import reaches
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,8 +101,7 @@ def _compiled(net: CompiledNetwork, tokens: int | None) -> Source:
         kinds += [("",) * len(stage.columns), tuple(family.get(value, "") for value, _ in stage.after)]
     found.append(layout.output)
     kinds.append(("",) * len(layout.output))
-    with np.errstate(invalid="ignore", over="ignore"):
-        reach = [r.size.max(0) for r in ranges(program, *outward_cells(program, net.grid, net.dtype))]
+    reach = reaches(net)
     return Source(
         layers=tuple(_layers(net.network.layers)),
         names=tuple(tuple(column_name(layout, *column) for column in columns) for columns in found),
