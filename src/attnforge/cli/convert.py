@@ -15,8 +15,6 @@ from ..convert import folder as pretrained
 from ..convert.engine import convert as build
 from ..convert.record import Conversion
 from ..convert.storage import prepare, save
-from ..purity import purity
-from ..purity.census import Census
 from ..report._optional import require
 from .common import number, say, waiting, whole
 
@@ -95,30 +93,22 @@ def convert(
             leave=tuple(leave or ()), strict=strict, report=lambda stage: show(f"converting {source}: {stage}"),
         )  # fmt: skip
     seconds = time.perf_counter() - start
-    census = None
-    if level is Level.pure and batches is not None:
-        with waiting("walking the exported graph"):
-            census = purity(converted, {name: tensor[:2] for name, tensor in batches[0].items()})
     with waiting(f"writing {output}"):
         save(converted, conversion, output, tokenizer=tokenizer, force=force)
         conversion.save(output / "report.html")
     if as_json:
-        say(json.dumps(description(conversion, census, seconds, output), allow_nan=False))
+        say(json.dumps(description(conversion, seconds, output), allow_nan=False))
         return
     say(f"{conversion}\n")
-    if census is not None:
-        operations = f"{census.attention} attention and {census.affine} affine operations"
-        say(f"attention-only: {operations}, nothing else is nonlinear")
     say(f"converted in {seconds:.1f} s\nwrote {output}  (report.html shows what was done)")
 
 
-def description(conversion: Conversion, census: Census | None, seconds: float, output: Path) -> dict[str, Any]:
+def description(conversion: Conversion, seconds: float, output: Path) -> dict[str, Any]:
     """What --json prints."""
     return {
         "conversion": conversion.to_json(),
         "certified_per_site": conversion.worst,
         "measured_end_to_end": conversion.change,
-        "census": None if census is None else census.by_category,
         "seconds": seconds,
         "written": str(output),
     }
