@@ -647,6 +647,21 @@ def test_custom_operators_count_as_attention_once_registered(monkeypatch: pytest
         allow_custom("attnforge::relu", " ")
 
 
+def test_a_score_may_be_summed_in_blocks_and_only_into_a_softmax() -> None:
+    def blocks(x: torch.Tensor) -> torch.Tensor:
+        parts = x.unflatten(-1, (2, -1))
+        return (parts.unsqueeze(-2) @ parts.unsqueeze(-1)).flatten(-3).sum(-1, keepdim=True)
+
+    table = torch.linspace(-1, 1, 3)
+    assert purity(Apply(lambda x: (table * blocks(x)).softmax(-1))).attention == 2
+    with pytest.raises(PurityError, match="ends in the output"):
+        purity(Apply(blocks))
+    with pytest.raises(PurityError, match="ends in mul|elementwise product"):
+        purity(Apply(lambda x: (x * blocks(x)).softmax(-1)))
+    with pytest.raises(PurityError, match="ends in mean"):
+        purity(Apply(lambda x: (blocks(x).mean(-1, keepdim=True) * table).softmax(-1)))
+
+
 # -- decoders that keep keys and values -------------------------------------------------------------------------------
 
 

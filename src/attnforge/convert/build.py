@@ -12,10 +12,14 @@ import torch
 from ..certify.certified import CertifiedModule
 from ..errors import ArgumentError, PrecisionError
 from ..heads import AnchorHead, GateHead, ProductHead
+from ..heads.fast_activation import EXACT as FAST_EXACT
+from ..heads.fast_activation import FastActivation
+from ..heads.fast_fit import GATES
 from ..ir.functions import Univariate, enclose
 from .norm import NativeNorm
 
 MOST_ANCHORS = 64
+FAST = (*FAST_EXACT, *GATES)  # one exponential per element (lemma A8), right on the whole line
 EXACT = ("silu", "sigmoid", "tanh")  # two slots, no table (lemma B4)
 KINKS = {"relu": "relu", "abs": "abs", "hardtanh": "hard_tanh"}
 
@@ -30,6 +34,10 @@ class Options:
     cold: bool = False
     fast: bool = True
 
+    def everywhere(self, function: Univariate) -> bool:
+        """Whether heads for this function will be right on the whole line."""
+        return self.fast and not self.cold and self.anchors is None and function.name in FAST
+
 
 def widened(low: float, high: float, margin: float) -> tuple[float, float]:
     """The seen range times `margin`, about its middle and about 0, ends moved out to a coarse grid.
@@ -41,6 +49,16 @@ def widened(low: float, high: float, margin: float) -> tuple[float, float]:
     left, right = middle - half, middle + half
     left, right = (min(left, margin * low), max(right, margin * high)) if low < 0 < high else (left, right)
     return -_coarse(-left), _coarse(right)
+
+
+def whole_line(low: float, high: float) -> tuple[float, float]:
+    """A symmetric interval around [low, high], a power of four, for heads that are right everywhere anyway.
+
+    >>> whole_line(-34.0, 50.0)
+    (-64.0, 64.0)
+    """
+    size = 4.0 ** math.ceil(math.log(max(abs(low), abs(high), 16.0), 4.0) - 1e-9)
+    return -size, size
 
 
 def widened_ratio(low: float, high: float, margin: float) -> tuple[float, float]:
@@ -73,6 +91,14 @@ def _activation_head(function: Univariate, low: float, high: float, eps: float, 
         count, kind = options.anchors or 32, "cold" if options.cold else "auto"
         return AnchorHead.fit(function, low, high, anchors=count, temperature=kind, dtype=options.dtype)  # type: ignore[arg-type]
     name = function.name
+    if options.everywhere(function):
+        head = FastActivation.fit(name, low, high, anchors=MOST_ANCHORS, dtype=options.dtype)
+        assert head.bound is not None
+        if head.bound > eps:
+            raise PrecisionError(
+                f"{name} on [{low:g}, {high:g}] reaches {head.bound:.3g}, not eps = {eps:.3g}", reachable=head.bound
+            )
+        return head
     if name in EXACT:
         return GateHead.fit(name, low, high, dtype=options.dtype)
     if name in KINKS:

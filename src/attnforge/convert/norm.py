@@ -57,26 +57,27 @@ class NativeNorm(NormHead):
         return out, square, mean
 
     def explicit(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """The same as the attention it is: self slot and sink for every head, then the mix."""
-        return self._attend(x, self.scale, self.shift, self.mix, weight, bias)
+        """The same as the attention it is: for every head a self slot, logit shift - scale c.c and value c, and a sink
+        of logit 0 and value 0; then the mix."""
+        c = x
+        if self.kind == "layer":
+            c = x - self._sum(x) / self.channels
+            c = c - self._sum(c) / self.channels
+        blocks = c.unflatten(-1, _stages(self.channels))  # c.c in two stages, query against key
+        square = (blocks.unsqueeze(-2) @ blocks.unsqueeze(-1)).flatten(-3).sum(-1, keepdim=True)
+        logit = self.shift - self.scale * square
+        weights = torch.softmax(torch.stack([logit, torch.zeros_like(logit)], dim=-1), dim=-1)
+        out = (self.mix.unsqueeze(0) @ (weights[..., :1] @ c.unsqueeze(-2))).squeeze(-2)
+        out = out if weight is None else out * weight
+        return out if bias is None else out + bias
 
     def _sum(self, x: Tensor) -> Tensor:
-        stages = _stages(self.channels)
-        if stages[0] == 1:
-            return x.sum(-1, keepdim=True)
-        return x.unflatten(-1, stages).sum(-1).sum(-1, keepdim=True)
+        return x.unflatten(-1, _stages(self.channels)).sum(-1).sum(-1, keepdim=True)
 
     def roundings(self) -> Roundings:
-        """Two stages of sums; sigmoids mixed in any order; the larger of this and of the explicit form."""
+        """Two stages of sums, in any order each; heads mixed in any order, and one product with the value."""
         outer, inner = _stages(self.channels)
-        terms = outer + inner - 2 if outer > 1 else inner - 1
-        plain = super().roundings()
-        native = Roundings(terms + 1, terms + 1, self.heads + 2)
-        return Roundings(*(max(a, b) for a, b in zip(_counts(plain), _counts(native), strict=True)))
-
-
-def _counts(given: Roundings) -> tuple[int, int, int]:
-    return given.mean, given.dot, given.reads
+        return Roundings(outer + inner - 1, outer + inner - 1, self.heads + 2)
 
 
 def _stages(channels: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ class ActivationSite(SiteModule):
     def __init__(
         self, head: CertifiedModule, function: str, low: float, high: float, path: str, strict: bool = False
     ):
-        super().__init__(path, low, high, strict, "the input")
+        super().__init__(path, low, high, strict, "the input", everywhere=right_everywhere(head))
         self.function, self.head = function, head
 
     def forward(self, input: Tensor) -> Tensor:
@@ -51,6 +51,11 @@ class ProductSite(SiteModule):
         with full_precision(x):
             out = self.head.core(x, y)
         return out.to(given) if given != table else out
+
+
+def right_everywhere(head: CertifiedModule) -> bool:
+    """Whether a head goes on as its function does beyond its interval: a gate, and a bump that has decayed."""
+    return head.family == "fast"
 
 
 def handed_on(bound: float, size: float, dtype: torch.dtype) -> float:

@@ -25,9 +25,9 @@ class Site:
     """One place of the model whose nonlinearity became attention.
 
     `low` to `high` is where the certificate holds, `low_seen` to `high_seen` what calibration met there (None without
-    calibration): values that enter an activation, variances of rows for a norm, the larger factor of a product.
-    Infinite ends mean that the design holds on the whole line. `bound` is the certified sup error on that range,
-    `scale` the size of the site's output and `relative` their quotient, which is what `eps` asks for.
+    calibration): values that enter an activation, variances of rows for a norm, the second factor of a product.
+    `bound` is the certified sup error on that range, `scale` the size of the site's output and `relative` their
+    quotient, which is what `eps` asks for.
     """
 
     path: str
@@ -44,6 +44,8 @@ class Site:
     low_seen: float | None = None
     high_seen: float | None = None
     kappa: float | None = None
+    everywhere: bool = False
+    """Whether the heads are right on the whole line: beyond the range the error grows like rounding, not faster."""
     kind: str = "activation"
     """Which module stands there now: "activation", "norm" or "gated"."""
     ranged: str = "input"
@@ -73,11 +75,6 @@ class Site:
     def relative(self) -> float:
         """The certified bound over the output's scale, rounded up."""
         return math.nextafter(self.bound / self.scale, math.inf)
-
-    @property
-    def everywhere(self) -> bool:
-        """Whether the certificate holds on the whole real line."""
-        return math.isinf(self.low) and math.isinf(self.high)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; infinite ends become the words "inf" and "-inf"."""
@@ -235,7 +232,7 @@ HEADER = ("path", "operation", "heads", "anchors", "kappa", "range seen", "certi
 def row(site: Site) -> tuple[str, ...]:
     """One line of the table, as `HEADER` names its cells."""
     seen = "–" if site.low_seen is None or site.high_seen is None else f"{site.low_seen:.3g} .. {site.high_seen:.3g}"
-    held = "everywhere" if site.everywhere else f"{site.low:.3g} .. {site.high:.3g}"
+    held = f"{site.low:.3g} .. {site.high:.3g}{' and on' if site.everywhere else ''}"
     kappa = "–" if site.kappa is None else f"{site.kappa:.3g}"
     bounds = upper_text(site.bound), upper_text(site.relative)
     return (site.path, site.operation, site.family, str(site.anchors), kappa, seen, held, *bounds)

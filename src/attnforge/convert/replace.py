@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ..certify.certified import CertifiedModule
 from ..errors import AttnforgeError, PrecisionError
-from .build import Options, activation_head, norm_head, product_head, scale_of, widened, widened_ratio
+from ..heads import AnchorHead
+from ..heads.fast_activation import FastActivation
+from ..network import Heads
+from .build import Options, activation_head, norm_head, product_head, scale_of, whole_line, widened, widened_ratio
 from .find import Found
 from .gated import GatedUnit
 from .norm import NormSite
 from .place import put
-from .pointwise import ActivationSite, ProductSite, describe, handed_on
+from .pointwise import ActivationSite, ProductSite, describe, handed_on, right_everywhere
 from .record import Site
 from .watch import Seen
 
@@ -65,6 +69,8 @@ def _activation(
     known = seen.calls > 0
     low, high = widened(seen.low, seen.high, margin) if known else (seen.low, seen.high)
     low, high = max(low, function.domain.lo), min(high, function.domain.hi)
+    if options.everywhere(function):
+        low, high = whole_line(low, high)
     scale = scale_of(function, seen.low, seen.high)
     head = activation_head(function, low, high, options.eps * scale, options)
     assert head.bound is not None
@@ -77,17 +83,30 @@ def _activation(
         low=low,
         high=high,
         margin=margin if known else 1.0,
-        anchors=int(getattr(head, "size", 2)),
+        anchors=_anchors(head),
         parameters=sum(p.numel() for p in head.parameters()),
         bound=handed_on(head.bound, scale_of(function, low, high), dtype),
         scale=scale,
         low_seen=seen.low if known else None,
         high_seen=seen.high if known else None,
-        kappa=getattr(head, "kappa", None),
+        kappa=_kappa(head),
+        everywhere=right_everywhere(head),
         calls=seen.calls,
         aliases=site.paths[1:],
         config={"function": function.name, **describe(head)},
     )
+
+
+def _anchors(head: CertifiedModule) -> int:
+    """The slots of the largest head: anchors, or the two of a gate."""
+    heads = [group for group in head.modules() if isinstance(group, Heads)]
+    return max(group.slots + (group.scope == "self") for group in heads)
+
+
+def _kappa(head: CertifiedModule) -> float | None:
+    if isinstance(head, AnchorHead):
+        return head.kappa
+    return head.table.kappa if isinstance(head, FastActivation) and head.table.anchors > 2 else None
 
 
 def _norm(

@@ -41,10 +41,10 @@ class SiteModule(nn.Module):
 
     outside: Tensor
 
-    def __init__(self, path: str, low: float, high: float, strict: bool, what: str):
+    def __init__(self, path: str, low: float, high: float, strict: bool, what: str, everywhere: bool = False):
         super().__init__()
         self.path, self.low, self.high, self.strict, self.what = path, low, high, strict, what
-        self.warned = False
+        self.warned = everywhere  # heads that are right on the whole line have nothing to warn about, only to count
         self.register_buffer("outside", torch.zeros((), dtype=torch.int64), persistent=False)
 
     @torch.no_grad()

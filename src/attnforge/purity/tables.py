@@ -91,8 +91,9 @@ MOVEMENT = _names(
 IDENTITY = _names("clone contiguous detach alias lift_fresh lift_fresh_copy lift dropout feature_dropout alpha_dropout")
 CASTS = _names("to _to_copy type_as")
 
-# A score (a product of two data tensors) may meet these on its way into a softmax, and nothing else.
-SCORE_PATH = ELEMENTWISE | MOVEMENT | IDENTITY
+# A score (a product of two data tensors) may meet these on its way into a softmax, and nothing else. A sum is what
+# slices and additions make as well: an inner product taken block by block.
+SCORE_PATH = ELEMENTWISE | MOVEMENT | IDENTITY | {"sum"}
 
 # Arguments that steer where values go; they must not depend on data.
 STEERING = _names("index indices mask condition boundaries repeats")
