@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError, AttnforgeError
-from . import machine
+from . import machine, registry
 from .backends import parallel
 from .bar import bar
 from .experiment import Cell, Experiment, Record
-from .registry import select
 from .store import Store
 
 Measure = Callable[[Mapping[str, Any], int], Mapping[str, Any]]
@@ -124,7 +123,7 @@ def measure_cell(
 
 def _chosen(experiments: str | Experiment | Iterable[str | Experiment]) -> tuple[Experiment, ...]:
     asked = [experiments] if isinstance(experiments, str | Experiment) else list(experiments)
-    found = [e for one in asked for e in (select(one) if isinstance(one, str) else (one,))]
+    found = [e for one in asked for e in (registry.select(one) if isinstance(one, str) else (one,))]
     chosen = tuple({experiment.name: experiment for experiment in found}.values())
     if not chosen:
         raise ArgumentError("there is nothing to run: name an experiment, or all")

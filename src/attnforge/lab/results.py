@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ArgumentError, AttnforgeError
-from . import drawing
+from . import drawing, registry
 from .chart import Figure
 from .experiment import VERDICTS, Experiment, Finding
-from .registry import select
 from .store import Gathered, Store, write_whole
 
 # What drawing or judging half a grid may stumble over; of a whole grid, these are mistakes and are raised.
@@ -55,7 +54,7 @@ def results(
 ) -> tuple[tuple[Result, ...], tuple[str, ...]]:
     """The results in a folder, of every experiment that has records there, and what was wrong with files in it."""
     store = Store.open(folder)
-    gathered = (store.gather(experiment) for experiment in (experiments or select("all")))
+    gathered = (store.gather(experiment) for experiment in (experiments or registry.select("all")))
     found = tuple(result(one) for one in gathered if one is not None)
     if not found:
         raise ArgumentError(f"'{folder}' has no records yet: `attnforge lab run all --out {folder}` makes some")
