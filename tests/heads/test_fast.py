@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from flint import arb, ctx
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import attnforge as af
-from attnforge.errors import ArgumentError
-from attnforge.heads.fast import anchor_read, read, softmax_read
+from attnforge.errors import ArgumentError, CertificateError, PrecisionError
+from attnforge.heads.fast import anchor_read, evaluate, read, softmax_read
 from attnforge.heads.fast_activation import FastActivation
-from attnforge.heads.fast_read import form_of
+from attnforge.heads.fast_bound import read_error
+from attnforge.heads.fast_read import dropped, form_of, reach_for
 
 TABLES = [(2, 0.5), (3, 0.3), (16, 0.25), (29, 0.7), (33, 0.5), (200, 1.0), (301, 0.25), (9, 40.0), (400, 60.0)]
+ACTIVATIONS = ["gelu", "gelu_tanh", "softplus", "mish", "silu", "quick_gelu", "relu", "tanh", "sigmoid"]
 
 
 def table(p: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -23,12 +31,32 @@ def points(p: int, kappa: float, dtype: torch.dtype, count: int = 1001) -> torch
     return torch.linspace(-reach, reach, count, dtype=torch.float64).to(dtype)
 
 
+def in_60_digits(y: float, value: list[float], rate: float, kappa: float, centre: float, gate: float) -> arb:
+    """The softmax head and the gate at y, in ball arithmetic."""
+    k = [arb(2 * i - (len(value) - 1)) / 2 for i in range(len(value))]
+    weight = [(arb(rate) * x * (arb(y) - arb(centre)) - arb(kappa) * x * x).exp() for x in k]
+    out = sum((w * arb(v) for w, v in zip(weight, value, strict=True)), arb(0)) / sum(weight, arb(0))
+    return out + (arb(y) / (1 + (-arb(gate) * arb(y)).exp()) if gate else 0)
+
+
+def adversarial(p: int, rate: float, kappa: float, centre: float, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Anchors, borders between them and their neighbours in `dtype`, both ends, 0, and far outside."""
+    rng = np.random.default_rng(seed)
+    step, last = 2 * kappa / rate, (p - 1) / 2
+    k = rng.integers(0, p, 12) - last
+    places = centre + step * np.concatenate([k, k + 0.5, k + 0.25, [last, -last, last + 0.5, 3 * last + 9, -50.0]])
+    y = torch.from_numpy(np.concatenate([places, [0.0, centre], rng.normal(size=10)])).to(dtype)
+    if dtype == torch.bfloat16:
+        return y
+    return torch.cat([y, torch.nextafter(y, y + 1), torch.nextafter(y, y - 1)])
+
+
 @pytest.mark.parametrize(("p", "kappa"), TABLES)
 @pytest.mark.parametrize("gate", [0.0, 1.5])
 def test_the_operator_is_the_softmax_head(p: int, kappa: float, gate: float) -> None:
     y, value = points(p, kappa, torch.float64), table(p, torch.float64)
     wanted = softmax_read(y, value, 1.0, kappa, 0.25, gate)
-    for form in (anchor_read, read):
+    for form in (anchor_read, read, evaluate):
         assert (form(y, value, 1.0, kappa, 0.25, gate) - wanted).abs().max() < 1e-12 * p
 
 
@@ -37,7 +65,69 @@ def test_every_form_is_reached() -> None:
         assert {form_of(p, kappa, dtype) for p, kappa in TABLES} == {"lattice", "window", "pair"}
 
 
-@pytest.mark.parametrize(("p", "kappa", "gate"), [(17, 0.3, 1.75), (16, 0.3, 0.0), (200, 1.0, 1.0)])
+@settings(deadline=None, max_examples=30)
+@given(
+    size=st.sampled_from([(2, 0.5), (7, 0.4), (16, 0.2), (31, 0.46875), (40, 0.3), (150, 0.5), (90, 3.0), (40, 45.0)]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    rate=st.sampled_from([0.3, 1.0, 1.875, 7.0]),
+    centre=st.sampled_from([0.0, 0.7, -3.0]),
+    gate=st.sampled_from([0.0, 1.0, 1.702, 1e4]),
+    symmetric=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_the_bound_holds_at_60_digits(
+    size: tuple[int, float], dtype: torch.dtype, rate: float, centre: float, gate: float, symmetric: bool, seed: int
+) -> None:
+    p, kappa = size
+    value = table(p, torch.float32 if dtype != torch.float64 else dtype, seed)
+    value = value + value.flip(0) if symmetric else value
+    y = adversarial(p, rate, kappa, centre, dtype, seed)
+    bound = read_error(
+        value.double().numpy(), rate, kappa, float(y.min()), float(y.max()), dtype, centre, gate
+    ).bound  # fmt: skip
+    found = anchor_read(y, value, rate, kappa, centre, gate).double().tolist()
+    ctx.dps = 60
+    for at, out in zip(y.double().tolist(), found, strict=True):
+        exact = in_60_digits(at, value.double().tolist(), rate, kappa, centre, gate)
+        assert abs(arb(out) - exact) <= arb(bound), (at, out, bound)
+
+
+def test_the_bound_is_not_vacuous() -> None:
+    value = torch.sin(torch.linspace(-3, 3, 31)).numpy().astype(float)
+    assert read_error(value, 2.0, 0.46875, -40, 40, torch.float32).bound < 5e-6
+    assert read_error(value, 2.0, 0.46875, -40, 40, torch.float64).bound < 2e-14
+
+
+def test_a_wrong_coefficient_breaks_the_bound() -> None:
+    value, y = table(31, torch.float32), torch.linspace(-9, 9, 501)
+    bound = read_error(value.double().numpy(), 2.0, 0.5, -9, 9, torch.float32).bound
+    wanted = softmax_read(y.double(), value.double(), 2.0, 0.5)
+    assert (anchor_read(y, value, 2.0, 0.5).double() - wanted).abs().max() <= bound
+    broken = value.clone()
+    broken[15] += 1e-3
+    assert (anchor_read(y, broken, 2.0, 0.5).double() - wanted).abs().max() > bound
+
+
+def test_what_a_window_leaves_out() -> None:
+    for kappa in (0.1, 0.25, 1.0, 5.0):
+        for dtype, u in ((torch.float32, 2.0**-24), (torch.float64, 2.0**-53)):
+            reach = reach_for(kappa, dtype)
+            i = np.arange(reach + 1, reach + 200)
+            assert 2 * np.exp(-kappa * i * (i - 1)).sum() <= dropped(kappa, reach) <= u
+            assert reach == 1 or dropped(kappa, reach - 1) > u
+
+
+def test_float32_at_large_tables_is_better_than_a_softmax() -> None:
+    p, kappa = 16384, 2.0
+    rate = 2 * kappa * (p - 1) / 50.0
+    y, value = torch.linspace(-25, 25, 257), torch.linspace(-25, 25, p)
+    exact = anchor_read(y.double(), value.double(), rate, kappa)
+    fast, slow = (form(y, value, rate, kappa).double() for form in (anchor_read, softmax_read))
+    assert (fast - exact).abs().max() < 1e-5
+    assert (slow - exact).abs().max() > 100 * (fast - exact).abs().max()
+
+
+@pytest.mark.parametrize(("p", "kappa", "gate"), [(17, 0.3, 1.75), (16, 0.3, 0.0), (200, 1.0, 1.0), (0, 1.0, 1.5)])
 def test_gradients_and_registration(p: int, kappa: float, gate: float) -> None:
     y = (4 * table(24, torch.float64, 1)).reshape(4, 6).requires_grad_()
     value = table(p, torch.float64).requires_grad_()
@@ -71,9 +161,12 @@ def test_bad_arguments_are_named() -> None:
         anchor_read(torch.zeros(3), value[:1], 1.0, 0.5)
     with pytest.raises(ArgumentError, match="kappa"):
         anchor_read(torch.zeros(3), value, 1.0, -0.5)
-
-
-ACTIVATIONS = ["gelu", "gelu_tanh", "softplus", "mish", "silu", "quick_gelu", "relu", "tanh", "sigmoid"]
+    with pytest.raises(ArgumentError, match="known are"):
+        FastActivation.fit("gelo", -1, 1)
+    with pytest.raises(ArgumentError, match="at least 21"):
+        FastActivation.fit("gelu", -1, 1, anchors=3)
+    with pytest.raises(PrecisionError, match="smallest bound found"):
+        FastActivation.fit("gelu", -34, 50, eps=1e-8)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -82,4 +175,78 @@ def test_activations_are_pure_and_within_their_certificates(name: str) -> None:
     assert head.certificate.kind == "certified" and head.size <= 64
     y = torch.cat([torch.linspace(-34, 50, 20_001), torch.randn(20_000)])
     assert (head(y).double() - head.function.value(y.double())).abs().max() <= head.bound <= 5e-6
+    assert (head.plain()(y).double() - head.function.value(y.double())).abs().max() < 1e-5
     assert af.purity(head).by_operation["softmax"] == len(head.layer.groups)
+    assert af.purity(head.plain()).by_operation["softmax"] == len(head.layer.groups)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gelu_within_its_certificate_at_60_digits(dtype: torch.dtype) -> None:
+    head = FastActivation.fit("gelu", -34, 50, dtype=dtype)
+    y = torch.cat([torch.linspace(-34, 50, 301), 3 * torch.randn(200), 2 * head.anchors.clamp(-17, 25)]).to(dtype)
+    ctx.dps = 60
+    for at, out in zip(y.double().tolist(), head(y).double().tolist(), strict=True):
+        exact = arb(at) * (1 + (arb(at) / arb(2).sqrt()).erf()) / 2
+        assert abs(arb(out) - exact) <= arb(head.bound), at
+
+
+def test_activations_are_saved_trained_and_watched(tmp_path: Path) -> None:
+    head = FastActivation.fit("gelu", -17, 25, eps=2e-6)
+    assert head.bound <= 2e-6 and FastActivation.fit("gelu", -17, 25, eps=1e-4).size < head.size
+    head.save(tmp_path / "gelu.safetensors")
+    back = af.load(tmp_path / "gelu.safetensors")
+    y = torch.linspace(-17, 25, 101)
+    assert torch.equal(back(y), head(y)) and af.check(tmp_path / "gelu.safetensors").bound == head.bound
+    trainable = [name for name, p in head.named_parameters() if p.requires_grad]
+    assert trainable == ["layer.groups.1.M_V"]
+    head(y).sum().backward()
+    with torch.no_grad():
+        head.layer.heads()[1].M_V.add_(1e-3)
+    with pytest.raises(CertificateError, match="stale"):
+        _ = head.bound
+    assert af.certify(head).bound > 9e-4
+    with torch.no_grad():
+        head.layer.heads()[1].M_K.mul_(1.01)
+    with pytest.raises(CertificateError, match="fixed"):
+        af.certify(head)
+
+
+def test_compiled_it_is_the_same() -> None:
+    head = FastActivation.fit("gelu", -17, 25, eps=1e-4)
+    y = torch.linspace(-17, 25, 501)
+    compiled = torch.compile(head, backend="aot_eager", fullgraph=True)
+    assert (compiled(y) - head(y)).abs().max() <= 2 * head.bound
+
+
+@pytest.mark.parametrize(
+    ("name", "lo", "hi", "options"),
+    [
+        ("sin", -6.3, 6.3, {"anchors": 32}),
+        ("exp", -4, 2, {"eps": 1e-4}),
+        ("square", -2, 2, {"anchors": 25, "dtype": torch.float64}),
+        ("tanh", -5, 5, {}),
+        ("gelu", -8, 8, {"anchors": 300, "temperature": "cold", "kappa": 2.0}),
+        ("gelu", -8, 8, {"anchors": 64, "temperature": "cold"}),
+        ("exp", -1, 1, {"anchors": 16, "relative": True}),
+    ],
+)
+def test_anchor_heads_can_be_fast(name: str, lo: float, hi: float, options: dict[str, object], tmp_path: Path) -> None:
+    head = af.AnchorHead.fit(name, lo, hi, fast=True, **options)  # type: ignore[arg-type]
+    assert head.fast and "A8" in head.certificate.lemmas
+    y = torch.linspace(lo, hi, 5001, dtype=torch.float64).to(head.dtype).clamp(lo, hi)
+    wanted = head.function.value(y.double())
+    size = wanted.abs() if head.relative else 1.0
+    assert ((head(y).double() - wanted).abs() / size).max() <= head.bound
+    assert af.purity(head).by_operation["softmax"] == 1
+    head.save(tmp_path / "head.safetensors")
+    back = af.load(tmp_path / "head.safetensors")
+    assert torch.equal(back(y), head(y)) and af.check(tmp_path / "head.safetensors").bound == head.bound
+    fast = head(y)
+    head.fast = False
+    assert "A8" not in head.certificate.lemmas and not torch.equal(head(y), fast)
+    assert ((head(y).double() - wanted).abs() / size).max() <= head.bound
+
+
+def test_only_even_lattices_are_fast() -> None:
+    with pytest.raises(ArgumentError, match="evenly spaced"):
+        af.AnchorHead.fit("gelu", -8, 8, anchors=32, potential="atan", fast=True)

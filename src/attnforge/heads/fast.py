@@ -25,7 +25,7 @@ from ..errors import ArgumentError
 from ..purity import allow_custom
 from .fast_read import Reading, Room, working
 
-CACHED = 1 << 16  # elements a thread works on at once: a handful of temporaries stay in its cache
+CACHED = 1 << 17  # elements a thread works on at once: a handful of temporaries stay in its cache
 SOFTMAX = 1 << 20  # weights alive at once where the gradient of the values needs all of them
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 NAME = "attnforge::anchor_read"

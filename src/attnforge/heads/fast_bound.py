@@ -74,10 +74,12 @@ def read_error(
     dtype: torch.dtype,
     centre: float = 0.0,
     gate: float = 0.0,
+    logit_error: float = 0.0,
 ) -> ReadError:
     """A bound of |anchor_read(y, value, rate, kappa, centre, gate) - exact head| for every y of `dtype` in [lo, hi].
 
-    `value` are the stored values as float64; the rounding model is that of `certify.rounding`.
+    `value` are the stored values as float64; the rounding model is that of `certify.rounding`. `logit_error` is how far
+    the logits rate k (y - centre) - kappa k^2 may be from those of the head that is meant, up to a common number.
 
     >>> read_error(np.linspace(-1, 1, 17), 1.0, 0.25, -9, 9, torch.float32).bound < 2e-5
     True
@@ -90,7 +92,7 @@ def read_error(
     step = max(1, CHUNK // (max(len(value), 1) if form == "lattice" else 8 * reach_for(kappa, dtype) + 32))
     for i in range(0, len(cells.low), step):
         some = _Cells(*(getattr(cells, name)[i : i + step] for name in _Cells.__dataclass_fields__))
-        head, size = FORMS[form](some, value, kappa, dtype) if len(value) else (0 * some.low, 0 * some.low)
+        head, size = FORMS[form](some, value, kappa, dtype, logit_error) if len(value) else (0 * some.low,) * 2
         beside = size  # how far the result is from the nearest number that `dtype` has for certain: 0, or y itself
         if gate:
             head, size, beside = _gated(head, size, some, gate, u, TINY[work])
@@ -164,7 +166,7 @@ def _around(cells: _Cells, k: Array, value: Array, kappa: float) -> tuple[Array,
     return lifted, middle, turn, cells.radius * turn
 
 
-def _lattice(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype) -> tuple[Array, Array]:
+def _lattice(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logit_error: float) -> tuple[Array, Array]:
     work = working(dtype)
     u, tiny = unit(work), TINY[work]
     anchors, rows = len(value), (len(value) + 1) // 2
@@ -211,7 +213,7 @@ def _lattice(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype) -> t
         quotient = (error_n + size * error_q) / least
         reading = quotient + u * (size + quotient) + tiny
         # exp(-kappa k^2) was itself rounded: logits off by at most this
-        off = (kappa * k * k + kappa * k[-1] ** 2 + 4) * 4 * U
+        off = (kappa * k * k + kappa * k[-1] ** 2 + 4) * 4 * U + logit_error
         spread = np.abs(value[None] - middle[:, None]) + moved[:, None]
         weights = np.exp(off.max()) * np.sum(lifted * np.expm1(off) * spread, -1)
     largest = float(max(np.abs(q_j).sum(), np.abs(p_j).sum() + np.abs(r_j).sum()))
@@ -239,7 +241,7 @@ def _least_total(near: Array, far: Array, k: Array, mass: Array, kappa: float, d
     return found
 
 
-def _window(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype) -> tuple[Array, Array]:
+def _window(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logit_error: float) -> tuple[Array, Array]:
     work = working(dtype)
     u, tiny, reach, anchors = unit(work), TINY[work], reach_for(kappa, dtype), len(value)
     last = (anchors - 1) / 2
@@ -256,11 +258,13 @@ def _window(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype) -> tu
     own = 1.0 + (4 + kappa * reach * reach) * 4 * U / u  # the tables were computed in float64
     reading = np.sum(lifted * steps * own * (np.abs(seen) + size[:, None]), -1) * lost
     reading = reading / (1 - float(gamma(4 * reach + 8, u))) + u * (size + reading) * 1.01
+    spread = np.sum(lifted * (np.abs(seen - middle[:, None]) + moved[:, None]), -1)
+    reading = reading + np.exp(logit_error) * np.expm1(logit_error) * spread * lost
     least = np.exp(-kappa * (reach + 1) ** 2)  # of the denominator: c_J at the least
     return cells.motion * turn * lost + reading + 16 * tiny * (1 + size) / least, size
 
 
-def _pair(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype) -> tuple[Array, Array]:
+def _pair(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logit_error: float) -> tuple[Array, Array]:
     work = working(dtype)
     u, last = unit(work), (len(value) - 1) / 2
     place = cells.theta / (2 * kappa) + last
@@ -271,7 +275,7 @@ def _pair(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype) -> tupl
     size = np.maximum(np.maximum(np.abs(value[below]), np.abs(value[below + 1])),
                       np.maximum(np.abs(value[above]), np.abs(value[above + 1])))  # fmt: skip
     # a sigmoid turns by at most 1/4; its own value is right to 4 u, the difference to 1 u, product and sum 2 u more
-    total = cells.motion * 0.26 * rise + 7.2 * u * rise + 2.1 * u * size + 4 * TINY[work]
+    total = (cells.motion + 2 * logit_error) * 0.26 * rise + 7.2 * u * rise + 2.1 * u * size + 4 * TINY[work]
     return np.where(above - below <= 1, total, np.inf), size
 
 

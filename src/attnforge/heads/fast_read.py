@@ -119,8 +119,9 @@ def masses(anchors: int, kappa: float, dtype: torch.dtype) -> np.ndarray:
 def polynomials(columns: Tensor, kappa: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Q (degree+1), P and R (column, degree+1) of the lattice form in float64, lowest power of s first."""
     anchors = columns.shape[-1]
-    even, odd = lattice(anchors)
-    mass = masses(anchors, kappa, dtype)
+    tracing = torch.compiler.is_compiling()  # a tracer warns about caches
+    even, odd = lattice.__wrapped__(anchors) if tracing else lattice(anchors)
+    mass = masses.__wrapped__(anchors, kappa, dtype) if tracing else masses(anchors, kappa, dtype)
     as_tensor = functools.partial(torch.as_tensor, dtype=torch.float64, device=columns.device)
     value = columns.double()
     right, left = value[..., anchors // 2 :], value.flip(-1)[..., anchors // 2 :]
