@@ -164,7 +164,8 @@ def test_a_scheduler_without_workers_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["processes", "dask"])
 def test_an_interrupt_stops_cleanly_and_the_next_run_continues(tmp_path: Path, backend: str) -> None:
     code = (
-        "import sys\nfrom attnforge.cli.common import guarded\nfrom attnforge.lab import run\nfrom lab.toy import COUNTED\n"
+        "import sys\nfrom attnforge.cli.common import guarded\n"
+        "from attnforge.lab import run\nfrom lab.toy import COUNTED\n"
         f"if __name__ == '__main__': sys.exit(guarded(lambda: run(COUNTED, 'out', jobs=2, backend='{backend}') and 0))"
     )
     (tmp_path / "driver.py").write_text(code)

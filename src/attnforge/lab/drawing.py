@@ -17,6 +17,8 @@ from .looks import CURVE, LETTER, MARKERS, Look, looks, places, shape, visible
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Not the theme's own grey on dark ground, which some eyes cannot tell from its pink.
+GREY = {"light": LIGHT.soft, "dark": "#828a96"}
 WIDTH, ALONE, ROW = 10.0, 7.2, 3.55  # inches
 COLOURS = "viridis"  # even in lightness, and read alike with every kind of colour vision
 
@@ -89,7 +91,7 @@ def write(figure: Figure, folder: str | Path) -> tuple[Path, Path]:
 
 def colour(look: Look, theme: Theme) -> str:
     """The look's colour in a theme."""
-    return theme.soft if look.colour is None else theme.cycle[look.colour % len(theme.cycle)]
+    return GREY[theme.name] if look.colour is None else theme.cycle[look.colour % len(theme.cycle)]
 
 
 def _series(axes: Axes, series: Series, look: Look, theme: Theme) -> Any:

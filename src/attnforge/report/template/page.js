@@ -15,6 +15,7 @@
   const plots = [];
   const colours = (isDark) => ({
     ink: isDark ? "#e6e9ee" : "#1b1f26",
+    grey: isDark ? "#828a96" : "#59616e",
     soft: isDark ? "#a0a9b6" : "#59616e",
     line: isDark ? "#2c323c" : "#e1e5ea",
     cycle: isDark
@@ -22,7 +23,7 @@
       : ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000"],
   });
   const paint = (isDark) => {
-    const { ink, soft, line, cycle } = colours(isDark);
+    const { ink, grey, soft, line, cycle } = colours(isDark);
     for (const plot of plots) {
       const change = {
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", "font.color": ink,
@@ -41,7 +42,7 @@
       // A trace may name its colour by its place in the cycle; -1 is grey, for what was not measured.
       const named = plot.data.flatMap((trace, i) => (Number.isInteger(trace.meta?.cycle) ? [i] : []));
       if (named.length) {
-        const shades = named.map((i) => plot.data[i].meta.cycle).map((n) => (n < 0 ? soft : cycle[n % cycle.length]));
+        const shades = named.map((i) => plot.data[i].meta.cycle).map((n) => (n < 0 ? grey : cycle[n % cycle.length]));
         Plotly.restyle(plot, { "line.color": shades, "marker.color": shades }, named);
       }
     }
