@@ -124,7 +124,7 @@ class PlainTransformer(CertifiedModule):
             out = self._run(flat)
         else:
             out = torch.cat([self._run(part) for part in flat.split(step)])
-        return self._lay_out(out.reshape(*tokens.shape[:-1], -1))
+        return self._lay_out(out.reshape((*tokens.shape[:-1], self.spec.outputs)))
 
     def _run(self, tokens: Tensor) -> Tensor:
         x = self._stream(tokens)
@@ -144,16 +144,16 @@ class PlainTransformer(CertifiedModule):
         if not spec.fixed:
             return inputs[0]
         batch = inputs[0].shape[: inputs[0].dim() - len(spec.boxes[0].shape)]
-        flat = [x.reshape(*batch, box.dim) for x, box in zip(inputs, spec.boxes, strict=True)]
+        flat = [x.reshape((*batch, box.dim)) for x, box in zip(inputs, spec.boxes, strict=True)]
         joined = flat[0] if len(flat) == 1 else torch.cat(flat, -1)
-        return joined.reshape(*batch, spec.tokens, len(spec.inputs))
+        return joined.reshape((*batch, spec.tokens, len(spec.inputs)))
 
     def _lay_out(self, rows: Tensor) -> Tensor:
         """What the read-out gives for every token, in the shape that the network returns."""
         if self.spec.output_shape is None:
             return rows
         kept = rows[..., :1, :] if self.spec.first_row else rows
-        return kept.reshape(*rows.shape[:-2], *self.spec.output_shape)
+        return kept.reshape((*rows.shape[:-2], *self.spec.output_shape))
 
     def guard(self, *inputs: Tensor) -> None:
         """Refuse what cannot be evaluated; warn once about, or if `strict` refuse, what lies outside the box."""

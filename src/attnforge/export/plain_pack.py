@@ -68,4 +68,11 @@ def _dealt(needs: Sequence[int], stream: int) -> list[tuple[int, list[int]]]:
         if not blocks or len(blocks[-1][1]) >= stream // blocks[-1][0]:
             blocks.append((needs[i], []))
         blocks[-1][1].append(i)
-    return [(width, sorted(chosen)) for width, chosen in blocks]
+    return [(_widened(width, len(chosen), stream), sorted(chosen)) for width, chosen in blocks]
+
+
+def _widened(width: int, heads: int, stream: int) -> int:
+    """The largest head dimension that leaves room for all heads: fewer of them are padding."""
+    while stream % (4 * width) == 0 and stream // (4 * width) >= heads:
+        width *= 4
+    return width
