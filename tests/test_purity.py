@@ -656,7 +656,7 @@ def test_a_score_may_be_summed_in_blocks_and_only_into_a_softmax() -> None:
     assert purity(Apply(lambda x: (table * blocks(x)).softmax(-1))).attention == 2
     with pytest.raises(PurityError, match="ends in the output"):
         purity(Apply(blocks))
-    with pytest.raises(PurityError, match="ends in mul|elementwise product"):
+    with pytest.raises(PurityError, match=r"ends in mul|elementwise product"):
         purity(Apply(lambda x: (x * blocks(x)).softmax(-1)))
     with pytest.raises(PurityError, match="ends in mean"):
         purity(Apply(lambda x: (blocks(x).mean(-1, keepdim=True) * table).softmax(-1)))

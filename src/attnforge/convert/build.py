@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -21,7 +23,14 @@ from .norm import NativeNorm
 MOST_ANCHORS = 64
 FAST = (*FAST_EXACT, *GATES)  # one exponential per element (lemma A8), right on the whole line
 EXACT = ("silu", "sigmoid", "tanh")  # two slots, no table (lemma B4)
-KINKS = {"relu": "relu", "abs": "abs", "hardtanh": "hard_tanh"}
+KINKS: dict[str, tuple[str, dict[str, Any]]] = {  # functions made of straight lines: gates build their kinks (B1 to B3)
+    "relu": ("relu", {}),
+    "abs": ("abs", {}),
+    "leaky_relu": ("leaky_relu", {}),
+    "hardtanh": ("hard_tanh", {}),
+    "relu6": ("ramp", {"a": 0.0, "b": 6.0}),
+    "hardsigmoid": ("piecewise_linear", {"xs": [-4.0, -3.0, 3.0, 4.0], "ys": [0.0, 0.0, 1.0, 1.0]}),
+}
 
 
 @dataclass(frozen=True)
@@ -101,9 +110,25 @@ def _activation_head(function: Univariate, low: float, high: float, eps: float, 
         return head
     if name in EXACT:
         return GateHead.fit(name, low, high, dtype=options.dtype)
-    if name in KINKS:
-        return GateHead.fit(KINKS[name], low, high, eps, dtype=options.dtype)
+    gate = straight(name)
+    if gate is not None:
+        return GateHead.fit(gate[0], low, high, eps, dtype=options.dtype, **gate[1])
     return AnchorHead.fit(function, low, high, eps=eps, dtype=options.dtype)
+
+
+def straight(name: str) -> tuple[str, dict[str, Any]] | None:
+    """The gate for a function made of straight lines, with its parameters; None for a curve.
+
+    >>> straight("leaky_relu(0.2)"), straight("gelu")
+    (('leaky_relu', {'slope': 0.2}), None)
+    """
+    word, _, rest = name.partition("(")
+    if not rest:
+        return KINKS.get(name)
+    arguments = json.loads(f"[{rest.removesuffix(')')}]")
+    if word == "leaky_relu":
+        return "leaky_relu", {"slope": arguments[0]}
+    return ("piecewise_linear", {"xs": arguments[0], "ys": arguments[1]}) if word == "piecewise_linear" else None
 
 
 def norm_head(
