@@ -23,6 +23,7 @@ from ._reading import column, line, where
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 CHANNELS = 32  # of the published networks; all but the first should be 0
 NETWORKS = ("cold", "warm", "gate")
+AT_ONCE = 1 << 20  # weights
 BESIDE = (1e-6, 1e-2, 0.06, 0.08, 0.09, 0.1, 0.12, 0.3)  # where to look next to the middle of two anchors, in spacings
 
 
@@ -52,7 +53,11 @@ def places(a: float, b: float, p: int, count: int, beyond: float = 0.1) -> Tenso
 def line_errors(m: Construction, y: Tensor, tokens: int = 1) -> Errors:
     """Errors of a network at scalars, in the network's dtype; the target is exact for the rounded scalars."""
     X = y[: len(y) // tokens * tokens].to(m.dtype).reshape(-1, tokens, 1)
-    return Errors.of(m(X), m.target(X))
+    out = torch.empty(len(X), tokens, 1, dtype=m.dtype)  # one block of memory, filled some rows at a time
+    rows = max(1, AT_ONCE // (tokens * m.size.anchors))
+    for i in range(0, len(X), rows):
+        out[i : i + rows] = m(X[i : i + rows])
+    return Errors.of(out, m.target(X))
 
 
 @torch.no_grad()
