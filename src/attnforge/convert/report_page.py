@@ -110,8 +110,9 @@ def _ranges(found: Page, conversion: Conversion) -> None:
     found.section("Ranges")
     found.text(
         "Calibration saw the solid part of each bar; the heads cover the pale part too, and the certificate holds on "
-        "all of it. Real data go further than a handful of calibration texts, so ranges are widened generously. Beyond "
-        "its range a site is not wrong but uncertified: such values are counted, and the first are warned about."
+        "all of it. Real data go further than a handful of calibration texts, so ranges are widened generously. Sites "
+        "with an arrow go on as their function does, on the whole line. Beyond the range of the others nothing is "
+        "claimed: values there are counted, and the first of them are warned about."
     )
     found.figure(
         svg(ranges_figure(conversion.sites)),
@@ -119,17 +120,18 @@ def _ranges(found: Page, conversion: Conversion) -> None:
         "Horizontal bars, one for each site: a solid part inside a pale one.",
     )
     rows = [
-        (site.path, site.ranged, *_ends(site.low_seen, site.high_seen), *_ends(site.low, site.high), f"{site.margin:g}")
+        (site.path, site.ranged, *_ends(site.low_seen, site.high_seen), *_ends(site.low, site.high), f"{site.margin:g}",
+         "right everywhere" if site.everywhere else "counted and told")
         for site in conversion.sites
     ]
-    header = ["site", "range of", "seen from", "to", "covered from", "to", "margin"]
-    found.details("The numbers").table(header, rows, align="llrrrrr")
+    header = ["site", "range of", "seen from", "to", "covered from", "to", "margin", "beyond"]
+    found.details("The numbers").table(header, rows, align="llrrrrrl")
 
 
 def _ends(low: float | None, high: float | None) -> tuple[str, str]:
     if low is None or high is None:
         return "–", "–"
-    return ("everywhere", "") if math.isinf(low) and math.isinf(high) else (f"{low:.4g}", f"{high:.4g}")
+    return f"{low:.4g}", f"{high:.4g}"
 
 
 def _measured(found: Page, conversion: Conversion) -> None:
@@ -216,7 +218,7 @@ def ranges_figure(sites: Sequence[Site]) -> Builder:
 
 
 def _bars(axes: Axes, name: str, group: Sequence[Site], theme: Theme) -> None:
-    ends = [(max(s.low, -1e30), min(s.high, 1e30)) for s in group if not s.everywhere]
+    ends = [(s.low, s.high) for s in group if math.isfinite(s.low) and math.isfinite(s.high)]
     ends += [(s.low_seen, s.high_seen) for s in group if s.low_seen is not None and s.high_seen is not None]
     low, high = min((e[0] for e in ends), default=-1.0), max((e[1] for e in ends), default=1.0)
     if low > 0:
@@ -235,6 +237,9 @@ def _bars(axes: Axes, name: str, group: Sequence[Site], theme: Theme) -> None:
         if site.low_seen is not None and site.high_seen is not None:
             width = site.high_seen - site.low_seen
             axes.barh(i, width, left=site.low_seen, height=0.62, color=theme.target, lw=0, label="" if i else "seen")
+        if site.everywhere:
+            axes.plot([a, b], [i, i], ls="", marker=5, ms=5, color=theme.target, clip_on=False, markevery=[1])
+            axes.plot([a, b], [i, i], ls="", marker=4, ms=5, color=theme.target, clip_on=False, markevery=[0])
         size = f"{site.anchors} anchors" if site.family in ("anchor", "fast") else f"{site.family} heads"
         axes.annotate(
             size, (1, i), xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points", va="center",
