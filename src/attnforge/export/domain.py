@@ -13,7 +13,10 @@ from ..box import Box
 from ..certify.certified import CertifiedModule
 from ..compiled import CompiledNetwork
 from ..heads.norm import NormHead
+from ..theorems.result import Construction
 from .plain import PlainTransformer
+
+TOKENS = 2  # of a sequence, where any number will do
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +61,9 @@ def domain(net: CertifiedModule) -> Domain:
     >>> found.shapes, found.lower.tolist()
     (((), ()), [-2.0, -3.0])
     """
-    examples = net.example_input()
-    shapes = tuple(tuple(x.shape[1:]) for x in examples)
+    shapes = tuple(tuple(x.shape[1:]) for x in net.example_input())
+    if isinstance(net, Construction) and len(shapes[0]) == 1:  # a theorem takes sequences, whatever its example
+        shapes = ((TOKENS, *shapes[0]),)
     sides = [side for box in _boxes(net, shapes) for side in [box.outward(net.dtype)]]
     lower = torch.cat([s.lower.expand(shape).reshape(-1) for s, shape in zip(sides, shapes, strict=True)])
     upper = torch.cat([s.upper.expand(shape).reshape(-1) for s, shape in zip(sides, shapes, strict=True)])

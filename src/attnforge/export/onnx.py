@@ -25,8 +25,11 @@ from ..errors import ArgumentError
 from ..network import AttentionLayer
 from ..purity.trace import _quiet_evaluation as quiet_evaluation
 from ..report._optional import require
+from ..theorems.max_affine import MaxAffine
 from ..theorems.result import Construction
+from ..theorems.token_ramp import TokenRamp
 from .artefact import Artefact, free_file, network_of
+from .domain import domain
 from .fresh import open_session
 from .onnx_graph import FLOATS, OPSET, Graph, layer, network, transformer
 from .plain import PlainTransformer
@@ -97,13 +100,10 @@ def _written(net: CertifiedModule) -> onnx.ModelProto | None:
         return _compiled(graph, net)
     if isinstance(net, PlainTransformer):
         return _plain(graph, net)
-    part = getattr(net, "layer", None)
-    if isinstance(net, Construction) and isinstance(part, AttentionLayer) and net.form == "tokens":
-        (example,) = net.example_input()
-        out = layer(graph, "x", part, "layer 0")
-        with torch.no_grad():
-            width = part(example).shape[-1]
-        return _model(graph, {"x": ("batch", "tokens", example.shape[-1])}, out, ("batch", "tokens", width))
+    if isinstance(net, TokenRamp | MaxAffine) and isinstance(net.layer, AttentionLayer) and len(net.box.shape) == 1:
+        width = net.layer.heads()[0].W_O.shape[-1]  # the layer is all of the core
+        out = layer(graph, "x", net.layer, "layer 0")
+        return _model(graph, {"x": ("batch", "tokens", net.box.dim)}, out, ("batch", "tokens", width))
     return None
 
 
@@ -205,7 +205,8 @@ def _traced(net: CertifiedModule) -> onnx.ModelProto:
     require("onnxscript", "onnx")
     from torch.export import Dim
 
-    examples = net.example_input()
+    where = domain(net)
+    examples = where.split(where.sample(3))
     names = _names(net, len(examples))
     free = [{0: Dim.DYNAMIC} for _ in examples]
     if isinstance(net, Construction) and net.form == "tokens" and examples[0].dim() == 3:
