@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..certify.certificate import Certificate
 from ..certify.certified import CertifiedModule
-from ..errors import ArgumentError, CertificateError
+from ..errors import ArgumentError
 from ..network import CHUNK
 from .plain_spec import PlainHead, PlainSize, PlainSpec
 
@@ -56,6 +56,7 @@ class PlainTransformer(CertifiedModule):
         self.blocks = nn.ModuleList(PlainBlock(spec.stream, len(row), dtype) for row in spec.heads)
         self.readout = nn.Linear(spec.stream, spec.outputs, dtype=dtype)
         self._source: tuple[CertifiedModule, ...] = ()  # a tuple: the network it was made from is no part of it
+        self._origin: dict[str, Any] | None = None  # what a file says of that network
 
     @property
     def registers(self) -> int:
@@ -187,17 +188,17 @@ class PlainTransformer(CertifiedModule):
     def recertify(self) -> Certificate:
         """The bound of the present weights, computed anew; they must be those that the source network gives."""
         from .plain_certificate import recertified
+        from .plain_origin import network_of
 
-        if not self._source:
-            raise CertificateError(
-                "this plain transformer was read from a file, without the network it was made from: there is nothing "
-                "to certify it against; export the network again with to_plain"
-            )
-        return recertified(self, self._source[0])
+        return recertified(self, network_of(self))
 
     def config(self) -> dict[str, Any]:
         """What, besides the weights, describes this module; JSON only."""
-        return {**self.spec.to_json(), "dtype": str(self.dtype).removeprefix("torch."), "strict": self.strict}
+        from .plain_origin import origin_of
+
+        origin = origin_of(self._source[0]) if self._source else self._origin
+        about = {"dtype": str(self.dtype).removeprefix("torch."), "strict": self.strict, "origin": origin}
+        return {**self.spec.to_json(), **about}
 
     @classmethod
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> PlainTransformer:
@@ -205,7 +206,7 @@ class PlainTransformer(CertifiedModule):
         dtype = {"float32": torch.float32, "float64": torch.float64}[config["dtype"]]
         built = cls(PlainSpec.from_json(config), dtype)
         built.load_state_dict(tensors)
-        built.strict = bool(config["strict"])
+        built.strict, built._origin = bool(config["strict"]), config["origin"]
         return built.eval()
 
     def extra_repr(self) -> str:

@@ -47,7 +47,8 @@ def certificate_of(net: nn.Module, layout: PlainLayout) -> Certificate:
 
 
 def _compiled(net: CompiledNetwork, layout: PlainLayout) -> Certificate:
-    goal = max(net.eps, 1.05 * (net.certificate.bound or 0.0))
+    before = net._certificate.bound if net._certificate is not None else None
+    goal = max(net.eps, 1.05 * (before or 0.0))
     for stretch in STRETCHES:
         analysis = PlainPropagation(net, layout, stretch)
         found = network_bound(analysis, goal, net.rtol, EFFORT, net.grid)

@@ -9,7 +9,7 @@ the result errs by at most
 
     |gamma| / sqrt(m (1-k))  +  [ A/sqrt(m) + B/(sqrt(d) m) ] / (2 (1-k)^(3/2))
 
-more than with one row, because |c_i| <= sqrt(d v). v + delta must stay within the interval of the fit. Where v - delta
+more than with one row, because |c_i| <= sqrt(d v), and by k times the fit's error. v + delta must stay within the interval of the fit. Where v - delta
 leaves it by t, sigmoids grow by at most the factor exp(s d t); |c_i| (v + eps)^(-1/2) <= sqrt(d) of that. There
 v <= l + delta, l the interval's lower end, gives delta <= 2 sqrt(l/d) A + (A^2 + 2 B)/d.
 """
@@ -71,4 +71,5 @@ def norm_extra(
         broken |= ~(most + above <= high).all((1, 2))
         beyond = (least - below < low) * below
         far = np.sqrt(d) * np.expm1(np.minimum(float(scales.max()) * d * beyond * 1.01, 700.0))
-        extra += (near + far) * 1.01
+        again = analysis.local[site.op].total * k  # the fit's error, at v -+ delta
+        extra += (near + far + again) * 1.01
