@@ -9,9 +9,10 @@ the result errs by at most
 
     |gamma| / sqrt(m (1-k))  +  [ A/sqrt(m) + B/(sqrt(d) m) ] / (2 (1-k)^(3/2))
 
-more than with one row, because |c_i| <= sqrt(d v), and by k times the fit's error. v + delta must stay within the interval of the fit. Where v - delta
-leaves it by t, sigmoids grow by at most the factor exp(s d t); |c_i| (v + eps)^(-1/2) <= sqrt(d) of that. There
-v <= l + delta, l the interval's lower end, gives delta <= 2 sqrt(l/d) A + (A^2 + 2 B)/d.
+more than with one row, because |c_i| <= sqrt(d v), and by k times the fit's error. v + delta must stay within the
+interval of the fit. Where v - delta leaves it by t, sigmoids grow by at most the factor exp(s d t);
+|c_i| (v + eps)^(-1/2) <= sqrt(d) of that. There v <= l + delta, l the interval's lower end, gives
+delta <= 2 sqrt(l/d) A + (A^2 + 2 B)/d.
 """
 
 from __future__ import annotations
