@@ -11,7 +11,9 @@ PATIENCE = 2.0  # seconds
 
 
 @contextmanager
-def stages(report: Callable[[str], None] | None = None) -> Iterator[Callable[[str], None]]:
+def stages(
+    report: Callable[[str], None] | None = None, verb: str = "compiling"
+) -> Iterator[Callable[[str], None]]:
     """A function to call with the name of each stage: passed on to `report`, or shown on a terminal after a while.
 
     >>> seen = []
@@ -41,7 +43,7 @@ def stages(report: Callable[[str], None] | None = None) -> Iterator[Callable[[st
     timer.daemon = True
     timer.start()
     try:
-        yield lambda name: status.update(f"compiling: {name}")
+        yield lambda name: status.update(f"{verb}: {name}")
     finally:
         timer.cancel()
         with lock:

@@ -105,7 +105,7 @@ def test_functions_kept_as_attributes(act: Any) -> None:
     assert report.sites[0].path == "act"
     assert isinstance(result.act, ActivationSite)
     assert model.act is act
-    assert float((result(X) - model(X)).abs().max()) < 1e-5
+    assert float((result(X) - model(X)).detach().abs().max()) < 1e-5
 
 
 def test_one_module_at_several_places_is_one_site() -> None:
@@ -336,3 +336,35 @@ def test_forced_anchors_and_cold_heads() -> None:
     assert cold.sites[0].kappa is not None
     assert cold.sites[0].kappa >= 1
     assert cold.worst > 100 * warm.worst
+
+
+def test_a_converted_model_can_be_converted_further() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2)).eval()
+    first, _ = af.convert(model, X)
+    second, report = af.convert(first, X, level="pure")
+    assert report.by_operation == {"layer_norm": 1}
+    assert any("1 sites were attention before" in note for note in report.notes)
+    assert float((second(X) - model(X)).detach().abs().max()) < 1e-5
+    with pytest.raises(af.ArgumentError, match="no site"):
+        af.convert(second, X)
+
+
+class Callback(nn.Module):
+    """Keeps a function that is not to be called."""
+
+    def __init__(self, calls: list[Tensor]) -> None:
+        super().__init__()
+        self.body = mlp()
+        self.report = lambda x: calls.append(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return out
+
+
+def test_a_strangers_callback_is_not_called() -> None:
+    calls: list[Tensor] = []
+    _, report = af.convert(Callback(calls), X)
+    assert [site.path for site in report.sites] == ["body.1"]
+    assert calls == []

@@ -23,6 +23,7 @@ NAMES = (
     "relu6", "squared_relu", "hardtanh", "hardswish", "hardsigmoid", "selu", "sin", "cos", "exp", "erf", "abs",
     "square", "atan", "expm1", "identity",
 )  # fmt: skip
+TELLING = ("act", "nonlin", "gelu", "relu", "silu", "swish", "tanh", "sigm")
 CLOSE = 1e-8  # some implementations carry constants of ten digits
 FAR = (-300.0, -100.0, -40.0, -20.0, -12.0, 12.0, 20.0, 40.0, 100.0, 300.0)  # where clipped variants show
 
@@ -45,11 +46,15 @@ def recognise(candidate: Any) -> Univariate | None:
     return None
 
 
-def is_plain_function(value: object) -> bool:
-    """Whether an attribute holds a function that may be an activation: of torch, a lambda, a partial of such."""
+def may_activate(name: str, value: object) -> bool:
+    """Whether the attribute `name` holds a function that may be asked for its values: one of torch or Hugging Face, or
+    one whose place says that it is an activation. A stranger's callback is not called."""
     if isinstance(value, functools.partial):
-        return is_plain_function(value.func)
-    return isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and not isinstance(value, type)
+        return may_activate(name, value.func)
+    if not isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
+        return False
+    origin = (getattr(value, "__module__", None) or "torch").split(".")[0]
+    return origin in ("torch", "transformers") or any(word in name.lower() for word in TELLING)
 
 
 def is_bare(module: nn.Module) -> bool:

@@ -22,7 +22,7 @@ from .measure import largest_change
 from .place import prepare
 from .record import Conversion, Left, Site
 from .replace import replace
-from .site import working
+from .site import SiteModule, working
 from .sound import sound_ranges
 from .storage import remember
 from .watch import Seen, activation_hook, look, norm_hook, product_hook
@@ -55,7 +55,7 @@ def convert(
         data = Data(_moved(data.seen, device, dtype), _moved(data.held, device, dtype), data.note)
     kept = Leave.read(leave, model)
     options = Options(float(eps), working(dtype), anchors, bool(cold), bool(fast))
-    with stages(report) as stage:
+    with stages(report, "converting") as stage:
         stage("copy")
         result = twin(model)
         stage("find")
@@ -120,6 +120,7 @@ def _watched(
         else:
             hooks.append((module, activation_hook(site.path, found)))
     known = [path for site in sites if site.kind != "gated" for path in site.paths] + [one.path for one in left]
+    known += [path for path, module in model.named_modules() if isinstance(module, SiteModule)]
     calls = look(model, hooks, known, data.seen)
     missed = [path for path, found in seen.items() if not found.calls]
     if missed:
@@ -178,6 +179,9 @@ def _notes(model: nn.Module, sites: Sequence[Site], data: Data | None, dtype: to
     shared = [site.path for site in sites if site.calls > (len(data.seen) if data else 0) > 0]
     if shared:
         notes.append(f"{len(shared)} sites run several times in a pass (shared layers): their ranges cover all of them")
+    before = sum(isinstance(module, SiteModule) for module in model.modules())
+    if before:
+        notes.append(f"{before} sites were attention before: this report speaks of the others")
     if dtype != working(dtype):
         name, wide = (str(t).removeprefix("torch.") for t in (dtype, working(dtype)))
         notes.append(f"heads are evaluated in {wide} and their results rounded to {name}; the bounds include that")

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from ..ir.functions import Univariate
-from .activations import is_bare, is_plain_function, recognise
-from .gated import Layout, gated_layout
+from .activations import is_bare, may_activate, recognise
+from .gated import GatedUnit, Layout, gated_layout
+from .pointwise import ProductSite
+from .site import SiteModule
 
 Kind = Literal["activation", "norm", "gated"]
 ATTENTION = (nn.Softmax, nn.Softmax2d, nn.MultiheadAttention)  # softmax attention of the source stays (section D5)
@@ -77,7 +79,7 @@ def _everything(model: nn.Module) -> Iterator[tuple[str, Any]]:
             yield path, module
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if not name.startswith("_") and name != "forward" and is_plain_function(value):
+            if not name.startswith("_") and name != "forward" and may_activate(name, value):
                 yield (f"{path}.{name}" if path else name), Attribute(value)
 
 
@@ -95,7 +97,8 @@ def _examine(paths: tuple[str, ...], value: Any) -> Found | None:
             return None
         return Found(paths, function.name, value.function, function=function)
     kind = type(value)
-    if isinstance(value, ATTENTION):
+    converted = isinstance(value, GatedUnit) and isinstance(value.product, ProductSite)
+    if isinstance(value, (*ATTENTION, SiteModule)) or converted:
         return None
     norm = norm_of(value)
     if norm is not None:

@@ -129,7 +129,12 @@ class NormSite(SiteModule):
             x = x.flatten(-len(self.normalized_shape))
             weight, bias = (None if p is None else p.flatten() for p in (weight, bias))
         with full_precision(x):
-            out = self.head.explicit(x, weight, bias) if tracing() else self._native(x, weight, bias)
+            if torch.compiler.is_exporting():
+                out = self.head.explicit(x, weight, bias)
+            elif tracing():
+                out = self.head.evaluate(x, weight, bias)[0]
+            else:
+                out = self._native(x, weight, bias)
         out = out.unflatten(-1, self.normalized_shape) if len(self.normalized_shape) > 1 else out
         return out.to(input.dtype) if out.dtype != input.dtype else out
 

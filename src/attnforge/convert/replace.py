@@ -20,6 +20,7 @@ from .norm import NormSite
 from .place import put
 from .pointwise import ActivationSite, ProductSite, describe, handed_on, right_everywhere
 from .record import Site
+from .site import working
 from .watch import Seen
 
 
@@ -69,11 +70,12 @@ def _activation(
     known = seen.calls > 0
     low, high = widened(seen.low, seen.high, margin) if known else (seen.low, seen.high)
     low, high = max(low, function.domain.lo), min(high, function.domain.hi)
-    if options.everywhere(function):
-        low, high = whole_line(low, high)
     scale = scale_of(function, seen.low, seen.high)
-    head = activation_head(function, low, high, options.eps * scale, options)
+    wide = whole_line(low, high) if options.everywhere(function) else (low, high)
+    head = activation_head(function, *wide, options.eps * scale, options)
     assert head.bound is not None
+    if dtype == working(dtype):  # in half precision the bound is that of rounding the result: it grows with the range
+        low, high = wide
     made = ActivationSite(head, function.name, low, high, site.path, strict)
     return made, Site(
         path=site.path,

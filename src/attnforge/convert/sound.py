@@ -107,9 +107,9 @@ def _reach(norm: nn.Module | None, linear: nn.Module | None) -> tuple[float, flo
     table = None if linear is None else _matrix(linear)
     if norm is None or known is None or table is None:
         return None
-    matrix, bias = table[0].double(), table[1]
+    matrix, bias = table[0].double().cpu(), table[1]
     weight, shift = _affine(norm, known)
-    middle = matrix @ shift + (0.0 if bias is None else bias.double())
+    middle = matrix @ shift + (0.0 if bias is None else bias.double().cpu())
     spread = math.sqrt(math.prod(known.shape)) * (matrix * weight).norm(dim=-1)
     slack = 1.001 * spread + 0.001 * ((matrix * shift).abs().sum(-1) + middle.abs()) + 1e-6
     return float((middle - slack).min()), float((middle + slack).max())
@@ -118,5 +118,6 @@ def _reach(norm: nn.Module | None, linear: nn.Module | None) -> tuple[float, flo
 def _affine(norm: nn.Module, known: Norm) -> tuple[Tensor, Tensor]:
     size = math.prod(known.shape)
     weight, bias = norm._parameters.get("weight"), norm._parameters.get("bias")
-    gain = torch.ones(size, dtype=torch.float64) if weight is None else weight.double().flatten() + float(known.unit)
-    return gain, torch.zeros(size, dtype=torch.float64) if bias is None else bias.double().flatten()
+    gain = torch.ones(size, dtype=torch.float64) if weight is None else weight.double().cpu().flatten()
+    shift = torch.zeros(size, dtype=torch.float64) if bias is None else bias.double().cpu().flatten()
+    return gain + float(known.unit), shift
