@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .batch import in_context
     from .blocks import Block, Momentum, frozen
     from .certificate import ConvergenceCertificate, depth_for
-    from .dense import dense_step
-    from .glm import HuberRegressor, PoissonRegressor
+    from .glm import PoissonRegressor
+    from .huber import HuberRegressor
     from .kernel import KernelRegressor
     from .lasso import ElasticNet, Lasso
     from .linear import LinearRegression, Ridge
@@ -30,7 +30,7 @@ _LAZY = {
     "Block": ".blocks",
     "ConvergenceCertificate": ".certificate",
     "ElasticNet": ".lasso",
-    "HuberRegressor": ".glm",
+    "HuberRegressor": ".huber",
     "KernelRegressor": ".kernel",
     "Lasso": ".lasso",
     "LinearRegression": ".linear",
@@ -40,7 +40,6 @@ _LAZY = {
     "Ridge": ".linear",
     "Run": ".solver",
     "Scaling": ".prompt",
-    "dense_step": ".dense",
     "depth_for": ".certificate",
     "frozen": ".blocks",
     "in_context": ".batch",
@@ -61,7 +60,6 @@ __all__ = [
     "Ridge",
     "Run",
     "Scaling",
-    "dense_step",
     "depth_for",
     "frozen",
     "in_context",

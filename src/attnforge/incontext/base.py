@@ -18,9 +18,10 @@ from ._sklearn import (
     check_is_fitted,
     validate_data,
 )
+from .blocks import Block, frozen
 from .certificate import ConvergenceCertificate
-from .prompt import Array, Scaling, tokens_of
-from .reads import LinearRead
+from .lean import Lean
+from .prompt import Array, Scaling, tensor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,13 +33,14 @@ class InContextEstimator(BaseEstimator):  # type: ignore[misc]
     """Base of the estimators: an estimator lays data out as a prompt and lets a frozen network work on it.
 
     After `fit`: `network_` (the block that was applied `n_iter_` times), `scaling_` (all that was done outside of it),
-    `trajectory_` (the weights after every application), `prompt_` (the data tokens), `certificate_`.
-    """
+    `trajectory_` (the weights after every application), `prompt_` (the sequence of tokens at the end: state first, then
+    data; of the first target where there are several), `certificate_`."""
 
     network_: Any
     scaling_: Scaling
     certificate_: ConvergenceCertificate
     trajectory_: Array
+    _path: Array  # the weights after every application in the prompt's units, (T + 1, K, d)
     prompt_: torch.Tensor
     n_iter_: int
     coef_: Array
@@ -80,21 +82,36 @@ class InContextEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         return _dense(validate_data(self, X, accept_sparse=("csr", "csc", "coo"), dtype=np.float64, reset=False))
 
-    @torch.no_grad()
     def _linear(self, X: Any) -> Array:
-        """The linear predictor of new rows, (n, K): queries are tokens that the same prediction heads read.
+        """The linear predictor of new rows, (n, K): queries are tokens that prediction heads read.
 
-        Each query is divided by a power of two that brings |w.x| below 1, and what is read is multiplied by it.
+        Each query is divided by a power of two that brings |w.x| below 1, and what is read is multiplied by it: first
+        the power that Cauchy and Schwarz know, then the one that the first reading shows to suffice.
         """
         rows = self._new_rows(X)
         rows = self.scaling_.scaled(rows)
         w = self._prompt_weights()
-        dtype = self.network_.dtype
-        size = np.linalg.norm(rows, axis=1) * max(float(np.linalg.norm(w, axis=1).max()), 1e-300)
-        shrink = np.exp2(np.ceil(np.log2(np.maximum(size, 2.0**-60))))[:, None]
-        read = self.network_.read if isinstance(self.network_.read, LinearRead) else self.network_.linear
-        z = read(torch.from_numpy(w).to(dtype), torch.from_numpy(rows / shrink).to(dtype)).double().numpy()
-        return np.asarray(z * shrink * self.scaling_.y_scale + self._offset())
+        network = self.network_
+        if network.loss != "linear":  # a nonlinear network's heads read its mean; those of the linear one read w.x
+            network = frozen("linear", "plain", 0, rows.shape[1], dtype=network.dtype)
+        columns = []
+        for each in w:
+            most = np.linalg.norm(rows, axis=1) * max(float(np.linalg.norm(each)), 1e-300)
+            size = most
+            for _ in range(2):
+                shrink = np.exp2(np.ceil(np.log2(np.maximum(size, 2.0**-60))))
+                z = self._read(network, each[None], rows / shrink[:, None])[:, 0] * shrink
+                size = np.minimum(most, 1.01 * np.abs(z) + most * 2.0**-16)
+            columns.append(z)
+        return np.asarray(np.stack(columns, axis=1) * self.scaling_.y_scale + self._offset())
+
+    @torch.no_grad()
+    def _read(self, network: Block, w: Array, rows: Array) -> Array:
+        """What query tokens read off the state w (K, d): the first layer of the network."""
+        at, lean = network.channels, Lean(network)
+        x = tensor(rows, network.dtype)
+        queries = at.data(x, torch.zeros_like(x), x.new_zeros(len(x), at.classes))
+        return np.asarray(lean.predict(at.state(tensor(w, network.dtype)), queries).double().numpy())
 
     def _prompt_weights(self) -> Array:
         """coef_ in the prompt's units, (K, d)."""
@@ -114,10 +131,7 @@ class InContextEstimator(BaseEstimator):  # type: ignore[misc]
             )
 
     def plot(self) -> Figure:
-        """The prompt's attention per step, the error against depth with its bound, the path of w for two columns.
-
-        Where the state also carries an intercept, the state itself is shown instead of its attention.
-        """
+        """The prompt's attention per step, the error against depth with its bound, the path of w for two columns."""
         from .figures import estimator_figure
 
         check_is_fitted(self)
@@ -126,8 +140,3 @@ class InContextEstimator(BaseEstimator):  # type: ignore[misc]
 
 def _dense(X: Any) -> Array:
     return np.asarray(X.toarray() if hasattr(X, "toarray") else X, dtype=np.float64)
-
-
-def data_tokens(x: Array, y: Array, weight: Array, step: float, dtype: torch.dtype) -> torch.Tensor:
-    """Data tokens (x_i, step weight_i x_i, y_i); the weights already hold 1/n."""
-    return tokens_of(x, step * weight[:, None] * x, y, dtype)

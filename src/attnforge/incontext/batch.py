@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 from .blocks import Kind, frozen
 from .extrapolation import shipped
+from .lean import Lean
 from .prompt import MARGIN, step_size
 
 Method = Literal["least squares", "ridge", "lasso"]
@@ -33,7 +34,8 @@ def in_context(
     One network for all of them: heavy ball for least squares (the minimum-norm solution where n < d) and ridge
     (||y - X w||^2 + alpha ||w||^2), proximal Nesterov steps for lasso (||y - X w||^2/(2n) + alpha ||w||_1). Each prompt
     is scaled by two numbers of its own, one for x and one for y; `doublings` is the class of condition numbers, and
-    directions worse than 2**-doublings of the best are not resolved.
+    directions worse than 2**-doublings of the best are not resolved. Outside attention: those two numbers (the largest
+    eigenvalue of each prompt and its largest label), and early stopping.
 
     >>> X = torch.eye(2).double().expand(3, 2, 2)
     >>> y = torch.tensor([[1.0, 2.0], [0.0, 1.0], [3.0, -1.0]]).double()
@@ -54,15 +56,14 @@ def in_context(
     top = torch.linalg.eigvalsh(rows @ rows.mT if rows.shape[1] < d else rows.mT @ rows)[:, -1].clamp_min(1e-30)
     x_scale = (top * MARGIN).sqrt()[:, None, None]  # curvatures are at most 1/MARGIN of the network's
     kind: Kind = "nesterov" if method == "lasso" else "heavy ball"
-    block = frozen("linear", kind, doublings, dtype, method == "lasso")
+    block = frozen("linear", kind, doublings, d, dtype=dtype, shrink=method == "lasso")
     # Rows keep their size for the prediction; the two divisions by x_scale are both in the values.
-    tokens = torch.cat((rows, rows * (step_size(kind, doublings, 1.0) / x_scale**2), labels), -1)
-    state = rows.new_zeros(batch, 1, 2 * d)
-    if method == "lasso":
-        level = alpha * n / x_scale**2 / y_scale
-        state = torch.cat((state, level.expand(batch, 1, d)), -1)
+    at = block.channels
+    data = at.data(rows, rows * (step_size(kind, doublings, 1.0) / x_scale**2), labels)
+    level = (alpha * n / x_scale**2 / y_scale).expand(batch, 1, d) if method == "lasso" else None
+    state, lean = at.state(rows.new_zeros(batch, 1, d), level), Lean(block)
     for t in range(steps):
-        following = block(state, tokens)
+        following = lean(state, data)
         if t % PATIENCE == PATIENCE - 1:
             moved = (block.weights_of(following) - block.weights_of(state)).abs().amax()
             if moved <= tol * block.weights_of(following).abs().amax():
@@ -72,4 +73,5 @@ def in_context(
     w = block.weights_of(state)
     size = (query.norm(dim=-1, keepdim=True) * w.norm(dim=-1, keepdim=True)).clamp_min(1e-30)
     shrink = torch.exp2(torch.ceil(torch.log2(size)))
-    return ((block.linear(w, query / shrink) * shrink) * y_scale).squeeze(-1)
+    asked = at.data(query / shrink, torch.zeros_like(query), query.new_zeros(*query.shape[:-1], 1))
+    return (lean.predict(at.state(w), asked) * shrink * y_scale).squeeze(-1)

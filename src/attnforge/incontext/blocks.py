@@ -1,17 +1,22 @@
 """One step of gradient descent as a block of attention layers, frozen: the data and the step size are in the prompt.
 
-Tokens: K state tokens carry the weights w_k (and the previous ones, for momentum), data token i carries x_i, a value
-vector v_i and its label y_i. One block is
+A block is ordinary `AttentionLayer`s over one sequence of tokens (`layout`): K state tokens, data tokens, penalty
+tokens.
 
-    layer 1   data tokens attend to the state:     r_i = read(w.x_i) - y_i                       (F1, C2)
-    layer 2   (Huber only) a ramp on each r_i by a gate of three slots                           (B2)
-    layer 3   the state attends to the data:       g = sum_i r_i v_i, heavy sink, Richardson     (F2)
-              and takes a step by linear maps:     momentum                                      (F3)
-    layer 4   (lasso only) soft threshold by two gates per coordinate                            (B1)
+    layer 1   tokens attend to the state:    r_i = read(w.x_i) - y_i                                  (F1, C2)
+    layer 2   (Huber) a ramp on each r_i by a gate of three slots                                     (B2)
+              (any other C^1 loss) its derivative by an anchor head                                   (A3)
+    layer 3   the state attends to the data: g = sum_i r_i v_i, heavy sink, Richardson                (F2)
+              and to the penalty tokens, and takes a step by linear maps: momentum                    (F3)
+              (Huber) and reads the mean square of all r_i, which decides the scale                   (F2)
+    layer 4   (lasso) soft threshold by two gates per coordinate                                      (B1)
 
-With v_i = (step size) (sample weight) x_i / n the block takes a gradient step, whatever the step size: it is part of
-the prompt, and so are penalties, which are tokens (sqrt(lambda_j) e_j, 0) that are always read linearly. So weights
-depend on the loss, on the momentum and on the dtype, and on nothing else: not on data, not even on their number.
+For squared losses w.x_i - y_i is an inner product of the state with token i, so that layers 1 and 3 are one layer: the
+state attends to the data with the residual as its logit, and what tokens read is used for predictions only.
+
+With v_i = (step size) (sample weight) x_i the block takes a gradient step, whatever the step size: it is part of the
+prompt, and so are penalties and thresholds. Weights depend on the loss, the number of columns, the momentum and the
+dtype: not on data, not even on their number.
 """
 
 from __future__ import annotations
@@ -19,18 +24,20 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, closest
-from .extrapolation import LOG_SINK, levels, shipped
-from .reads import READS, LinearRead, against_sink
+from ..heads.anchor import AnchorHead
+from ..network import AttentionLayer, AttentionOnly
+from .extrapolation import shipped
+from .layout import Channels
+from .tables import aggregation, anchored, mean_square, prediction, ramp, skip, soft_threshold
 
-Loss = Literal["linear", "logistic", "softmax", "poisson", "huber"]
+Loss = Literal["linear", "logistic", "softmax", "poisson", "huber", "anchors"]
 Kind = Literal["plain", "heavy ball", "nesterov"]
-SHARPNESS = {torch.float64: 2.0**52, torch.float32: 2.0**24}  # of gates for numbers of size 1: 0.28/beta below rounding
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class Momentum:
     beta: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("plain", "heavy ball", "nesterov"):
+        if self.kind not in get_args(Kind):
             raise ArgumentError(f"momentum is 'plain', 'heavy ball' or 'nesterov', got {self.kind!r}")
         if not 0 <= self.beta < 1:
             raise ArgumentError(f"the momentum's beta must be in [0, 1), got {self.beta!r}")
@@ -62,137 +69,101 @@ class Momentum:
         return cls(kind, {"plain": 0.0, "heavy ball": ratio * ratio, "nesterov": ratio}[kind])
 
 
-class Gather(nn.Module):
-    """sum_i r_i v_i at each state token: heads of logits +-s r_i against a sink of logit log M (F2).
-
-    >>> r, v = torch.tensor([[0.5], [-1.0]]).double(), torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double()
-    >>> Gather(torch.float64)(r, v).sub(r.mT @ v).abs().max().item() < 1e-12
-    True
-    """
-
-    def __init__(self, dtype: torch.dtype):
-        super().__init__()
-        table, mass = levels(shipped(dtype)), math.exp(LOG_SINK[dtype])
-        scales = [sign * s for sign in (1, -1) for s in table.scales]
-        values = [sign * c * mass / 2 for sign in (1, -1) for c in table.weights]
-        self.scales = nn.Parameter(torch.tensor(scales, dtype=dtype).unsqueeze(-1))
-        self.values = nn.Parameter(torch.tensor([values], dtype=dtype))
-        self.register_buffer("sink", torch.tensor([LOG_SINK[dtype]], dtype=dtype))
-
-    def weights(self, r: Tensor) -> Tensor:
-        """The attention weights, shape (..., K, head, n + 1); the last slot is the sink."""
-        logits = r.transpose(-2, -1).unsqueeze(-2) * self.scales  # (..., K, head, n)
-        sink = cast(Tensor, self.sink).expand(*logits.shape[:-1], 1)
-        return torch.cat((logits, sink), dim=-1).softmax(-1)
-
-    def forward(self, r: Tensor, v: Tensor) -> Tensor:
-        weights = self.weights(r)[..., :-1]
-        read = weights.flatten(-3, -2) @ v  # (..., K head, d)
-        return (self.values @ read.unflatten(-2, weights.shape[-3:-1])).squeeze(-2)
-
-
-class Ramp(nn.Module):
-    """clip(r, -t, t) on each entry: slots of logits (beta(-t-r), 0, beta(r-t)) and values (-t, r, t) (B2)."""
-
-    def __init__(self, dtype: torch.dtype, edge: float = 1.0):
-        super().__init__()
-        self.slope = nn.Parameter(torch.tensor(SHARPNESS[shipped(dtype)] / edge, dtype=dtype))
-        self.edge = nn.Parameter(torch.tensor(edge, dtype=dtype))
-
-    def forward(self, r: Tensor) -> Tensor:
-        edge = self.edge.expand(r.shape)
-        logits = torch.stack((-(r + edge) * self.slope, torch.zeros_like(r), (r - edge) * self.slope), dim=-1)
-        values = torch.stack((-edge, r, edge), dim=-1)
-        return (logits.softmax(-1).unsqueeze(-2) @ values.unsqueeze(-1)).squeeze(-1).squeeze(-1)
-
-
-class Shrink(nn.Module):
-    """The soft threshold sign(u) max(|u| - t, 0), by relu(u - t) - relu(-u - t): two gates a coordinate (B1)."""
-
-    def __init__(self, dtype: torch.dtype):
-        super().__init__()
-        self.slope = nn.Parameter(torch.tensor(SHARPNESS[shipped(dtype)], dtype=dtype))
-        self.register_buffer("sink", torch.zeros((), dtype=dtype))
-
-    def forward(self, u: Tensor, t: Tensor) -> Tensor:
-        beyond = torch.stack((u - t, -u - t), dim=-1)
-        weights = against_sink(beyond * self.slope, cast(Tensor, self.sink))[0]
-        gated = weights.unsqueeze(-1).unsqueeze(-1) @ beyond.unsqueeze(-1).unsqueeze(-1)
-        return gated[..., 0, 0, 0] - gated[..., 1, 0, 0]
-
-
 class Block(nn.Module):
-    """One step. Frozen: the weights know the loss, the momentum and the dtype, and nothing of the data.
+    """One step, as a map of sequences. Frozen: the weights know the loss, d, the momentum and the dtype.
 
-    `forward(state, tokens, penalties)`: state (..., K, 2d) holds p and a (lasso: (..., K, 3d), thresholds last), tokens
-    (..., n, 2d + K) hold x, v and y; penalties have the form of tokens. Returns the next state.
+    >>> block = Block("linear", 3, Momentum("plain"))
+    >>> len(block.body.layers), block.channels.width
+    (1, 18)
+    >>> Z = block.example_input()
+    >>> block(Z).shape == Z.shape
+    True
+
+    `loss="anchors"` needs `derivative`, a fitted head for the loss's derivative. `lean.Lean` evaluates the same tables
+    without the pairs of tokens whose weights the masks make exact zeros.
     """
 
     def __init__(
         self,
         loss: Loss,
+        d: int,
         momentum: Momentum,
+        *,
+        classes: int = 1,
         dtype: torch.dtype = torch.float64,
         shrink: bool = False,
-        edge: float = 1.0,
+        derivative: AnchorHead | None = None,
     ):
         super().__init__()
-        if loss not in READS:
-            raise ArgumentError(f"unknown loss {loss!r}{closest(str(loss), READS)}; known: {', '.join(READS)}")
+        if loss not in get_args(Loss):
+            known = get_args(Loss)
+            raise ArgumentError(f"unknown loss {loss!r}{closest(str(loss), known)}; known: {', '.join(known)}")
         if shrink and momentum.kind == "heavy ball":
             raise ArgumentError("a soft threshold goes with momentum 'plain' or 'nesterov'")
-        self.loss, self.momentum = loss, momentum
-        self.read = READS[loss](dtype)
-        self.ramp = Ramp(dtype, edge) if loss == "huber" else None
-        self.linear = LinearRead(dtype)
-        self.gather = Gather(dtype)
-        self.shrink = Shrink(dtype) if shrink else None
+        if (loss == "anchors") != (derivative is not None):
+            raise ArgumentError("loss='anchors' and derivative=... go together: the head is the loss's derivative")
+        if classes > 1 and loss not in ("softmax", "logistic"):
+            raise ArgumentError(f"several state tokens are for logistic losses; put {loss!r} targets into a batch")
+        self.loss, self.momentum, self.channels = loss, momentum, Channels(d, classes, shrink, loss == "huber")
+        self.body = AttentionOnly(_layers(self, shipped(dtype), derivative))
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
-        return self.gather.values.dtype
+        return next(self.parameters()).dtype
 
-    def residuals(self, w: Tensor, tokens: Tensor) -> Tensor:
-        """Layer 1 (and 2): r_i for each data token and state token, shape (..., n, K)."""
-        width = w.shape[-1]
-        r = self.read(w, tokens[..., :width]) - tokens[..., 2 * width :]
-        return r if self.ramp is None else self.ramp(r)
-
-    def gradient(self, w: Tensor, tokens: Tensor, penalties: Tensor | None = None) -> Tensor:
-        """Layers 1 to 3 without the step: sum_i r_i v_i over data and penalties, shape (..., K, d)."""
-        width = w.shape[-1]
-        total = self.gather(self.residuals(w, tokens), tokens[..., width : 2 * width])
-        if penalties is not None:
-            r = self.linear(w, penalties[..., :width])
-            total = total + self.gather(r, penalties[..., width : 2 * width])
-        return cast(Tensor, total)
-
-    def forward(self, state: Tensor, tokens: Tensor, penalties: Tensor | None = None) -> Tensor:
-        width = state.shape[-1] // (2 if self.shrink is None else 3)
-        p, a = state[..., :width], state[..., width : 2 * width]
-        beta = self.momentum.beta
-        u = p - self.gradient(p, tokens, penalties)
-        if self.momentum.kind == "heavy ball":
-            return torch.cat((u + beta * p - beta * a, p), dim=-1)
-        if self.shrink is None:
-            return torch.cat(((1 + beta) * u - beta * a, u), dim=-1)
-        t = state[..., 2 * width :]
-        u = self.shrink(u, t)
-        return torch.cat(((1 + beta) * u - beta * a, u, t), dim=-1)
+    def forward(self, Z: Tensor) -> Tensor:
+        """The sequence after one step."""
+        return self.body(Z)  # type: ignore[no-any-return]
 
     def weights_of(self, state: Tensor) -> Tensor:
-        """The weights w that a state stands for."""
-        width = state.shape[-1] // (2 if self.shrink is None else 3)
-        return state[..., :width] if self.momentum.kind == "heavy ball" else state[..., width : 2 * width]
+        """The weights w that state tokens, or a sequence that begins with them, stand for: (..., K, d)."""
+        part = self.channels.part("p" if self.momentum.kind == "heavy ball" else "a")
+        return state[..., : self.channels.classes, part]
 
-    def example_input(self) -> tuple[Tensor, Tensor, Tensor]:
-        """An input of the right form, for `purity`."""
-        classes = 3 if self.loss == "softmax" else 1
-        generator = torch.Generator().manual_seed(0)
-        shapes = ((classes, 4 if self.shrink is None else 6), (5, 4 + classes), (2, 4 + classes))
-        state, tokens, penalties = (0.1 * torch.rand(s, generator=generator).to(self.dtype) for s in shapes)
-        return state, tokens, penalties
+    def example_input(self) -> Tensor:
+        """A sequence of the right form, for `purity`."""
+        at, generator = self.channels, torch.Generator().manual_seed(0)
+        sizes = ((at.classes, at.d), (5, at.d), (5, at.d), (5, at.classes), (2, at.d), (2, at.d), (1, at.d))
+        w, x, v, y, px, pv, t = (0.1 * torch.rand(s, generator=generator).to(self.dtype) for s in sizes)
+        penalties = at.data(px, pv, px.new_zeros(2, at.classes), "data" if self.loss == "linear" else "pen")
+        data = at.data(x, v, y)
+        if at.robust:
+            data[..., at.part("q")] = 1 / len(data)
+        return at.sequence(at.state(w, t if at.shrink else None), data, penalties)
+
+
+def _layers(block: Block, dtype: torch.dtype, derivative: AnchorHead | None) -> list[AttentionLayer]:
+    loss, at, beta = block.loss, block.channels, block.momentum.beta
+    table = lambda changes: torch.from_numpy(skip(at, changes)).to(dtype)  # noqa: E731
+    read = prediction(loss, at, dtype)
+    label = {("r", "r"): 0.0} if loss == "huber" else {("y", "r"): -1.0}
+    if at.shrink:
+        to, step = {"p": -1.0}, {}
+    elif block.momentum.kind == "heavy ball":
+        to, step = {"p": -1.0}, {("p", "p"): 1 + beta, ("a", "p"): -beta, ("p", "a"): 1.0}
+    else:
+        to, step = {"p": -1 - beta, "a": -1.0}, {("p", "p"): 1 + beta, ("a", "p"): -beta, ("p", "a"): 1.0}
+    layers = []
+    if loss == "linear":
+        gather = aggregation(at, dtype, to, keyed="data", native=True)
+        layers.append(AttentionLayer([read, gather], S=table(label | step)))
+    else:
+        layers.append(AttentionLayer([read], S=table(label)))
+        if loss == "huber":
+            layers.append(ramp(at, dtype))
+        if derivative is not None:
+            layers.append(anchored(at, derivative, dtype))
+        groups = [aggregation(at, dtype, to, keyed=k, native=k == "pen") for k in ("data", "pen")]
+        s = torch.zeros(at.width, dtype=dtype)
+        if at.robust:  # the scale of the residuals, read beside the step
+            square, s[at.part("m")] = mean_square(at, dtype)
+            groups.append(square)
+            step = step | {("m", "m"): 0.0}
+        layers.append(AttentionLayer(groups, S=table(step), s=s if at.robust else None))
+    if at.shrink:
+        layers.append(soft_threshold(at, beta, dtype))
+    return layers
 
 
 @functools.lru_cache(maxsize=256)
@@ -200,10 +171,11 @@ def frozen(
     loss: Loss,
     kind: Kind,
     doublings: int,
+    d: int,
+    classes: int = 1,
     dtype: torch.dtype = torch.float64,
     shrink: bool = False,
-    edge: float = 1.0,
 ) -> Block:
     """The block for condition numbers up to 2**doublings; the same object for everyone who asks."""
-    block = Block(loss, Momentum.optimal(kind, 2.0**doublings), dtype, shrink, edge)
+    block = Block(loss, d, Momentum.optimal(kind, 2.0**doublings), classes=classes, dtype=dtype, shrink=shrink)
     return block.eval().requires_grad_(False)

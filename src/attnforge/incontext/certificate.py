@@ -1,18 +1,8 @@
 """How far the weights of a run can be from the optimum: what is left of the start, and what every step adds (F4).
 
-For one eigenvalue lam in [mu, L] of a quadratic the heavy ball with the constants of `Momentum.optimal` obeys
-e_{t+1} = 2 rho cos(theta) e_t - rho^2 e_{t-1} - d_t, rho = sqrt(beta), so that with e_{-1} = e_0
-
-    e_T = rho^T (U_T - rho U_{T-1}) e_0 - sum_k rho^k U_k d_{T-1-k},    U_k = sin((k+1) theta)/sin(theta), |U_k| <= k+1,
-
-and therefore ||w_T - w*|| <= (1 + (1 + rho) T) rho^T ||w_0 - w*|| + e/(1 - rho)^2 where every step errs by at most e.
-Without momentum rho = 1 - mu/L and the factors are 1 and 1/(1 - rho): lemma F4 itself. Nesterov's constant scheme takes
-f(w_T) - f* <= (1 - 1/sqrt(k))^T (L + mu)/2 ||w_0 - w*||^2, k = L/mu, for every mu-convex f with curvature up to L; as
-f(w) - f* >= mu/2 ||w - w*||^2, rho = sqrt(1 - 1/sqrt(k)) and the growth is sqrt(k + 1).
-
-A step errs because heads are only nearly linear and because of rounding. With |w.x| <= z and |r| <= R on the run, the
-prediction of a token errs by at most `prediction_error` and each weight of the aggregation by `aggregation_error`;
-||sum_i d_i v_i|| <= ||V||_F ||d|| turns both into e.
+Lemmas F4a (no momentum), F4b (heavy ball) and F4c (Nesterov's scheme, with or without a soft threshold) of
+docs/theory.md bound ||w_T - w*|| by growth rho^T ||w_0 - w*|| + amplification e. `audit` finds rho, e and ||w_0 - w*||
+for a run that was made; this module holds the result.
 """
 
 from __future__ import annotations
@@ -24,19 +14,22 @@ from typing import Literal
 import torch
 
 from ..certify.certificate import upper_text
+from ..certify.rounding import UNIT
 from ..errors import ArgumentError
 from .extrapolation import LOG_SINK, levels, pairs
 
-UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}
+ASIDE = {"huber": "what the error of the fitted scale adds", "softmax": "what all classes share and should not"}
 
 
 @dataclass(frozen=True)
 class ConvergenceCertificate:
     """||w_T - w*|| <= start + steps, in the prompt's units, and what was measured.
 
-    `kind` is "certified" for quadratic losses, where rho, e and ||w_0 - w*|| are bounds, and "calibrated" where they
-    were measured on the run: then nothing is proved. `measured` and `posterior` come from the gradient at the end: the
-    distance is at least ||gradient||/L and, as far as the curvature is known, at most ||gradient||/mu.
+    w* is the optimum of the data as they were given, so the rounding of the prompt is one of the errors of a step.
+    `kind` is "certified" where rho, e, the curvatures and ||w_0 - w*|| are bounds; otherwise "calibrated": they were
+    measured, nothing is proved, and `reason` says why. `residual` is the measured norm of the (sub)gradient at the end;
+    `posterior` = residual/mu bounds the distance once more, without the history of the run, and `measured` =
+    residual/L is what the distance is at least. `depth` counts the applications since the last choice of a step size.
     """
 
     kind: Literal["certified", "calibrated"]
@@ -46,19 +39,27 @@ class ConvergenceCertificate:
     step_error: float
     growth: float
     amplification: float
+    residual: float
     measured: float
     posterior: float
+    curvature: tuple[float, float]
     dtype: str
     loss: str
+    reason: str = ""
+    aside: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.rho < 1:
             raise ArgumentError(f"a contraction has a factor in [0, 1), got {self.rho!r}")
+        if (self.kind == "certified") == bool(self.reason):
+            raise ArgumentError("a calibrated certificate gives a reason, a certified one needs none")
 
     @property
     def start(self) -> float:
         """What is left of the distance at the start: growth rho^T ||w_0 - w*||."""
-        return math.nextafter(self.growth * self.rho**self.depth * self.distance * (1 + 1e-14), math.inf)
+        # pow may be off by a unit in the last place, and its exact value grows by (1 + u)^T with a rounded rho
+        left = self.growth * self.rho**self.depth * self.distance
+        return math.nextafter(left * (1 + (self.depth + 8) * 2.0**-52), math.inf) if left > 0 else left
 
     @property
     def steps(self) -> float:
@@ -67,12 +68,13 @@ class ConvergenceCertificate:
 
     @property
     def bound(self) -> float:
-        """The sum of both terms."""
-        return math.nextafter(self.start + self.steps, math.inf)
+        """The sum of both terms, and of what comes aside."""
+        return math.nextafter(math.nextafter(self.start + self.steps, math.inf) + self.aside, math.inf)
 
     def __str__(self) -> str:
-        word = "certified" if self.kind == "certified" else "calibrated, not certified"
+        word = "certified" if self.kind == "certified" else f"calibrated, not certified ({self.reason})"
         factor = "" if self.growth == 1 else f"{self.growth:.4g} * "
+        low, high = self.curvature
         return "\n".join(
             (
                 f"{word}: ||w_T - w*|| <= {upper_text(self.bound, 4)} in the prompt's units, {self.loss}, {self.dtype}",
@@ -80,22 +82,24 @@ class ConvergenceCertificate:
                 f"   (rho = {self.rho:.6g}, T = {self.depth}, ||w_0 - w*|| <= {upper_text(self.distance, 4)})",
                 f"  steps  {self.amplification:.4g} * e = {upper_text(self.steps, 4)}"
                 f"   (e = {upper_text(self.step_error, 4)} in each step)",
-                f"  measured at the end: at least {self.measured:.3e}, at most {upper_text(self.posterior, 4)}",
+                *([f"  aside  {upper_text(self.aside, 4)}   ({ASIDE[self.loss]})"] if self.aside else ()),
+                f"  measured at the end: residual {self.residual:.3e}, curvatures in [{low:.3g}, {high:.3g}], so the "
+                f"distance is at most {upper_text(self.posterior, 4)}",
             )
         )
 
 
 def factors(kind: str, rho: float, depth: int) -> tuple[float, float]:
-    """Growth of the start and amplification of the steps' errors, beside rho^T and e.
+    """Growth of the start and amplification of the steps' errors, beside rho^T and e (F4a to F4c).
 
     >>> factors("plain", 0.5, 10), factors("heavy ball", 0.5, 10)
     ((1.0, 2.0), (16.0, 4.0))
     """
     if kind == "heavy ball":
         return 1 + (1 + rho) * depth, 1 / (1 - rho) ** 2
-    if kind == "nesterov":  # rho = sqrt(1 - 1/sqrt(condition))
-        root = math.sqrt(1 + (1 - rho * rho) ** -2)
-        return root, root / (1 - rho)
+    if kind == "nesterov":  # rho = sqrt(1 - sqrt(q)), q = mu/L
+        root = 1 - rho * rho
+        return math.sqrt(1 + root**-2), 2 / (root * (1 - rho))
     return 1.0, 1 / (1 - rho)
 
 

@@ -5,6 +5,8 @@ Two families of heads are odd analytic functions of their logit z, times a const
     {state: s z, sink: 0}, values {1, -1}:                   tanh(s z / 2)               (C2)
     {token: +-s z, sink: log M}, values {1, 0}, M huge:      sinh(s z) / M               (F2, the difference of both)
 
+and the sum of the two heads of F2 is cosh(s z)/M, from which the same weights over s_j make z^2.
+
 With L scales s_j the weights c_j = (1/s_j) prod_{k != j} s_k^2 / (s_k^2 - s_j^2) cancel the powers 3, 5, ..., 2L-1 of z
 in sum_j c_j sinh(s_j z) (and in the same sum of tanh), so that what is left is z + O(prod s_j^2 z^(2L+1)). Small scales
 make the truncation small and the rounding large, by sum_j |c_j|; the tables below sit where both meet for |z| <= 1.
@@ -23,6 +25,7 @@ from ..errors import ArgumentError
 
 PAIRS = {torch.float64: (4, 1 / 49), torch.float32: (3, 1 / 8)}  # number of scales, smallest scale
 LEVELS = {torch.float64: (5, 1 / 12), torch.float32: (4, 1 / 3)}
+EVENS = {torch.float64: (5, 1 / 4), torch.float32: (4, 1 / 2)}
 # log M: the top of a binade, where the rounding of logits is still half of what it is beyond; M is 2e27 and 8e6.
 LOG_SINK = {torch.float64: 63.0, torch.float32: 15.875}
 
@@ -70,6 +73,23 @@ def richardson(count: int, smallest: float, dtype: torch.dtype) -> Extrapolation
                 weight *= other**2 / (other**2 - own**2)
         weights.append(float(weight))
     return Extrapolation(tuple(map(float, scales)), tuple(weights))
+
+
+def squares(count: int, smallest: float, dtype: torch.dtype) -> Extrapolation:
+    """Scales smallest, 2 smallest, ... and weights with sum_j c_j (cosh(s_j z) - 1) = z^2 up to order 2L + 2.
+
+    >>> two = squares(3, 0.25, torch.float64)
+    >>> abs(sum(c * (math.cosh(s) - 1) for s, c in zip(two.scales, two.weights)) - 1) < 1e-5
+    True
+    """
+    odd = richardson(count, smallest, dtype)
+    return Extrapolation(odd.scales, tuple(2 * c / s for s, c in zip(odd.scales, odd.weights, strict=True)))
+
+
+@functools.cache
+def evens(dtype: torch.dtype) -> Extrapolation:
+    """The scales of the heads that read a mean square of numbers up to 1/2."""
+    return squares(*EVENS[shipped(dtype)], dtype)
 
 
 @functools.cache

@@ -1,115 +1,30 @@
-"""Kernel regression in context: Nadaraya-Watson is attention itself; kernel ridge is gradient descent on dual weights.
-
-The Gaussian kernel exp(-gamma |x - x_i|^2) is a softmax logit 2 gamma x.x_i - gamma |x_i|^2 - gamma |x|^2, bilinear
-but for the squared norms. `Norms`, a layer of self heads whose query and key are both x, writes |x|^2 into a channel by
-hot pairs (C2). Then
-
-    Nadaraya-Watson   one head, values y_i: the norm of the query drops out of the softmax
-    kernel ridge      one head with a sink of logit log M: M times its weights are the kernel itself, up to 1/M; its
-                      values are the dual weights a_i, so that every token reads sum_j k(x_i, x_j) a_j and takes the
-                      step a_i <- a_i + beta (a_i - a_i') - s (sum_j k(x_i, x_j) a_j + alpha a_i - y_i).
-"""
+"""Kernel regression in context, as an estimator: `kernel_network` is the network, this lays out prompts for it."""
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ..certify.rounding import UNIT, gamma
 from ..errors import ArgumentError
 from ._sklearn import MultiOutputMixin, RegressorMixin
+from .audit import Made, quadratic
 from .base import InContextEstimator
-from .blocks import Momentum
-from .certificate import ConvergenceCertificate, factors
-from .extrapolation import LOG_SINK, pairs, shipped
-from .prompt import MARGIN, Array, Scaling, doublings_for, step_size
-from .reads import against_sink
-from .solver import run
+from .certificate import ConvergenceCertificate, prediction_error
+from .kernel_network import METHODS, KernelNetwork, kernel_network
+from .problem import U
+from .prompt import AFFINE, MARGIN, STOPPING, Array, Scaling, doublings_for, step_size, tensor
+from .solver import contraction, run
 
-CHUNK = 256  # queries read at once, so that memory stays linear in the prompt
-
-
-class Norms(nn.Module):
-    """|x|^2 of each token, for |x| <= 1, by self heads whose query and key are x: logits s_j x.x against a sink."""
-
-    def __init__(self, dtype: torch.dtype):
-        super().__init__()
-        table = pairs(shipped(dtype))
-        self.scales = nn.Parameter(torch.tensor(table.scales, dtype=dtype).unsqueeze(-1))
-        self.values = nn.Parameter(2 * torch.tensor(table.weights, dtype=dtype).unsqueeze(-1))
-        self.register_buffer("sink", torch.zeros((), dtype=dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        keys = x.unsqueeze(-2) * self.scales  # (..., n, head, d)
-        weights = against_sink((keys @ x.unsqueeze(-1)).squeeze(-1), cast(Tensor, self.sink))
-        return (weights[0] - weights[1]) @ self.values  # (..., n, 1)
-
-
-class KernelBlock(nn.Module):
-    """Queries read a kernel sum over the data tokens; with dual weights in the state it is also one step of descent.
-
-    `read(x, rows, values)`: the kernel sum (method "ridge") or the kernel mean (method "mean") of `values` at x.
-    `forward(state, tokens)`: one step; state (n, 2K) holds dual weights and their predecessors, tokens (n, d + K)
-    hold sqrt(2 gamma) x and the labels. Rows are in units in which |x| <= `radius`.
-    """
-
-    def __init__(self, method: str, alpha: float, step: float, momentum: Momentum, radius: float, dtype: torch.dtype):
-        super().__init__()
-        self.method, self.momentum, self.step, self.alpha, self.radius = method, momentum, step, alpha, radius
-        self.norms = Norms(dtype)
-        self.own = nn.Parameter(torch.tensor(-0.5 * radius * radius, dtype=dtype))
-        self.inner = nn.Parameter(torch.tensor(radius * radius, dtype=dtype))
-        self.register_buffer("sink", torch.tensor([LOG_SINK[dtype]], dtype=dtype))
-        self.mass = nn.Parameter(torch.tensor(math.exp(LOG_SINK[dtype]), dtype=dtype))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.own.dtype
-
-    def read(self, x: Tensor, rows: Tensor, values: Tensor) -> Tensor:
-        """One kernel sum, or mean, for each row of x."""
-        logits = x @ (self.inner * rows).transpose(-2, -1) + (self.own * self.norms(rows)).transpose(-2, -1)
-        if self.method == "mean":
-            return logits.softmax(-1) @ values
-        logits = logits + self.own * self.norms(x)
-        sink = cast(Tensor, self.sink).expand(*logits.shape[:-1], 1)
-        return (torch.cat((logits, sink), dim=-1).softmax(-1)[..., :-1] @ values) * self.mass
-
-    def weights_of(self, state: Tensor) -> Tensor:
-        """The dual weights of a state."""
-        return state[..., : state.shape[-1] // 2]
-
-    def forward(self, state: Tensor, tokens: Tensor, penalties: Tensor | None = None) -> Tensor:
-        width = state.shape[-1] // 2
-        a, before = state[..., :width], state[..., width:]
-        rows, labels = tokens[..., :-width], tokens[..., -width:]
-        g = self.read(rows, rows, a) + self.alpha * a - labels
-        beta = self.momentum.beta
-        return torch.cat(((1 + beta) * a - beta * before - self.step * g, a), dim=-1)
-
-    def example_input(self) -> tuple[Tensor, Tensor]:
-        """An input of the right form, for `purity`."""
-        generator = torch.Generator().manual_seed(0)
-        return tuple(0.1 * torch.rand(s, generator=generator).to(self.dtype) for s in ((5, 2), (5, 3)))  # type: ignore[return-value]
-
-
-@functools.lru_cache(maxsize=64)
-def kernel_block(
-    method: str, alpha: float, top: int, radius: float, dtype: torch.dtype
-) -> tuple[KernelBlock, int]:
-    """The block for kernel matrices with eigenvalues up to 2**top, and its class of condition numbers."""
-    high = 2.0**top + alpha
-    doublings = doublings_for(max(alpha, 1e-300), MARGIN * high)
-    momentum = Momentum.optimal("heavy ball", 2.0**doublings)
-    step = step_size("heavy ball", doublings, MARGIN * high)
-    return KernelBlock(method, alpha, step, momentum, radius, dtype).eval().requires_grad_(False), doublings
+QUERIES = 256  # queries read at once, so that memory stays linear in the prompt
+ENTRIES = 1 << 20
+LARGEST_SUM = "the largest of the kernel's row sums, which attention computes and which picks step size and momentum"
 
 
 class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type: ignore[misc]
@@ -131,12 +46,11 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
         alpha: float = 1.0,
         tol: float = 1e-12,
         max_iter: int = 20_000,
+        condition: float | None = None,
         dtype: str = "float64",
     ):
         self.method, self.gamma, self.alpha = method, gamma, alpha
-        self.tol, self.max_iter, self.dtype = tol, max_iter, dtype
-
-    condition = None  # the penalty alone bounds the spectrum from below
+        self.tol, self.max_iter, self.condition, self.dtype = tol, max_iter, condition, dtype
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -146,7 +60,7 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
     def fit(self, X: Any, y: Any) -> KernelRegressor:
         """Lay the data out as a prompt; for ridge, run the dual descent to its end."""
         self._check_common()
-        if self.method not in ("ridge", "mean"):
+        if self.method not in METHODS:
             raise ArgumentError(f"method must be 'ridge' or 'mean', got {self.method!r}")
         for name, value in (("gamma", 1.0 if self.gamma is None else self.gamma), ("alpha", self.alpha)):
             if not isinstance(value, numbers.Real) or not 0 < float(value) < np.inf:
@@ -160,51 +74,61 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
         radius = 2.0 ** max(0, math.ceil(math.log2(max(reach, 1e-300))))
         y_scale = float(np.abs(Y).max(initial=0.0)) or 1.0
         self.single_ = np.ndim(y) == 1
-        self.rows_ = (X - x_mean) / (length * radius)
-        scaling = Scaling(x_mean, np.full(X.shape[1], length * radius), np.zeros(1), y_scale)
-        dtype, self.n_iter_ = self._torch_dtype(), 1
-        # The trace bounds the largest eigenvalue: n. Row sums do better, and cost one read.
-        sums = _exact_sums(self.rows_, radius) if self.method == "ridge" else np.ones(1)
-        top = math.ceil(math.log2(max(1.0, float(sums.max()))) - 1e-9)
-        self.network_, doublings = kernel_block(self.method, float(self.alpha), top, radius, dtype)
-        self.scaling_ = replace(scaling, spectrum=(float(self.alpha), 2.0**top + float(self.alpha)),
-                                doublings=doublings, step=self.network_.step)  # fmt: skip
-        self.values_ = Y / y_scale
-        if self.method == "ridge":
-            self._descend(dtype)
+        self.rows_, self.values_, self.radius_ = (X - x_mean) / (length * radius), Y / y_scale, radius
+        outside = (AFFINE, LARGEST_SUM, STOPPING) if self.method == "ridge" else (AFFINE,)
+        scaling = Scaling(x_mean, np.full(X.shape[1], length * radius), np.zeros(1), y_scale, outside=outside)
+        dtype = self._torch_dtype()
+        if self.method == "mean":
+            self.network_, self.scaling_, self.n_iter_ = kernel_network("mean", *self._shape(), 0, dtype), scaling, 1
+            self.certificate_ = _one_layer(self.rows_, self.values_, radius, dtype)
+            self.prompt_ = self._prompt(self.network_, self.rows_, radius)
+            return self
+        sums = self._sums(dtype)
+        # Entries of the kernel are positive: its largest row sum bounds its eigenvalues.
+        high = MARGIN * max(1.0, float(sums.max())) + float(self.alpha)
+        bounds = (float(self.alpha) * (1 - 1e-9), high) if self.condition is None else (1.0, self.condition)
+        doublings = doublings_for(*bounds)
+        step = step_size("heavy ball", doublings, high)
+        self.scaling_ = replace(scaling, spectrum=(float(self.alpha), high), doublings=doublings, step=step)
+        self.network_ = kernel_network("ridge", *self._shape(), doublings, dtype)
+        self._descend(dtype)
         return self
 
+    def _shape(self) -> tuple[int, int]:
+        return self.rows_.shape[1], self.values_.shape[1]
+
+    @torch.no_grad()
+    def _sums(self, dtype: torch.dtype) -> Array:
+        """Row sums of the kernel, read by the network with dual weights 1."""
+        network = kernel_network("ridge", self.rows_.shape[1], 1, 1, dtype)
+        Z = network.tokens(tensor(self.rows_, dtype), self.radius_)
+        Z[..., network.part("a")] = 1.0
+        parts = [network.read(Z, slice(i, i + QUERIES)) for i in range(0, len(Z), QUERIES)]
+        return torch.cat(parts).double().numpy()
+
+    def _prompt(self, network: KernelNetwork, rows: Array, radius: float) -> Tensor:
+        """Data tokens with labels; for ridge with the step size."""
+        Z = network.tokens(tensor(rows, network.dtype), radius, step=self.scaling_.step, alpha=float(self.alpha))
+        Z[..., network.part("y")] = tensor(self.scaling_.step * self.values_, network.dtype)
+        return Z
+
     def _descend(self, dtype: torch.dtype) -> None:
-        tokens = torch.from_numpy(np.concatenate((self.rows_, self.values_), axis=1)).to(dtype)
-        state = torch.zeros(len(tokens), 2 * self.values_.shape[1], dtype=dtype)
-        root = 2.0 ** (self.scaling_.doublings / 2)
-        rho = (root - 1) / (root + 1)
-        done = run(self.network_, state, tokens, rho=rho, tol=self.tol, max_iter=self.max_iter)
-        dual = done.path()[-1]
-        exact = _exact_sums(self.rows_, self.network_.radius, dual)
-        with torch.no_grad():
-            keys = tokens[:, : self.rows_.shape[1]]
-            inexact = self.network_.read(keys, keys, torch.from_numpy(dual).to(dtype)).double().numpy()
-        g = exact + float(self.alpha) * dual - self.values_
-        growth, amplification = factors("heavy ball", rho, done.steps)
-        low, high = self.scaling_.spectrum
-        left = float(np.linalg.norm(g, axis=0).max())
-        self.certificate_ = ConvergenceCertificate(
-            kind="calibrated",
-            rho=rho,
-            depth=done.steps,
-            distance=float(np.linalg.norm(self.values_, axis=0).max()) / low,
-            step_error=self.network_.step * float(np.linalg.norm(inexact - exact, axis=0).max()),
-            growth=growth,
-            amplification=amplification,
-            measured=left / high,
-            posterior=left / low,
-            dtype=str(dtype).removeprefix("torch."),
-            loss="kernel ridge",
-        )
-        self.n_iter_, self.dual_coef_ = done.steps, dual * self.scaling_.y_scale
-        self.trajectory_ = done.path() * self.scaling_.y_scale
-        self.values_ = dual
+        Z = self._prompt(self.network_, self.rows_, self.radius_)  # dual weights 0
+        rho = contraction("heavy ball", self.scaling_.doublings)
+        done = run(_Whole(self.network_), Z, Z, rho=rho, tol=self.tol, max_iter=self.max_iter)
+        path = done.path()  # (T + 1, n, K)
+        gradients, error, top = _audited(self.rows_, self.radius_, path, self.values_, float(self.alpha))
+        made = Made("heavy ball", self.network_.momentum.beta, self.scaling_.step, self.dtype, "kernel ridge")
+        curvature = (float(self.alpha) * (1 - 8 * U), top)
+        found = [
+            quadratic(path[..., [k]], gradients[..., [k]], error[..., [k]], curvature, made)
+            for k in range(path.shape[2])
+        ]
+        self.certificate_ = max(found, key=lambda certificate: certificate.bound)
+        self.n_iter_, self.prompt_ = done.steps, done.state
+        self.trajectory_, self._path = path * self.scaling_.y_scale, path
+        self.dual_coef_ = self.trajectory_[-1]
+        self.values_ = path[-1]
         self._warn(done.converged)
 
     @torch.no_grad()
@@ -212,28 +136,75 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
         """Kernel sums or means at new rows: queries that attend to the prompt."""
         new = self._new_rows(X)
         new = self.scaling_.scaled(new)
-        dtype, block, rows = self.network_.dtype, self.network_, self.rows_
+        network, rows, radius, dtype = self.network_, self.rows_, self.radius_, self.network_.dtype
         far = np.linalg.norm(new, axis=1)
         if self.method == "ridge" and (far > 1).any():
-            # Norms are read for |x| <= 1: take the network of a larger radius. Where the kernel is 0 in every digit a
+            # Norms are read for |x| <= 1: a larger radius goes into the prompt. Where the kernel is 0 in every digit a
             # query may move inward as long as it stays 0.
-            dead = 1 + 40 / block.radius
+            dead = 1 + 40 / radius
             new = new * np.minimum(1.0, dead / np.maximum(far, 1e-300))[:, None]
             factor = 2.0 ** math.ceil(math.log2(min(float(far.max()), dead)))
-            top = round(math.log2(self.scaling_.spectrum[1] - float(self.alpha)))
-            block = kernel_block(self.method, float(self.alpha), top, block.radius * factor, dtype)[0]
-            new, rows = new / factor, rows / factor
-        keys, values = torch.from_numpy(rows).to(dtype), torch.from_numpy(self.values_).to(dtype)
-        parts = [block.read(part, keys, values) for part in torch.from_numpy(new).to(dtype).split(CHUNK)]
+            new, rows, radius = new / factor, rows / factor, radius * factor
+        prompt = network.tokens(tensor(rows, dtype), radius)
+        prompt[..., network.part("a" if self.method == "ridge" else "y")] = tensor(self.values_, dtype)
+        count, parts = len(rows), []
+        for part in tensor(new, dtype).split(QUERIES):
+            Z = torch.cat((prompt, network.tokens(part, radius, data=False)))
+            parts.append(network.read(Z, slice(count, len(Z))))
         out = torch.cat(parts).double().numpy() * self.scaling_.y_scale
         return out[:, 0] if self.single_ else out
 
 
-def _exact_sums(rows: Array, radius: float, values: Array | None = None) -> Array:
-    """Kernel sums without attention, in chunks; without values the row sums, which bound the kernel's eigenvalues."""
-    norms, sums = np.einsum("ij,ij->i", rows, rows), []
-    for part in np.split(rows, range(CHUNK, len(rows), CHUNK)):
-        squares = np.einsum("ij,ij->i", part, part)[:, None] + norms - 2 * part @ rows.T
-        kernel = np.exp(-0.5 * radius**2 * np.maximum(squares, 0))
-        sums.append(kernel.sum(axis=1) if values is None else kernel @ values)
-    return np.concatenate(sums)
+class _Whole:
+    """A kernel network as `run` wants it: the sequence itself is the state."""
+
+    def __init__(self, network: KernelNetwork):
+        self.network = network
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.network.dtype
+
+    def weights_of(self, state: Tensor) -> Tensor:
+        return self.network.weights_of(state)
+
+    def __call__(self, state: Tensor, data: Tensor, penalties: Tensor | None) -> Tensor:
+        return self.network(state)  # type: ignore[no-any-return]
+
+
+def _audited(rows: Array, radius: float, path: Array, labels: Array, alpha: float) -> tuple[Array, Array, float]:
+    """Gradients K a + alpha a - y along a path (T + 1, n, K), a bound of their entries' errors, and of the curvature.
+
+    All in chunks, without attention. Rows are off the exact ones by 4 u |x|, and so is what is under the exponential.
+    """
+    n, d = rows.shape
+    flat, most, size = path.transpose(1, 0, 2).reshape(n, -1), np.abs(path).max(axis=0), np.linalg.norm(rows, axis=1)
+    out, error, sums = np.empty_like(flat), np.empty_like(most), np.empty(n)
+    for i in range(0, n, max(1, ENTRIES // (n * d))):
+        part = slice(i, i + max(1, ENTRIES // (n * d)))
+        squares = ((rows[part, None] - rows) ** 2).sum(axis=-1)
+        kernel = np.exp(-0.5 * radius**2 * squares)
+        off = radius**2 * (5 * U * np.sqrt(squares) * (size[part, None] + size) + float(gamma(d + 8, U)) * squares)
+        wrong = 1.01 * kernel * np.expm1(off + 6 * U)
+        out[part] = kernel @ flat
+        error[part] = wrong @ most + float(gamma(n + 2, U)) * (kernel @ most)
+        sums[part] = (kernel + wrong).sum(axis=1)
+    gradients = out.reshape(n, len(path), -1).transpose(1, 0, 2) + alpha * path - labels
+    error = 1.001 * error + 8 * U * (alpha * most + np.abs(labels) + most * sums[:, None])
+    return gradients, error, float(sums.max()) * (1 + (n + 4) * U) + alpha
+
+
+def _one_layer(rows: Array, values: Array, radius: float, dtype: torch.dtype) -> ConvergenceCertificate:
+    """Nadaraya-Watson has no steps: the error of its one head, for queries within the radius of the data (A5, R5).
+
+    Logits are off by the norm's read, by the rounding of the inner product and by that of the prompt.
+    """
+    (n, d), u = rows.shape, UNIT[dtype]
+    off = radius**2 * (prediction_error(1.0, d, 1.0, dtype) + 4 * (d + 8) * u) + 4 * u
+    spread = float((values.max(axis=0) - values.min(axis=0)).max(initial=0.0))
+    error = 0.5 * math.expm1(2 * off) * spread + (2 * n + 16) * u * float(np.abs(values).max(initial=0.0))
+    return ConvergenceCertificate(
+        kind="certified", rho=0.0, depth=1, distance=spread, step_error=error, growth=1.0, amplification=1.0,
+        residual=0.0, measured=0.0, posterior=error, curvature=(1.0, 1.0), dtype=str(dtype).removeprefix("torch."),
+        loss="kernel mean",
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,13 @@ import numpy as np
 from ..errors import ArgumentError
 from ._sklearn import MultiOutputMixin, RegressorMixin
 from .base import InContextEstimator
-from .linear import centred
-from .prompt import Array, Scaling, column_scale
-from .staged import Problem, solve
+from .centring import Centred, centred
+from .problem import Problem
+from .prompt import AFFINE, STOPPING, Array, Scaling, column_scale
+from .spectrum import curvature_bound
+from .staged import Solution, solve
+
+LIVE_CURVATURE = "the smallest curvature of the columns in use, which picks the momentum, between stages"
 
 
 class ElasticNet(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type: ignore[misc]
@@ -48,21 +53,29 @@ class ElasticNet(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type:
             raise ArgumentError(f"l1_ratio must be in [0, 1], got {self.l1_ratio!r}")
         X, y, weight = self._checked(X, y, sample_weight, multi_output=True, y_numeric=True)
         Y = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
-        rows, labels, x_mean, y_mean = centred(X, Y, weight / weight.mean(), bool(self.fit_intercept))
-        problem, scaling = _problem(rows, labels, self.alpha * self.l1_ratio, self.alpha * (1 - self.l1_ratio))
-        scaling = Scaling(x_mean, scaling.x_scale, y_mean, scaling.y_scale)
-        done = solve(problem, scaling, tol=self.tol, max_iter=self.max_iter, dtype=self._torch_dtype(),
-                     condition=self.condition)  # fmt: skip
-        self.network_, self.scaling_, self.certificate_ = done.network, done.scaling, done.certificate
-        self.n_iter_, self.prompt_ = done.steps, done.tokens
-        coef = scaling.original(done.w)
-        intercept = y_mean - coef @ x_mean
-        path = scaling.original(done.trajectory)
-        self.trajectory_ = path[:, 0] if path.shape[1] == 1 else path
+        rows = centred(X, Y, weight / weight.mean(), bool(self.fit_intercept))
+        fits = [self._solved(rows, k) for k in range(Y.shape[1])]  # targets have nothing to do with each other
+        found = [each.certificate() for each in fits]
+        self.certificate_ = max(found, key=lambda certificate: certificate.bound)
+        done = fits[found.index(self.certificate_)]
+        self.network_, self.scaling_ = done.network, done.scaling
+        self.n_iter_, self.prompt_ = max(each.steps for each in fits), done.prompt
+        coef = np.concatenate([each.scaling.original(each.w) for each in fits])
+        intercept = rows.y_mean - coef @ rows.x_mean
+        self.trajectory_, self._path = done.scaling.original(done.trajectory)[:, 0], done.trajectory
         self.coef_ = coef[0] if np.ndim(y) == 1 else coef
         self.intercept_ = (float(intercept[0]) if np.ndim(y) == 1 else intercept) if self.fit_intercept else 0.0
-        self._warn(done.converged)
+        self._warn(all(each.converged for each in fits))
         return self
+
+    def _solved(self, rows: Centred, k: int) -> Solution:
+        problem, scaling = _problem(rows, k, self.alpha * self.l1_ratio, self.alpha * (1 - self.l1_ratio))
+        dtype = self._torch_dtype()
+        root = np.sqrt(problem.weight)[:, None] * problem.x
+        full = np.concatenate((root, np.diag(np.sqrt(problem.penalty))))
+        done = solve(problem, scaling, tol=self.tol, max_iter=self.max_iter, dtype=dtype, condition=self.condition,
+                     top=curvature_bound(full, full, dtype) or 1.0)  # fmt: skip
+        return replace(done, scaling=replace(done.scaling, outside=(AFFINE, LIVE_CURVATURE, STOPPING)))
 
     def predict(self, X: Any) -> Array:
         """Predictions for new rows, read by the network's own prediction heads."""
@@ -94,30 +107,14 @@ class Lasso(ElasticNet):
     l1_ratio = 1.0
 
 
-def _problem(rows: Array, labels: Array, l1: float, l2: float) -> tuple[Problem, Scaling]:
-    n, d = rows.shape
-    x_scale = column_scale(rows, l2)
-    x = rows / x_scale
-    y_scale = 2 * float(np.abs(labels).max(initial=0.0)) or 1.0
-    y, weight = labels / y_scale, np.full(n, 1 / n)
+def _problem(rows: Centred, k: int, l1: float, l2: float) -> tuple[Problem, Scaling]:
+    x_scale = column_scale(rows.rows, l2)
+    x, y = rows.rows / x_scale, rows.labels[:, [k]]
+    y_scale = 2 * float(np.abs(y).max(initial=0.0)) or 1.0
+    n, d = x.shape
     # In the prompt's units the objective is divided by y_scale^2, and |w_j| is y_scale/x_scale_j |w'_j|.
     threshold, ridge = l1 / (x_scale * y_scale), l2 / x_scale**2
-    gram = x.T @ x / n + np.diag(ridge)
-
-    def objective(w: Array) -> float:
-        smooth = 0.5 * float(((x @ w.T - y) ** 2).sum()) / n + 0.5 * float((ridge * w * w).sum())
-        return smooth + float((threshold * np.abs(w)).sum())
-
-    def hessian(w: Array) -> Array:
-        """The Gram matrix of the columns in use, between the zeros of the others; its largest eigenvalue is all's."""
-        live = (w != 0).any(axis=0) if l1 > 0 else np.ones(d, dtype=bool)
-        top = float(np.linalg.eigvalsh(gram)[-1])
-        if not live.any():
-            return np.diag([0.05 * top, top])
-        values = np.linalg.eigvalsh(gram[np.ix_(live, live)])
-        return np.diag(np.append(values, top))
-
-    begin = np.zeros((labels.shape[1], d))
+    rounding = rows.rounding(x_scale, y_scale)
     # Penalty tokens hold sqrt(ridge)/4 w <= 1/4 by the objective at 0.
-    problem = Problem("linear", x, y, weight, ridge, objective, hessian, begin, threshold=threshold)
-    return problem, Scaling(np.zeros(d), x_scale, np.zeros(1), y_scale)
+    problem = Problem("linear", x, y / y_scale, np.full(n, 1 / n), ridge, np.zeros((1, d)), rounding, threshold)
+    return problem, Scaling(rows.x_mean, x_scale, rows.y_mean[[k]], y_scale)

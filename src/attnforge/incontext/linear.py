@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,28 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ._sklearn import MultiOutputMixin, RegressorMixin
+from .audit import Made, quadratic
 from .base import InContextEstimator
 from .blocks import Block, frozen
-from .certificate import ConvergenceCertificate, aggregation_error, factors, prediction_error
-from .prompt import MARGIN, Array, Scaling, column_scale, is_singular, start, tokens_of, tuned
-from .solver import Run, contraction, run, weights
+from .centring import centred
+from .certificate import ConvergenceCertificate
+from .problem import Problem
+from .prompt import (
+    LARGEST_DOUBLINGS,
+    MARGIN,
+    Array,
+    Scaling,
+    column_scale,
+    doublings_for,
+    is_singular,
+    spectrum,
+    step_size,
+    tensor,
+)
+from .solver import Run, contraction, run
+from .spectrum import curvature_bound, enclosure
 
-CHUNK = 64  # steps whose predictions are looked at together
+HOPELESS = 2.0**LARGEST_DOUBLINGS
 
 
 class LinearRegression(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type: ignore[misc]
@@ -66,9 +82,13 @@ class LinearRegression(MultiOutputMixin, RegressorMixin, InContextEstimator):  #
         self.intercept_ = (float(intercept[0]) if np.ndim(y) == 1 else intercept) if self.fit_intercept else 0.0
         self.network_, self.scaling_, self.n_iter_ = last.network, last.scaling, last.run.steps
         self.certificate_, self.prompt_ = last.certificate, last.tokens
-        path = last.scaling.original(last.run.path())
+        self._path = last.path[:, :1]
+        path = last.scaling.original(last.path)
         self.trajectory_ = path[:, 0] if path.shape[1] == 1 else path
-        self._warn(all(each.run.converged for each in fits), f" (condition number {2.0**last.scaling.doublings:.1g})")
+        low, high = last.scaling.spectrum
+        beyond = f", more than the 2^{LARGEST_DOUBLINGS} of the largest network" if high > low * HOPELESS else ""
+        detail = f" (the condition number of the scaled data is about {high / low:.1g}{beyond})"
+        self._warn(all(each.run.converged for each in fits) and not (beyond and self.condition is None), detail)
         return self
 
     def predict(self, X: Any) -> Array:
@@ -113,29 +133,16 @@ class Ridge(LinearRegression):
 class _Fit:
     """One solved least-squares problem."""
 
-    def __init__(self, network: Block, scaling: Scaling, done: Run, certificate: ConvergenceCertificate,
+    def __init__(self, network: Block, scaling: Scaling, done: Run, path: Array, certificate: ConvergenceCertificate,
                  tokens: Tensor, coef: Array, intercept: Array):  # fmt: skip
-        self.tokens = tokens
+        self.tokens, self.path = tokens, path
         self.network, self.scaling, self.run, self.certificate = network, scaling, done, certificate
         self.coef, self.intercept = coef, intercept
 
 
-def centred(X: Array, Y: Array, weight: Array, intercept: bool) -> tuple[Array, Array, Array, Array]:
-    """Rows and labels around their weighted means, times sqrt(weight); and the means."""
-    if intercept:
-        x_mean, y_mean = (np.average(each, axis=0, weights=weight) for each in (X, Y))
-    else:
-        x_mean, y_mean = np.zeros(X.shape[1]), np.zeros(Y.shape[1])
-    root = np.sqrt(weight)[:, None]
-    rows, labels = (X - x_mean) * root, (Y - y_mean) * root
-    # What is left of a constant column is rounding, and would otherwise be scaled up to a column of noise.
-    noise = 8 * np.finfo(float).eps * np.sqrt(len(X)) * np.abs(X).max(axis=0, initial=0.0)
-    rows[:, np.linalg.norm(rows, axis=0) <= noise * np.sqrt(weight.max())] = 0.0
-    return rows, labels, x_mean, y_mean
-
-
 def _least_squares(est: LinearRegression, X: Array, Y: Array, weight: Array, alpha: float) -> _Fit:
-    rows, labels, x_mean, y_mean = centred(X, Y, weight, est.fit_intercept)
+    data = centred(X, Y, weight, bool(est.fit_intercept))
+    rows, labels = data.rows, data.labels
     n, d = rows.shape
     x_scale = column_scale(rows, alpha / n)
     live = rows.any(axis=0) | (alpha > 0)
@@ -146,19 +153,38 @@ def _least_squares(est: LinearRegression, X: Array, Y: Array, weight: Array, alp
         scaled = np.concatenate((scaled, np.diag(np.sqrt(alpha) / x_scale)))
         labels = np.concatenate((labels, np.zeros((d, labels.shape[1]))))
     y_scale = 2 * float(np.abs(labels).max(initial=0.0)) or 1.0
-    scaling = Scaling(x_mean, x_scale, y_mean, y_scale)
-    scaling = tuned(scaling, _gram(scaled), "heavy ball", est.condition)
-    dtype = est._torch_dtype()
-    network = frozen("linear", "heavy ball", scaling.doublings, dtype)
-    rho = contraction(network, scaling.doublings)
-    values = scaled * (scaling.step / len(scaled))
-    tokens = tokens_of(scaled, values, labels / y_scale, dtype)
-    state = start(np.zeros((labels.shape[1], d)), dtype)
-    done = run(network, state, tokens, rho=rho, tol=est.tol, max_iter=est.max_iter)
-    w = weights(network, done.state)
-    coef = scaling.original(w)
-    certificate = _certify(network, scaling, done, scaled, labels / y_scale, values, rho)
-    return _Fit(network, scaling, done, certificate, tokens, coef, y_mean - coef @ x_mean)
+    dtype, count = est._torch_dtype(), len(scaled)
+    # At the edge of the spectrum the heavy ball overshoots by a factor of its depth: stay away from it.
+    high = MARGIN * curvature_bound(scaled, scaled / count, dtype) or 1.0
+    low = min(spectrum(_gram(scaled))[0], high)
+    doublings = doublings_for(*((1.0, est.condition) if est.condition is not None else (low * (1 - 1e-9), high)))
+    if est.condition is None and high > low * HOPELESS:
+        # Not all directions can be resolved: take the class that max_iter steps bring to rest, 14 sqrt(condition).
+        doublings = max(1, min(doublings, math.floor(2 * math.log2(max(est.max_iter / 14, 2)))))
+    step = step_size("heavy ball", doublings, high)
+    scaling = Scaling(data.x_mean, x_scale, data.y_mean, y_scale, (low, high), doublings, step)
+    network = frozen("linear", "heavy ball", doublings, d, dtype=dtype)
+    targets = (labels / y_scale).T[..., None]  # a batch of sequences, one for each target
+    at, (x, v) = network.channels, (tensor(each, dtype) for each in (scaled, scaled * (step / count)))
+    tokens = at.data(x.expand(len(targets), count, d), v, tensor(targets, dtype))
+    rho = contraction("heavy ball", doublings)
+    done = run(network, at.state(tensor(np.zeros((len(targets), 1, d)), dtype)), tokens, rho=rho, tol=est.tol,
+               max_iter=est.max_iter)  # fmt: skip
+    path = done.path()[:, :, 0]
+    problem = Problem("linear", scaled, labels / y_scale, np.full(count, 1 / count), np.zeros(d), np.zeros((1, d)),
+                      data.rounding(x_scale, y_scale))  # fmt: skip
+    coef = scaling.original(path[-1])
+    certificate = _certify(problem, path, Made("heavy ball", network.momentum.beta, step, est.dtype, "linear"))
+    return _Fit(
+        network,
+        scaling,
+        done,
+        path,
+        certificate,
+        at.sequence(done.state[0], tokens[0]),
+        coef,
+        data.y_mean - coef @ data.x_mean,
+    )
 
 
 def _gram(rows: Array) -> Array:
@@ -166,39 +192,12 @@ def _gram(rows: Array) -> Array:
     return (rows.T @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.T) / len(rows)
 
 
-def _certify(
-    network: Block, scaling: Scaling, done: Run, rows: Array, labels: Array, values: Array, rho: float
-) -> ConvergenceCertificate:
-    """Both terms of the bound for the run that was made, with the ranges that were seen on it.
-
-    Where the Gram matrix is singular, or worse conditioned than the network was made for, nothing is certified.
-    """
-    low, high = scaling.spectrum
-    sure = MARGIN * high <= low * 2.0**scaling.doublings and not is_singular(rows.T @ rows)
-    path = done.path()
-    reach = residual = absolute = 0.0
-    for part in np.array_split(path, math.ceil(len(path) / CHUNK)):
-        z = np.tensordot(rows, part, axes=(1, 2))  # (n, step, K)
-        reach, residual = max(reach, np.abs(z).max()), max(residual, np.abs(z - labels[:, None]).max())
-        absolute = max(absolute, np.tensordot(np.abs(rows), np.abs(part), axes=(1, 2)).max())
-    n, dtype = len(rows), network.dtype
-    each = prediction_error(reach, rows.shape[1], absolute, dtype) + aggregation_error(residual, n, dtype)
-    unit = np.finfo(str(dtype).removeprefix("torch.")).eps / 2
-    rounding = 8 * unit * float(np.abs(path).max(initial=0.0)) * np.sqrt(rows.shape[1])
-    error = each * np.sqrt(n) * float(np.linalg.norm(values)) + rounding
-    gradient = rows.T @ (rows @ path[-1].T - labels) / n
-    first, left = rows.T @ labels / n, float(np.linalg.norm(gradient, axis=0).max(initial=0.0))
-    growth, amplification = factors(network.momentum.kind, rho, done.steps)
-    return ConvergenceCertificate(
-        kind="certified" if sure else "calibrated",
-        rho=rho,
-        depth=done.steps,
-        distance=float(np.linalg.norm(first, axis=0).max(initial=0.0)) / low,
-        step_error=error,
-        growth=growth,
-        amplification=amplification,
-        measured=left / high,
-        posterior=left / low,
-        dtype=str(dtype).removeprefix("torch."),
-        loss=network.loss,
-    )
+def _certify(problem: Problem, path: Array, made: Made) -> ConvergenceCertificate:
+    """The certificate of the target with the largest bound; path (T + 1, target, d)."""
+    lower, upper, error = problem.hessians(np.zeros((1, path.shape[2])), 0.0, problem.free)
+    curvature = (enclosure(lower, error)[0], enclosure(upper, error)[1])
+    found = []
+    for k in range(path.shape[1]):
+        own, each = replace(problem, y=problem.y[:, [k]]), path[:, [k]]
+        found.append(quadratic(each, own.gradients(each), own.gradient_error(each), curvature, made))
+    return max(found, key=lambda certificate: certificate.bound)

@@ -7,14 +7,14 @@ import numbers
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..errors import ArgumentError
 from ._sklearn import ClassifierMixin, check_classification_targets
 from .base import InContextEstimator
 from .blocks import Loss
+from .problem import Problem, Rounding, U
 from .prompt import Array, Scaling, column_scale
-from .staged import Problem, solve
+from .staged import solve
 
 
 class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[misc]
@@ -63,12 +63,13 @@ class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[m
         problem, scaling = _problem(self, X, index, len(self.classes_), weight / total, 1 / (self.C * total))
         done = solve(problem, scaling, tol=self.tol, max_iter=self.max_iter, dtype=self._torch_dtype(),
                      condition=self.condition)  # fmt: skip
-        self.network_, self.scaling_, self.certificate_ = done.network, done.scaling, done.certificate
-        self.n_iter_, self.prompt_ = done.steps, done.tokens
+        self.network_, self.scaling_, self.certificate_ = done.network, done.scaling, done.certificate()
+        self.n_iter_, self.prompt_ = done.steps, done.prompt
         d = X.shape[1]
         self.coef_ = scaling.original(done.w[:, :d])
         offset = done.w[:, d] if self.fit_intercept else np.zeros(len(done.w))
         self.intercept_ = offset - self.coef_ @ scaling.x_mean
+        self._path = done.trajectory
         path = scaling.original(done.trajectory[:, :, :d])
         self.trajectory_ = path[:, 0] if path.shape[1] == 1 else path
         self._warn(done.converged, " (are the classes separable, without a penalty?)" if np.isinf(self.C) else "")
@@ -84,14 +85,12 @@ class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[m
         z = self._linear(X)
         return z[:, 0] if z.shape[1] == 1 else z
 
-    @torch.no_grad()
     def predict_proba(self, X: Any) -> Array:
         """Class probabilities, read by the network's own exact prediction heads."""
         rows = self._new_rows(X)
         rows = np.concatenate((self.scaling_.scaled(rows), np.ones((len(rows), 1))), axis=1)
         w = np.concatenate((self._prompt_weights(), self._offset()[:, None]), axis=1)
-        dtype = self.network_.dtype
-        p = self.network_.read(torch.from_numpy(w).to(dtype), torch.from_numpy(rows).to(dtype)).double().numpy()
+        p = self._read(self.network_, w, rows)
         return np.concatenate((1 - p, p), axis=1) if p.shape[1] == 1 else np.asarray(p)
 
     def predict_log_proba(self, X: Any) -> Array:
@@ -121,25 +120,8 @@ def _problem(
     y = index[:, None].astype(np.float64) if binary else np.eye(classes)[index]
     scaling = Scaling(x_mean, x_scale, np.zeros(1), 1.0)
 
-    def probabilities(w: Array) -> Array:
-        z = x @ w.T
-        z = np.concatenate((np.zeros((n, 1)), z), axis=1) if binary else z
-        e = np.exp(z - z.max(axis=1, keepdims=True))
-        return np.asarray(e / e.sum(axis=1, keepdims=True))
-
-    def objective(w: Array) -> float:
-        likely = np.maximum(probabilities(w)[np.arange(n), index], 1e-300)
-        return float(-(weight @ np.log(likely)) + 0.5 * (ridge * w * w).sum())
-
-    def hessian(w: Array) -> Array:
-        p = probabilities(w)
-        if binary:
-            return np.asarray((x * (weight * p[:, 0] * p[:, 1])[:, None]).T @ x + np.diag(ridge))
-        blocks = [[(x * (weight * p[:, a] * ((a == b) - p[:, b]))[:, None]).T @ x + (a == b) * np.diag(ridge)
-                   for b in range(classes)] for a in range(classes)]  # fmt: skip
-        return np.asarray(np.block(blocks))
-
+    rounding = Rounding(8 * U, np.zeros(d + 1), weight=(n + 4) * U)
     fixed = () if est.fit_intercept else (d,)
     begin = np.zeros((1 if binary else classes, d + 1))
     loss: Loss = "logistic" if binary else "softmax"
-    return Problem(loss, x, y, weight, ridge, objective, hessian, begin, fixed=fixed), scaling
+    return Problem(loss, x, y, weight, ridge, begin, rounding, fixed=fixed), scaling

@@ -1,14 +1,14 @@
 """From data to a prompt: the affine scaling, the step size and the penalty tokens, all named in `Scaling`.
 
 A network knows nothing of units. Before data become tokens they are centred and divided, columns by their root mean
-square and labels by their size, and afterwards the weights are carried back by the same affine map. That, the spectrum
-bound that picks one of a discrete family of networks, and early stopping are all that happens outside attention.
+square and labels by their size, and afterwards the weights are carried back by the same affine map. That, the smallest
+curvature, which picks one of a discrete family of networks, and early stopping are all that happens outside attention.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from .blocks import Kind
+from .layout import Channels
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 MARGIN = 1.15  # the largest curvature is kept this far below the edge of what the momentum is made for
 LARGEST_DOUBLINGS = 26
 NOTHING = 1e-13  # eigenvalues below this part of the largest are counted as 0
-OUTSIDE = (
-    "centring and scaling of columns and labels",
-    "the bound of the spectrum that picks the network and the step size",
-    "early stopping",
-)
+AFFINE = "centring and scaling of columns and labels"
+STOPPING = "early stopping"
+SMALLEST_CURVATURE = "the smallest curvature, which picks the momentum out of a discrete family (condition= fixes it)"
+OUTSIDE = (AFFINE, SMALLEST_CURVATURE, STOPPING)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,8 @@ class Scaling:
     """What was done to the data before they became a prompt: x' = (x - x_mean)/x_scale, y' = (y - y_mean)/y_scale.
 
     `step` is the step size, a factor of the value vectors; the curvatures of the scaled problem lie in `spectrum`, and
-    `doublings` is the class of condition numbers, 2**doublings, that picked the network.
+    `doublings` is the class of condition numbers, 2**doublings, that picked the network. `outside` names everything
+    that was not computed by attention.
     """
 
     x_mean: Array
@@ -90,7 +91,7 @@ def column_scale(X: Array, penalty: float, uniform: bool = False) -> Array:
 
 def doublings_for(low: float, high: float) -> int:
     """The class of condition numbers that [low, high] belongs to: the smallest k with 2**k >= high/low."""
-    return min(LARGEST_DOUBLINGS, max(1, math.ceil(math.log2(max(1.0, high / low)) - 1e-9)))
+    return min(LARGEST_DOUBLINGS, max(1, math.ceil(math.log2(max(1.0, high / low)))))
 
 
 def step_size(kind: Kind, doublings: int, high: float) -> float:
@@ -100,26 +101,13 @@ def step_size(kind: Kind, doublings: int, high: float) -> float:
     return 1 / high
 
 
-def tuned(scaling: Scaling, gram: Array, kind: Kind, condition: float | None = None) -> Scaling:
-    """The scaling with its spectrum, class and step size; `condition` overrides the measured condition number."""
-    low, high = spectrum(gram)
-    doublings = doublings_for(1.0, condition) if condition is not None else doublings_for(low, MARGIN * high)
-    step = step_size(kind, doublings, MARGIN * high)
-    return replace(scaling, spectrum=(low, high), doublings=doublings, step=step)
+def tensor(array: Array, dtype: torch.dtype) -> Tensor:
+    """An array of the prompt in the network's dtype."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
 
 
-def tokens_of(x: Array, values: Array, y: Array, dtype: torch.dtype) -> Tensor:
-    """Data tokens (x, v, y); x and values (..., n, d), y (..., n, K)."""
-    return torch.from_numpy(np.concatenate((x, values, y), axis=-1)).to(dtype)
-
-
-def penalty_tokens(penalty: Array, step: float, classes: int, dtype: torch.dtype) -> Tensor:
+def penalty_tokens(at: Channels, penalty: Array, step: float, dtype: torch.dtype) -> Tensor:
     """Tokens whose gradient is penalty_j w_j: x = sqrt(penalty_j)/4 e_j and v = 4 step sqrt(penalty_j) e_j."""
     kept = np.diag(np.sqrt(penalty))
-    return tokens_of(kept / 4, 4 * step * kept, np.zeros((len(penalty), classes)), dtype)
-
-
-def start(w: Array, dtype: torch.dtype) -> Tensor:
-    """A state at rest at w (..., K, d)."""
-    p = torch.from_numpy(np.array(w)).to(dtype)
-    return torch.cat((p, p), dim=-1)
+    x = tensor(kept / 4, dtype)
+    return at.data(x, tensor(4 * step * kept, dtype), x.new_zeros(len(penalty), at.classes), "pen")

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .blocks import Block
+from .lean import Lean
 from .prompt import Array
 
 CHECK = 8  # steps between two looks at the state
@@ -34,27 +34,19 @@ class Run:
     trajectory: tuple[Tensor, ...] = field(default=(), repr=False)
 
     def path(self) -> Array:
-        """The weights after every step, (steps + 1, K, d), in the prompt's units."""
+        """The weights after every step, (steps + 1, ..., K, d), in the prompt's units."""
         return torch.stack(self.trajectory).double().numpy()
 
 
-def contraction(block: Block, doublings: int) -> float:
-    """The factor rho by which an error shrinks in one step, for condition numbers up to 2**doublings."""
-    root = 2.0 ** (doublings / 2)
-    return {"plain": 1 - 1 / root**2, "heavy ball": (root - 1) / (root + 1), "nesterov": 1 - 1 / root}[
-        block.momentum.kind
-    ]
-
-
 class Step(Protocol):
-    """What `run` applies: a module from states to states that knows where in a state the weights are."""
+    """What `run` applies: a map of states that knows where in a state the weights are."""
 
     @property
     def dtype(self) -> torch.dtype: ...
 
     def weights_of(self, state: Tensor, /) -> Tensor: ...
 
-    def __call__(self, state: Tensor, tokens: Tensor, penalties: Tensor | None, /) -> Tensor: ...
+    def __call__(self, state: Tensor, data: Tensor, penalties: Tensor | None, /) -> Tensor: ...
 
 
 @contextmanager
@@ -72,9 +64,9 @@ def few_threads(entries: int) -> Iterator[None]:
 
 
 def run(
-    block: Step,
+    block: Block | Step,
     state: Tensor,
-    tokens: Tensor,
+    data: Tensor,
     penalties: Tensor | None = None,
     *,
     rho: float,
@@ -84,16 +76,19 @@ def run(
 ) -> Run:
     """Apply `block` until the estimated distance to the fixed point, |step|/(1 - rho), is below tol of the weights.
 
-    Also stops where the steps have stopped shrinking (rounding), and where the state leaves every bound.
+    Also stops where the steps have stopped shrinking (rounding), and where the state leaves every bound. A `Block` is
+    evaluated without the pairs of tokens that its masks hide (`lean`).
     """
-    with torch.no_grad(), few_threads(tokens.numel()):
-        return _run(block, state, tokens, penalties, rho, tol, max_iter, record)
+    with torch.no_grad(), few_threads(data.numel()):
+        if isinstance(block, Block):
+            return _run(Lean(block), state, data.clone(), penalties, rho, tol, max_iter, record)
+        return _run(block, state, data, penalties, rho, tol, max_iter, record)
 
 
 def _run(
     block: Step,
     state: Tensor,
-    tokens: Tensor,
+    data: Tensor,
     penalties: Tensor | None,
     rho: float,
     tol: float,
@@ -104,7 +99,7 @@ def _run(
     path = [block.weights_of(state)] if record else []
     best, best_at, change = math.inf, 0, math.inf
     for t in range(1, max_iter + 1):
-        following = block(state, tokens, penalties)
+        following = block(state, data, penalties)
         if record:
             path.append(block.weights_of(following))
         if t % CHECK == 0 or t == max_iter or t == 1:
@@ -124,6 +119,7 @@ def _run(
     return Run(state, max_iter, change, change <= FLOOR[block.dtype] * (1 - rho), False, tuple(path))
 
 
-def weights(block: Block, state: Tensor) -> Array:
-    """The weights of a state as float64, (..., K, d)."""
-    return np.asarray(block.weights_of(state).double().numpy())
+def contraction(kind: str, doublings: int) -> float:
+    """The factor rho by which a quadratic's error shrinks in one step, for condition numbers up to 2**doublings."""
+    root = 2.0 ** (doublings / 2)
+    return {"plain": 1 - 1 / root**2, "heavy ball": (root - 1) / (root + 1), "nesterov": 1 - 1 / root}[kind]

@@ -10,47 +10,22 @@ else; `Scaling.outside` says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from .blocks import Block, Loss, frozen
-from .certificate import ConvergenceCertificate, factors
-from .prompt import (
-    MARGIN,
-    OUTSIDE,
-    Array,
-    Scaling,
-    doublings_for,
-    penalty_tokens,
-    spectrum,
-    start,
-    step_size,
-    tokens_of,
-)
-from .solver import contraction, run, weights
+from .audit import Made, composite
+from .blocks import Block, frozen
+from .certificate import ConvergenceCertificate
+from .layout import Channels
+from .problem import Problem
+from .prompt import AFFINE, MARGIN, STOPPING, Array, Scaling, doublings_for, penalty_tokens, step_size, tensor
+from .solver import contraction, run
 
 STAGES = (1e-1, 1e-2, 1e-4, 1e-7)  # tolerances of the stages before the last
-STEP_CHOICE = "the curvature and the objective between stages, which choose the step size"
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """sum_i weight_i loss(w.x_i, y_i) + sum_j penalty_j w_j^2 / 2 + sum_j threshold_j |w_j|, in the prompt's units."""
-
-    loss: Loss
-    x: Array  # (n, d)
-    y: Array  # (n, K)
-    weight: Array  # (n,)
-    penalty: Array  # (d,)
-    objective: Callable[[Array], float]  # of w (K, d)
-    hessian: Callable[[Array], Array]  # of w: (d, d), or (K d, K d)
-    start: Array  # (K, d)
-    threshold: Array | None = None
-    edge: float = 1.0
-    fixed: tuple[int, ...] = ()  # coordinates that are not fitted
+CLASS_MARGIN = 1.1  # the smallest curvature is kept this far above what the momentum is made for
+STEP_CHOICE = "the curvatures (Hessians) and the objective between stages, which choose the step size and the momentum"
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +35,20 @@ class Solution:
     w: Array
     network: Block
     scaling: Scaling
-    certificate: ConvergenceCertificate
     trajectory: Array
     steps: int
     converged: bool
-    tokens: torch.Tensor
+    tokens: torch.Tensor  # data tokens
+    prompt: torch.Tensor  # the sequence at the end: state, data, penalties
+    problem: Problem
+    last: Array  # the weights of the last stage
+    undone: bool = False
+
+    def certificate(self) -> ConvergenceCertificate:
+        """The last stage, audited."""
+        dtype = str(self.network.dtype).removeprefix("torch.")
+        made = Made("nesterov", self.network.momentum.beta, self.scaling.step, dtype, self.network.loss)
+        return composite(self.problem, self.last, made, "the last stage was undone" if self.undone else "")
 
 
 def solve(
@@ -76,113 +60,66 @@ def solve(
     dtype: torch.dtype,
     condition: float | None = None,
     warm: bool = False,
+    top: float | None = None,
 ) -> Solution:
-    """Run the stages, `warm` only the last one; `max_iter` counts steps over all of them."""
+    """Run the stages, `warm` only the last one; `max_iter` counts steps over all of them. `top` bounds curvatures."""
     w, value = problem.start, problem.objective(problem.start)
     paths, used, factor, stage = [w[None]], 0, 1.0, 0
     tolerances = [tol] if warm else [max(t, tol) for t in STAGES] + [tol]
     while True:
-        low, high = spectrum(problem.hessian(w))
-        doublings = doublings_for(*((1.0, condition) if condition is not None else (low, MARGIN * high / factor)))
-        step = factor * step_size("nesterov", doublings, MARGIN * high)
-        network = frozen(problem.loss, "nesterov", doublings, dtype, problem.threshold is not None, problem.edge)
-        rho = contraction(network, doublings)
-        begin = state_of(problem, w, step, dtype)
-        tokens, penalties = prompt_of(problem, step, dtype)
+        low, high = problem.curvatures(w)
+        high = MARGIN * high if top is None else top
+        bounds = (low / CLASS_MARGIN, high / factor) if condition is None else (1.0, condition)
+        doublings = doublings_for(*bounds)
+        step = factor * step_size("nesterov", doublings, high)
+        network = frozen(problem.loss, "nesterov", doublings, problem.x.shape[1], len(w), dtype,
+                         problem.threshold is not None)  # fmt: skip
+        rho = contraction("nesterov", doublings)
+        at = network.channels
+        data, penalties = prompt_of(problem, at, step, dtype)
         last = stage == len(tolerances) - 1
         limit = max_iter - used if last else min(max_iter - used, math.ceil(12 / (1 - rho)))
-        done = run(network, begin, tokens, penalties, rho=rho, tol=tolerances[stage], max_iter=limit)
-        found = weights(network, done.state)
+        done = run(network, state_of(problem, at, w, step, dtype), data, penalties, rho=rho, tol=tolerances[stage],
+                   max_iter=limit)  # fmt: skip
+        path = done.path()
         used += done.steps
-        reached = problem.objective(found)
+        reached = problem.objective(path[-1]) if not done.diverged else math.inf
         worse = done.diverged or not reached <= value + 1e-9 * max(1.0, abs(value))
         if worse and factor > 1e-6 and used < max_iter:
             factor /= 4
             continue
         if not worse:
-            w, value = found, reached
-            paths.append(done.path()[1:])
+            w, value = path[-1], reached
+            paths.append(path[1:])
         if last or used >= max_iter or worse:
             break
         stage, factor = stage + 1, min(1.0, 2 * factor)
-    scaling = replace(
-        scaling, spectrum=(low, high), doublings=doublings, step=step, outside=(*OUTSIDE, STEP_CHOICE)
-    )
-    trajectory = np.concatenate(paths)
-    certificate = calibrated(problem, network, w, Last(weights(network, begin), done.steps, doublings, step, low, high))
-    return Solution(w, network, scaling, certificate, trajectory, used, done.converged and not worse, tokens)
+    outside = (AFFINE, STEP_CHOICE, STOPPING)
+    scaling = replace(scaling, spectrum=(low, high), doublings=doublings, step=step, outside=outside)
+    prompt = at.sequence(state_of(problem, at, w, step, dtype), data, penalties)
+    converged = done.converged and not worse
+    return Solution(w, network, scaling, np.concatenate(paths), used, converged, data, prompt, problem, path, worse)
 
 
-def prompt_of(problem: Problem, step: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Data tokens and penalty tokens for a step size."""
+def prompt_of(
+    problem: Problem, at: Channels, step: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Data tokens and penalty tokens for a step size; squared losses have penalties as data, with label 0."""
     values = step * problem.weight[:, None] * problem.x
     values[:, list(problem.fixed)] = 0.0
-    tokens = tokens_of(problem.x, values, problem.y, dtype)
+    data = at.data(tensor(problem.x, dtype), tensor(values, dtype), tensor(problem.y, dtype))
+    if at.robust:
+        data[..., at.part("q")] = tensor(problem.weight[:, None], dtype)
     if not problem.penalty.any():
-        return tokens, None
-    return tokens, penalty_tokens(problem.penalty, step, problem.y.shape[1], dtype)
+        return data, None
+    penalties = penalty_tokens(at, problem.penalty, step, dtype)
+    if problem.loss != "linear":
+        return data, penalties
+    penalties[..., at.part("data")], penalties[..., at.part("pen")] = 1.0, 0.0
+    return torch.cat((data, penalties)), None
 
 
-def state_of(problem: Problem, w: Array, step: float, dtype: torch.dtype) -> torch.Tensor:
-    """The state at rest at w, with the thresholds of a soft threshold behind it."""
-    state = start(w, dtype)
-    if problem.threshold is None:
-        return state
-    level = torch.from_numpy(step * problem.threshold).to(dtype).expand(len(w), -1)
-    return torch.cat((state, level), dim=-1)
-
-
-@dataclass(frozen=True, eq=False)
-class Last:
-    """The last stage: where it began, how long it was, its class, step size and curvatures."""
-
-    begin: Array
-    steps: int
-    doublings: int
-    step: float
-    low: float
-    high: float
-
-
-@torch.no_grad()
-def calibrated(problem: Problem, network: Block, w: Array, last: Last) -> ConvergenceCertificate:
-    """Both terms for the last stage, with measured constants: one step more shows its error and what is left."""
-    dtype = network.dtype
-    tokens, penalties = prompt_of(problem, last.step, dtype)
-    here = torch.from_numpy(w).to(dtype)
-    inexact = network.gradient(here, tokens, penalties).double().numpy()
-    exact = _exact_gradient(problem, w, last.step)
-    state = state_of(problem, w, last.step, dtype)
-    moved = (network.weights_of(network(state, tokens, penalties)) - here).double().numpy()
-    left = float(np.linalg.norm(moved)) / last.step
-    rho = math.sqrt(1 - 2.0 ** (-last.doublings / 2))
-    growth, amplification = factors("nesterov", rho, last.steps)
-    return ConvergenceCertificate(
-        kind="calibrated",
-        rho=rho,
-        depth=last.steps,
-        distance=float(np.linalg.norm(w - last.begin)) + left / last.low,
-        step_error=float(np.linalg.norm(inexact - exact)),
-        growth=growth,
-        amplification=amplification,
-        measured=left / last.high,
-        posterior=left / last.low,
-        dtype=str(dtype).removeprefix("torch."),
-        loss=problem.loss,
-    )
-
-
-def _exact_gradient(problem: Problem, w: Array, step: float) -> Array:
-    """The gradient times the step size, without attention, in float64."""
-    z = problem.x @ w.T
-    if problem.loss == "softmax":
-        e = np.exp(z - z.max(axis=1, keepdims=True))
-        r = e / e.sum(axis=1, keepdims=True) - problem.y
-    else:
-        means: dict[str, Callable[[Array], Array]] = {"poisson": np.exp, "logistic": lambda t: 1 / (1 + np.exp(-t))}
-        r = means.get(problem.loss, lambda t: t)(z) - problem.y
-        if problem.loss == "huber":
-            r = np.clip(r, -problem.edge, problem.edge)
-    gradient = (r * problem.weight[:, None]).T @ problem.x + problem.penalty * w
-    gradient[:, list(problem.fixed)] = 0.0
-    return np.asarray(step * gradient)
+def state_of(problem: Problem, at: Channels, w: Array, step: float, dtype: torch.dtype) -> torch.Tensor:
+    """The state at rest at w, with its thresholds."""
+    threshold = None if problem.threshold is None else tensor(step * problem.threshold, dtype)
+    return at.state(tensor(w, dtype), threshold)

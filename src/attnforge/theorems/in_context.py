@@ -2,9 +2,7 @@
 
 F5  *paper form*: f(w.x_i - y_i) x_i by one softmax for each i over its own p keys. With anchors L_k, x~ = (x, y) and
     w~ = (w, -1) the keys are beta (2 L_k x~_i, -L_k^2), the query is (w~, 1), the values f(L_k) x_i. The logits are
-    those of an anchor head at t = w.x_i - y_i (A1), so for an f with Lipschitz constant Lip on [lo, hi] and
-    kappa = beta Delta^2 >= 1 each sample errs by at most (Lip Delta/2 + 1.12 e^-kappa spread(f)) |x_i| in real
-    arithmetic (A2).
+    those of an anchor head at t = w.x_i - y_i (A1), so A2 bounds the error in real arithmetic and A5 that of rounding.
 F1-F3  *efficient form*: the state reads and aggregates; see `attnforge.incontext`.
 F6  *a head that comes in the prompt* (2508.17550): the rows of W_Q, W_K, W_V are tokens, hot heads (C2) form the inner
     products W x, and one attention layer applies them.
@@ -13,28 +11,28 @@ F6  *a head that comes in the prompt* (2508.17550): the rows of W_Q, W_K, W_V ar
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..certify.rounding import gamma, unit
 from ..errors import ArgumentError, closest
 from ..heads.anchor import AnchorHead
-from ..incontext.blocks import Block, Gather, Loss, Momentum
-from ..incontext.dense import dense_step
+from ..incontext.blocks import Block, Loss, Momentum
+from ..incontext.certificate import prediction_error
 from ..incontext.extrapolation import shipped
-from ..incontext.reads import READS, LinearRead
+from ..incontext.reads import LinearRead
 from ..ir import functions
 
-DENSE = ("linear", "logistic", "poisson")
+NAMED = ("linear", "logistic", "poisson", "huber")
 
 
 class PaperStep(nn.Module):
     """`step(w, X, y)`: f(w.x_i - y_i) x_i for each i, shape (n, d), by one softmax a sample over its own anchors (F5).
 
-    `bound` is what an entry of the result can be off, divided by max |x_i|, in real arithmetic and for
-    lo <= w.x_i - y_i <= hi.
+    `bound` is what an entry of the result can be off, divided by max |x_i|, for lo <= w.x_i - y_i <= hi.
     """
 
     def __init__(self, f: str, lo: float, hi: float, anchors: int, kappa: float, dtype: torch.dtype):
@@ -52,11 +50,22 @@ class PaperStep(nn.Module):
         self.spread = float(high[0] - low[0])
         self.gap = gap
 
-    def bound(self, lipschitz: float) -> float:
-        """The error of one sample over max |x_i|, for an f with this Lipschitz constant on [lo, hi]."""
-        if not lipschitz >= 0:
-            raise ArgumentError(f"a Lipschitz constant is a number >= 0, got {lipschitz!r}")
-        return lipschitz * self.gap / 2 + 1.12 * math.exp(-self.kappa) * self.spread
+    def bound(self, lipschitz: float, absolute: float, d: int) -> float:
+        """The error of one sample over max_j |x_ij|, rounding included, for an f with this Lipschitz constant.
+
+        `absolute` bounds sum_j |w_j x_ij| + |y_i| and d is the number of columns: they decide what rounding does to the
+        logits (F5).
+        """
+        if not lipschitz >= 0 or not absolute >= 0:
+            raise ArgumentError(f"needs numbers >= 0, got {lipschitz!r} and {absolute!r}")
+        u, top = unit(self.values.dtype), max(abs(self.lo), abs(self.hi))
+        beta, largest = self.kappa / self.gap**2, float(self.values.detach().double().abs().max())
+        real = lipschitz * self.gap / 2 + 1.12 * math.exp(-self.kappa) * self.spread
+        reach = 2 * beta * top * absolute + beta * top * top  # of a logit, all its terms taken positive
+        off = float(gamma(d + 6, u)) * reach + 2 * u * reach + 2 * u
+        moved = 0.5 * math.expm1(2 * off) * self.spread if off < 300 else math.inf
+        rounding = min(moved, self.spread) + float(gamma(2 * len(self.values) + 12, u)) * largest
+        return 1.0000001 * (real + rounding)
 
     def weights(self, w: Tensor, X: Tensor, y: Tensor) -> Tensor:
         """The attention weights of every sample over its own anchors, (n, p)."""
@@ -71,40 +80,47 @@ class PaperStep(nn.Module):
         return (self.weights(w, X, y).unsqueeze(-2) @ values).squeeze(-2)
 
 
-class AnchoredStep(nn.Module):
-    """`step(w, X, y)`: sum_i f(w.x_i - y_i) x_i for a general C^1 loss, by hot, anchor and aggregation heads (F3).
+class GradientDescent(nn.Module):
+    """`descend(Z)`: one frozen block applied `steps` times to a sequence of tokens (`incontext.layout`).
 
-    w.x_i is read for |w.x_i| <= 1 and f must have values in [-1, 1] to keep the accuracy of the aggregation.
+    `sequence(w, X, y, step)` lays out a prompt; the block is built for as many columns as the first prompt has.
     """
 
-    def __init__(self, f: str, lo: float, hi: float, anchors: int, dtype: torch.dtype):
+    def __init__(self, loss: Loss, momentum: Momentum, steps: int, dtype: torch.dtype):
         super().__init__()
-        self.read, self.gather = LinearRead(dtype), Gather(dtype)
-        self.head = AnchorHead.fit(f, lo, hi, anchors=anchors, dtype=dtype)
+        self.loss, self.momentum, self.steps, self.dtype = loss, momentum, steps, dtype
+        self.block: Block | None = None
 
-    def forward(self, w: Tensor, X: Tensor, y: Tensor) -> Tensor:
-        r = self.read(w.unsqueeze(-2), X) - y.unsqueeze(-1)
-        return self.gather(self.head.core(r), X).squeeze(-2)
+    def sequence(self, w: Tensor, X: Tensor, y: Tensor, step: float) -> Tensor:
+        """State w (d,) or (1, d), data X (n, d) and labels y (n,); the step size becomes part of the prompt."""
+        if self.block is None:
+            self.block = Block(self.loss, X.shape[-1], self.momentum, dtype=self.dtype).requires_grad_(False)
+        at = self.block.channels
+        if at.d != X.shape[-1]:
+            raise ArgumentError(f"this network was built for {at.d} columns, got {X.shape[-1]}: build another one")
+        return at.sequence(at.state(w.reshape(1, -1)), at.data(X, X * (step / len(X)), y.unsqueeze(-1)))
 
+    def weights_of(self, Z: Tensor) -> Tensor:
+        """The weights that a sequence carries, (d,)."""
+        return self._built().weights_of(Z)[0]
 
-class GradientDescent(nn.Module):
-    """`descend(state, tokens)`: one frozen block applied `steps` times; the layout is that of `incontext.Block`."""
+    def _built(self) -> Block:
+        if self.block is None:
+            raise ArgumentError("the network learns the number of columns from its first prompt: call sequence() first")
+        return self.block
 
-    def __init__(self, block: Block, steps: int):
-        super().__init__()
-        self.block, self.steps = block, steps
-
-    def forward(self, state: Tensor, tokens: Tensor) -> Tensor:
+    def forward(self, Z: Tensor) -> Tensor:
+        block = self._built()
         for _ in range(self.steps):
-            state = self.block(state, tokens)
-        return state
+            Z = block(Z)
+        return Z
 
 
 class EmulatedHead(nn.Module):
     """`head(X, W_Q, W_K, W_V)`: softmax(X W_Q^T (X W_K^T)^T) X W_V^T with weights that come in the prompt (F6).
 
     Entries of the projections up to `reach` are formed to the accuracy of C2. The module has no weights of its own but
-    the hot heads' tables.
+    the hot heads' tables. `bound` is lemma F6.
     """
 
     def __init__(self, reach: float, dtype: torch.dtype):
@@ -118,6 +134,30 @@ class EmulatedHead(nn.Module):
     def forward(self, X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> Tensor:
         q, k, v = (self.project(X, W) for W in (W_Q, W_K, W_V))
         return (q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+    @torch.no_grad()
+    def bound(self, X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> float:
+        """What an entry of the output can be off the exact head of these weights, rounding included (F6)."""
+        dtype = self.read.values.dtype
+        u, (n, d) = unit(dtype), X.shape[-2:]
+        exact, errors = [], []
+        for W in (W_Q, W_K, W_V):
+            exact.append(X.double() @ W.double().mT)
+            absolute = float((X.double().abs() @ W.double().abs().mT).max()) * (1 + 1e-9)
+            largest = float(exact[-1].abs().max()) * (1 + 1e-9)
+            if largest > self.reach:
+                raise ArgumentError(f"a projection reaches {largest:.3g}, beyond the head's reach {self.reach:g}")
+            relative = prediction_error(largest / self.reach, d, absolute / self.reach, dtype)
+            errors.append(self.reach * relative + 4 * u * largest)
+        (q, k, v), (e_q, e_k, e_v) = exact, errors
+        size_q, size_k = (float(t.abs().sum(-1).max()) * (1 + 1e-9) for t in (q, k))
+        width = q.shape[-1]
+        cross = float((q.abs() @ k.abs().mT).max()) * (1 + 1e-9)
+        logits = e_q * size_k + e_k * size_q + width * e_q * e_k
+        logits += (float(gamma(width, u)) + 2 * u) * (cross + logits) + 2 * u
+        spread = float((v.amax(-2) - v.amin(-2)).max()) + 2 * e_v
+        moved = min(spread, 0.5 * math.expm1(min(2 * logits, 600.0)) * spread)
+        return 1.0000001 * (moved + e_v + float(gamma(2 * n + 8, u)) * (float(v.abs().max()) + e_v))
 
 
 def gradient_step(
@@ -134,13 +174,13 @@ def gradient_step(
     """One gradient step in context, in the paper's form (F5) or the efficient one (F1 to F3).
 
     `form="paper"`: `loss` names the derivative f, a function of `attnforge.ir.functions` ("tanh", ...), and the module
-    maps (w, X, y) to all f(w.x_i - y_i) x_i. `form="efficient"`: for "linear", "logistic" and "poisson" two ordinary
-    attention layers on a sequence (`incontext.dense.Channels` lays it out); for any other name the derivative f goes
-    through an anchor head and the module maps (w, X, y) to the sum over i. No form depends on n, the number of samples.
+    maps (w, X, y) to all f(w.x_i - y_i) x_i. `form="efficient"`: attention layers on a sequence of tokens, an
+    `incontext.Block` (`block.channels` lays it out), for "linear", "logistic", "poisson" and "huber"; for any other
+    name the derivative f goes through an anchor head on `interval`. No form depends on n, the number of samples.
 
     >>> step = gradient_step("tanh", 2, form="paper")
     >>> w, X, y = torch.tensor([0.5, 0.25]).double(), torch.eye(2).double(), torch.zeros(2).double()
-    >>> bool((step(w, X, y) - torch.tanh(X @ w)[:, None] * X).abs().max() <= step.bound(1.0))
+    >>> bool((step(w, X, y) - torch.tanh(X @ w)[:, None] * X).abs().max() <= step.bound(1.0, 0.5, 2))
     True
     """
     if type(d) is not int or d < 1:
@@ -156,9 +196,10 @@ def gradient_step(
         )
     if form == "paper":
         return PaperStep(loss, lo, hi, anchors, float(kappa), shipped(dtype))
-    if loss in DENSE:
-        return dense_step(loss, d, 1, Momentum("plain"), shipped(dtype))  # type: ignore[arg-type]
-    return AnchoredStep(loss, lo, hi, anchors, shipped(dtype))
+    if loss in NAMED:
+        return Block(loss, d, Momentum("plain"), dtype=shipped(dtype))  # type: ignore[arg-type]
+    head = AnchorHead.fit(loss, lo, hi, anchors=min(anchors, 96), dtype=shipped(dtype))
+    return Block("anchors", d, Momentum("plain"), dtype=dtype, derivative=head)
 
 
 def gradient_descent(
@@ -168,14 +209,21 @@ def gradient_descent(
 
     Accelerated: the heavy ball for the linear loss, Nesterov's scheme for the others, with the best constants for
     condition numbers up to `condition`. The step size is part of the prompt.
+
+    >>> descent = gradient_descent("linear", 40, condition=2.0)
+    >>> X, y = torch.eye(2).double(), torch.tensor([0.5, -0.25]).double()
+    >>> Z = descent.sequence(torch.zeros(2).double(), X, y, step=2.0)
+    >>> descent.weights_of(descent(Z)).detach().round(decimals=6)
+    tensor([ 0.5000, -0.2500], dtype=torch.float64)
     """
-    if loss not in READS:
-        raise ArgumentError(f"unknown loss {loss!r}{closest(str(loss), READS)}; known: {', '.join(READS)}")
+    known = [name for name in get_args(Loss) if name not in ("softmax", "anchors")]
+    if loss not in known:
+        raise ArgumentError(f"unknown loss {loss!r}{closest(str(loss), known)}; known: {', '.join(known)}")
     if type(steps) is not int or steps < 1:
         raise ArgumentError(f"steps must be a whole number >= 1, got {steps!r}")
     kind: Literal["plain", "heavy ball", "nesterov"] = "heavy ball" if loss == "linear" else "nesterov"
     momentum = Momentum.optimal(kind, condition) if accelerated else Momentum("plain")
-    return GradientDescent(Block(loss, momentum, shipped(dtype)), steps)
+    return GradientDescent(loss, momentum, steps, shipped(dtype))
 
 
 def emulate_head(reach: float = 8.0, dtype: torch.dtype = torch.float64) -> EmulatedHead:
@@ -184,7 +232,8 @@ def emulate_head(reach: float = 8.0, dtype: torch.dtype = torch.float64) -> Emul
     >>> generator = torch.Generator().manual_seed(0)
     >>> X, W = (torch.randn(s, generator=generator).double() for s in ((5, 4), (3, 3, 4)))
     >>> exact = (X @ W[0].mT @ (X @ W[1].mT).mT).softmax(-1) @ X @ W[2].mT
-    >>> bool((emulate_head(16.0)(X, *W) - exact).abs().max() < 1e-11)
+    >>> head = emulate_head(16.0)
+    >>> bool((head(X, *W) - exact).abs().max() <= head.bound(X, *W) < 1e-8)
     True
     """
     if not 0 < reach < math.inf:
