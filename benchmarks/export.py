@@ -260,6 +260,13 @@ def show(data: dict[str, Any]) -> None:
         console.print(f"150 heads: {json.dumps(data['large'], indent=1)}")
 
 
+def write(data: dict[str, Any], known: dict[str, Any]) -> None:
+    order = {name: i for i, name in enumerate(known)}
+    data["cases"].sort(key=lambda row: (row["dtype"], order[row["name"]]))
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8", newline="\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few points, few cases, nothing written")
@@ -284,15 +291,13 @@ def main() -> None:
             start = time.perf_counter()
             row = measured(name, *known[name], dtype, QUICK if wanted.quick else wanted.points)
             data["cases"].append(row)
+            if not wanted.quick:
+                write(data, known)  # a long run that is broken off leaves what it has
             sys.stderr.write(f"{name}, {row['dtype']}: {time.perf_counter() - start:.0f} s\n")
     if not wanted.quick:
         data["large"] = large()
-    order = {name: i for i, name in enumerate(known)}
-    data["cases"].sort(key=lambda row: (row["dtype"], order[row["name"]]))
+        write(data, known)
     show(data)
-    if not wanted.quick:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ def to_onnx(net: CertifiedModule, path: str | Path, *, verify: bool = True, forc
     >>> abs(float(y) - 0.25) < 2e-3
     True
     """
+    network_of(net)
     target = free_file(path, ".onnx", force)
     require("onnx", "onnx")
     model = _written(net) or _traced(net)
@@ -234,7 +235,7 @@ def _name_axes(model: onnx.ModelProto) -> None:
 
 def _describe(model: onnx.ModelProto, net: CertifiedModule) -> None:
     """What the network is for, in the file's own metadata."""
-    certificate = network_of(net).certificate
+    certificate = net.certificate
     about: dict[str, Any] = {
         "target": certificate.target,
         "box": certificate.box.to_json(),
