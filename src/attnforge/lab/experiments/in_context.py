@@ -171,8 +171,8 @@ EXPERIMENT = Experiment(
     "steps computed directly in float64 from the same start: distance of the weights at every depth, and of every "
     "single step.",
     judged_how="Largest distance from exact iterates at most 1e-11 of their size in float64 and 1e-2 in float32, at "
-    "any depth, condition and noise; distance to the optimum against F4 at every depth without tolerance; the error of a "
-    "step does not grow with the condition number (exponent 0 ± 0.1 within the 95 % interval).",
+    "any depth, condition and noise; distance to the optimum against F4 at every depth without tolerance; the error of "
+    "a step does not grow with the condition number (its exponent's 95 % interval meets 0 ± 0.1).",
     cells=cells,
     measure=measure,
     figures=figures,
