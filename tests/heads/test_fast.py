@@ -94,8 +94,8 @@ def test_the_bound_holds_at_60_digits(
 
 def test_the_bound_is_not_vacuous() -> None:
     value = torch.sin(torch.linspace(-3, 3, 31)).numpy().astype(float)
-    assert read_error(value, 2.0, 0.46875, -40, 40, torch.float32).bound < 5e-6
-    assert read_error(value, 2.0, 0.46875, -40, 40, torch.float64).bound < 2e-14
+    for dtype, most in ((torch.float32, 84), (torch.float64, 256)):  # roundoffs; in float64 coefficients round as well
+        assert read_error(value, 2.0, 0.46875, -40, 40, dtype).bound < most * torch.finfo(dtype).eps / 2
 
 
 def test_a_wrong_coefficient_breaks_the_bound() -> None:

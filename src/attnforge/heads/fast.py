@@ -84,7 +84,9 @@ def _anchor_read_backward(
             share = torch.sigmoid(gate * at)
             change = change + share * (1 + gate * at * (1 - share))
         into.copy_(out.to(work) * change)
-    if of_value and anchors:
+        if of_value and reading.form == "lattice" and anchors:
+            to_value += reading.pulled_back(at, out.to(work), room)
+    if of_value and reading.form != "lattice":
         step = max(1, SOFTMAX // anchors)
         for part, out in zip(flat.split(step), slope.split(step), strict=True):
             to_value += (_weights(part.to(work), anchors, rate, kappa, centre) @ out.to(work)).double()

@@ -108,7 +108,7 @@ def read_error(
         )
     if len(value) == 0:
         return ReadError(cells.low, cells.high, 0.0, rounding)
-    off = float(np.max(cells.size)) / (2 * kappa) * 4 * u + 4 * u
+    off = float(np.max(cells.motion)) / (2 * kappa) + 4 * u  # of a position, in anchors
     spread = float(np.max(value) - np.min(value)) * (1 + 4 * U)
     leak = {"lattice": 0.0, "window": dropped(kappa, reach_for(kappa, dtype), off), "pair": _beside(kappa, off)}[form]
     return ReadError(cells.low, cells.high, leak * spread * SLACK, rounding)
@@ -139,6 +139,7 @@ def _cells(
     # theta: subtraction and product; window and pair also round the spacing, the product with 2 kappa and a difference
     roundings = (1 if centre == 0.0 else 2) + (0 if form == "lattice" else 5)
     motion = size * (gamma(roundings, u) + off_rate / rate * 1.01) + rate * off_centre * 1.01 + 1.01 * EXP_ULPS * u
+    motion = motion + (0.0 if form == "lattice" else 6 * kappa * u)  # between half keys |r| may exceed the position
     radius = 0.5 * rate * (high - low) * (1 + 8 * U) + motion + 16 * U * size
     return _Cells(low, high, theta, radius, motion, size)
 
@@ -153,9 +154,10 @@ def _around(cells: _Cells, k: Array, value: Array, kappa: float) -> tuple[Array,
     `k` and `value` are (cell or 1, key). Weights grow by at most exp(|k - m| t) when theta moves by t, m the mean of k
     in the middle (Jensen).
     """
-    logit = k * cells.theta[:, None] - kappa * k * k
-    logit = logit - logit.max(-1, keepdims=True)
-    weight = np.exp(logit)
+    place = cells.theta[:, None] / (2 * kappa)
+    nearest = np.take_along_axis(np.broadcast_to(k, (len(place), k.shape[-1])), _closest(k, place), -1)
+    away = k - nearest  # logits relative to the nearest key, formed without cancellation
+    weight = np.exp(-kappa * away * (away + 2 * (nearest - place)))
     weight /= weight.sum(-1, keepdims=True)
     mean = np.sum(weight * k, -1, keepdims=True)
     middle = np.sum(weight * value, -1)
@@ -164,6 +166,11 @@ def _around(cells: _Cells, k: Array, value: Array, kappa: float) -> tuple[Array,
     variance = np.sum(lifted * away * away, -1, keepdims=True)
     turn = np.sum(lifted * (away + cells.radius[:, None] * variance) * np.abs(value - middle[:, None]), -1) * SLACK
     return lifted, middle, turn, cells.radius * turn
+
+
+def _closest(k: Array, place: Array) -> Array:
+    """The column of the key nearest to each place; keys grow by 1 from column to column."""
+    return np.clip(np.rint(place - k[:, :1]), 0, k.shape[-1] - 1).astype(int)
 
 
 def _lattice(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logit_error: float) -> tuple[Array, Array]:
@@ -179,9 +186,9 @@ def _lattice(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logi
     right, left = value[anchors // 2 :], value[::-1][anchors // 2 :]
     half_sum, half_difference = 0.5 * (right + left), 0.5 * (right - left)
     q_j, p_j, r_j = mass @ even, (half_sum * mass) @ even, (half_difference * mass) @ odd
-    own = (rows + 8) * U  # of each coefficient, relative to the same sum without signs
-    q_own, p_own = own * (mass @ np.abs(even)), own * ((np.abs(half_sum) * mass) @ np.abs(even))
-    r_own = own * ((np.abs(half_difference) * mass) @ np.abs(odd))
+    own = (anchors + 8) * U  # of each coefficient, relative to the same sum without signs
+    unsigned = 0.5 * (np.abs(right) + np.abs(left)) * mass
+    q_own, p_own, r_own = own * (mass @ np.abs(even)), own * (unsigned @ np.abs(even)), own * (unsigned @ np.abs(odd))
     symmetric = not half_difference.any()
 
     near, far = np.maximum(np.abs(cells.theta) - cells.radius, 0.0), np.abs(cells.theta) + cells.radius
@@ -261,7 +268,7 @@ def _window(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logit
     spread = np.sum(lifted * (np.abs(seen - middle[:, None]) + moved[:, None]), -1)
     reading = reading + np.exp(logit_error) * np.expm1(logit_error) * spread * lost
     least = np.exp(-kappa * (reach + 1) ** 2)  # of the denominator: c_J at the least
-    return cells.motion * turn * lost + reading + 16 * tiny * (1 + size) / least, size
+    return cells.motion * turn * lost + reading + (8 * reach + 16) * tiny * (1 + size) / least, size
 
 
 def _pair(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logit_error: float) -> tuple[Array, Array]:

@@ -116,19 +116,29 @@ def masses(anchors: int, kappa: float, dtype: torch.dtype) -> np.ndarray:
     return np.exp(shift - kappa * k * k)
 
 
+_BASES: dict[tuple[int, float, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+
+
+def basis(anchors: int, kappa: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Q, and the matrix that takes a table of values to [P, R], in float64 on a device; made once."""
+    key = (anchors, kappa, working(dtype), device)
+    if key not in _BASES:
+        tracing = torch.compiler.is_compiling()  # a tracer warns about caches
+        even, odd = lattice.__wrapped__(anchors) if tracing else lattice(anchors)
+        mass = (masses.__wrapped__ if tracing else masses)(anchors, kappa, dtype)[:, None]
+        halves = np.concatenate([mass * even, mass * odd], 1) / 2  # halving is exact
+        right = np.concatenate([np.zeros((anchors // 2, halves.shape[1])), halves])
+        left = right[::-1] * np.repeat([1.0, -1.0], len(mass))  # k and -k: the same in P, opposite in R
+        total = torch.as_tensor((mass * even).sum(0), dtype=torch.float64, device=device)
+        _BASES[key] = total, torch.as_tensor(np.ascontiguousarray(right + left), dtype=torch.float64, device=device)
+    return _BASES[key]
+
+
 def polynomials(columns: Tensor, kappa: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Q (degree+1), P and R (column, degree+1) of the lattice form in float64, lowest power of s first."""
-    anchors = columns.shape[-1]
-    tracing = torch.compiler.is_compiling()  # a tracer warns about caches
-    even, odd = lattice.__wrapped__(anchors) if tracing else lattice(anchors)
-    mass = masses.__wrapped__(anchors, kappa, dtype) if tracing else masses(anchors, kappa, dtype)
-    as_tensor = functools.partial(torch.as_tensor, dtype=torch.float64, device=columns.device)
-    value = columns.double()
-    right, left = value[..., anchors // 2 :], value.flip(-1)[..., anchors // 2 :]
-    weighted = as_tensor(mass[:, None] * even)
-    # 0.5 (c - d) (2 sinh): the row k = 0 of `odd` is zero for whole k
-    total = as_tensor((mass[:, None] * even).sum(0))
-    return total, (0.5 * (right + left)) @ weighted, (0.5 * (right - left)) @ as_tensor(mass[:, None] * odd)
+    total, matrix = basis(columns.shape[-1], kappa, dtype, columns.device)
+    even, odd = (columns.double() @ matrix).tensor_split(2, -1)
+    return total, even, odd
 
 
 @dataclass
@@ -183,7 +193,8 @@ class Reading:
         if form == "lattice":
             total, even, odd = polynomials(columns, kappa, dtype)
             one = torch.ones((), dtype=work, device=columns.device)
-            symmetric = columns.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(odd.any())
+            known = columns.device.type == "cpu" and not torch.compiler.is_compiling()
+            symmetric = known and torch.equal(columns, columns.flip(-1))
             parts = tuple(
                 (e.unbind(), None if symmetric else o.unbind())
                 for e, o in zip(even.to(work), odd.to(work), strict=True)
@@ -206,30 +217,52 @@ class Reading:
         at = torch.sub(y, self.centre, out=room("at", n)) if self.centre else y
         return {"lattice": self._whole, "window": self._window, "pair": self._pair}[self.form](at, room, n)
 
-    def _whole(self, at: Tensor, room: Room, n: int) -> list[Tensor]:
-        *total, one = self.total
+    def _variables(self, at: Tensor, room: Room, n: int) -> tuple[Tensor, Tensor, Tensor]:
+        """q, 1 + q^2 and s of the lattice form."""
+        one = self.total[-1]
         q = torch.mul(torch.abs(at, out=room("q", n)), -self.rate, out=room("q", n))
         q = torch.exp(q, out=room("q", n))
         low = torch.addcmul(one, q, q, out=room("low", n))
-        s = torch.div(q, low, out=room("s", n))
-        below = _horner(tuple(total), s, room("below", n))
+        return q, low, torch.div(q, low, out=room("s", n))
+
+    def _tilt(self, at: Tensor, q: Tensor, low: Tensor, room: Room, n: int) -> Tensor:
+        """tanh(theta), or tanh(theta/2) between an even number of anchors."""
+        one = self.total[-1]
+        if self.anchors % 2:
+            tilt = torch.addcmul(one, q, q, value=-1, out=room("tilt", n))
+        else:
+            low = torch.add(one, q, out=room("low", n))
+            tilt = torch.sub(one, q, out=room("tilt", n))
+        return torch.copysign(torch.div(tilt, low, out=room("tilt", n)), at, out=room("tilt", n))
+
+    def _whole(self, at: Tensor, room: Room, n: int) -> list[Tensor]:
+        q, low, s = self._variables(at, room, n)
+        below = _horner(self.total[:-1], s, room("below", n))
         tilt: Tensor | None = None
         found = []
         for i, (even, odd) in enumerate(self.columns):
             above = _horner(even, s, room(f"above{i}", n))
             if odd is not None:
-                if tilt is None:  # tanh(theta), or tanh(theta/2) between an even number of anchors
-                    if self.anchors % 2:
-                        tilt = torch.addcmul(one, q, q, value=-1, out=room("tilt", n))
-                        tilt = torch.div(tilt, low, out=room("tilt", n))
-                    else:
-                        sum_ = torch.add(one, q, out=room("low", n))
-                        tilt = torch.div(torch.sub(one, q, out=room("tilt", n)), sum_, out=room("tilt", n))
-                    tilt = torch.copysign(tilt, at, out=room("tilt", n))
+                tilt = self._tilt(at, q, low, room, n) if tilt is None else tilt
                 side = _horner(odd, s, room("side", n))
                 above = torch.addcmul(above, side, tilt, out=room(f"above{i}", n))
             found.append(torch.div(above, below, out=room(f"above{i}", n)))
         return found
+
+    def pulled_back(self, y: Tensor, slope: Tensor, room: Room) -> Tensor:
+        """The sum over y of slope times each anchor's weight (lattice form): the gradient of the values, in float64."""
+        n = y.numel()
+        at = torch.sub(y, self.centre, out=room("at", n)) if self.centre else y
+        q, low, s = self._variables(at, room, n)
+        share = torch.div(slope, _horner(self.total[:-1], s, room("below", n)), out=room("below", n))
+        tilted = torch.mul(share, self._tilt(at, q, low, room, n), out=room("tilt", n))
+        sums = []
+        for one in (share, tilted):
+            for _ in self.total[:-1]:  # sums of share s^j, then of tilted s^j
+                sums.append(one.sum(dtype=torch.float64))
+                one = torch.mul(one, s, out=room("power", n))
+        _, matrix = basis(self.anchors, self.kappa, y.dtype, y.device)
+        return matrix @ torch.stack(sums)
 
     def _window(self, at: Tensor, room: Room, n: int) -> list[Tensor]:
         reach, half = (len(self.total) - 1) // 2, 0.0 if self.anchors % 2 else 0.5
