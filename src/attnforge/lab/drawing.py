@@ -108,7 +108,8 @@ def _series(axes: Axes, series: Series, look: Look, theme: Theme) -> Any:
             axes.fill_between(series.x, low, high, color=shade, alpha=0.18, lw=0, zorder=2)
         else:
             axes.vlines(series.x, low, high, color=shade, lw=1.3, zorder=2)
-    style = {"lw": 1.6, "ls": "-"} if series.style == "line" else {"ls": "none"}
+    style: dict[str, Any] = {"lw": 1.6} if series.style == "line" else {"ls": "none"}
+    style |= {"dashes": look.dash} if series.style == "line" and look.dash else {}
     # Many points are a curve; a marker on each would hide it.
     marker = marker if len(series.x) <= CURVE or series.style == "points" else {}
     return axes.plot(series.x, y, color=shade, zorder=3, label=series.name, **style, **marker)[0]
@@ -131,16 +132,15 @@ def _heat(axes: Axes, panel: Panel, heat: Heat) -> None:
 
 def _scales(axes: Axes, panel: Panel, room: float) -> None:
     ticker = require("matplotlib.ticker", "report")
+    chosen = places(panel, room)
     if panel.log_x:
         axes.set_xscale("log")
-        chosen = places(panel, room)
-        if chosen:
-            axes.set_xticks(chosen, [f"{x:g}" for x in chosen])
-        else:
-            axes.xaxis.set_major_locator(ticker.LogLocator(numticks=max(3, int(room / 0.55))))
+        axes.xaxis.set_major_locator(ticker.LogLocator(numticks=max(3, int(room / 0.55))))
         axes.xaxis.set_minor_locator(ticker.NullLocator())
-    elif not panel.ticks:
+    else:
         axes.xaxis.set_major_locator(ticker.MaxNLocator(max(3, int(room / 0.6))))
+    if chosen:
+        axes.set_xticks(chosen, [f"{x:g}" for x in chosen])
     if panel.ticks:
         axes.set_xticks([at for at, _ in panel.ticks], [_fold(text, room, panel) for _, text in panel.ticks])
         axes.xaxis.set_minor_locator(ticker.NullLocator())

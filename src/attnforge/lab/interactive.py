@@ -75,9 +75,9 @@ def _axes(drawn: Any, panel: Panel, row: int, column: int) -> None:
     x: dict[str, Any] = {"title": {"text": panel.x}, "automargin": True, "zeroline": False}
     y: dict[str, Any] = {"title": {"text": panel.y}, "automargin": True, "zeroline": False}
     if panel.log_x:
-        x |= {"type": "log"}
-        chosen = places(panel, 3.5)
-        x |= {"tickvals": chosen, "ticktext": [f"{v:g}" for v in chosen]} if chosen else {"exponentformat": "power"}
+        x |= {"type": "log", "exponentformat": "power"}
+    if chosen := places(panel, 3.5) if panel.series else []:
+        x |= {"tickvals": chosen, "ticktext": [f"{v:g}" for v in chosen]}
     if panel.ticks:
         x |= {"tickvals": [at for at, _ in panel.ticks], "ticktext": [text for _, text in panel.ticks]}
     if panel.log_y:

@@ -15,6 +15,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # matplotlib's letters, and plotl
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")
 DASHES = ((4.0, 2.4), (1.2, 1.8), (7.0, 2.2, 1.4, 2.2), (10.0, 3.0), (3.0, 1.5, 1.0, 1.5, 1.0, 1.5))
 CURVE = 48  # points: more of them are drawn as a curve, without markers
+BROKEN = ((2.6, 1.3), (1.0, 1.0), (5.0, 1.5))  # of measurements that share a colour
 LETTER = 0.058  # inches: the width of a letter of a tick label, roughly
 
 
@@ -28,7 +29,7 @@ class Look:
 
 
 def looks(figure: Figure) -> dict[str, Look]:
-    """A look for every name; series of one group share a colour and a marker.
+    """A look for every name; series of one group share a colour.
 
     >>> from attnforge.lab.chart import Panel, Series
     >>> cold, line = Series("cold", [1], [1.0]), Series("bound", [1], [2.0], style="bound")
@@ -39,31 +40,39 @@ def looks(figure: Figure) -> dict[str, Look]:
     coloured = [s.group or s.name for s in series if s.style != "bound" or s.group]
     order = {name: i for i, name in enumerate(dict.fromkeys(coloured))}
     bounds = {name: i for i, name in enumerate(dict.fromkeys(s.name for s in series if s.style == "bound"))}
-    found = {}
+    found: dict[str, Look] = {}
+    members: dict[str, list[str]] = {}
     for s in series:
+        if s.name in found:
+            continue
         number = order.get(s.group or s.name)
-        dash = DASHES[bounds[s.name] % len(DASHES)] if s.style == "bound" else ()
-        found[s.name] = Look(number, (number or 0) % len(MARKERS), dash)
+        if s.style == "bound":
+            found[s.name] = Look(number, (number or 0) % len(MARKERS), DASHES[bounds[s.name] % len(DASHES)])
+            continue
+        # Measurements of one group have its colour; the second has another marker and a broken line.
+        earlier = members.setdefault(s.group or s.name, [])
+        marker = ((number or 0) + 3 * len(earlier)) % len(MARKERS)
+        found[s.name] = Look(number, marker, BROKEN[len(earlier) - 1] if 0 < len(earlier) <= len(BROKEN) else ())
+        earlier.append(s.name)
     return found
 
 
 def places(panel: Panel, room: float) -> list[float]:
-    """Where a logarithmic x axis of `room` inches is labelled: at the measured places, as many as stand apart.
+    """Where an x axis of `room` inches is labelled: at the measured places, as many as stand apart.
 
-    Empty where the places cover so much that powers of ten are the better labels.
+    Empty where there are too many, or where they cover so much that powers of ten are the better labels.
     """
-    at = sorted({x for series in panel.series for x in series.x})
-    if len(at) < 2 or at[0] <= 0 or math.log10(at[-1] / at[0]) > 3 or len(at) > 24:
+    at = sorted({x for series in panel.series if series.style != "bound" for x in series.x})
+    if len(at) < 2 or len(at) > (24 if panel.log_x else 9) or (panel.log_x and math.log10(at[-1] / at[0]) > 3):
         return []
-    scale = room / math.log(at[-1] / at[0])
-    chosen: list[float] = []
-    for x in at:
-        if (
-            not chosen
-            or math.log(x / chosen[-1]) * scale > LETTER * (len(f"{x:g}") + len(f"{chosen[-1]:g}")) / 2 + 0.14
-        ):
-            chosen.append(x)
-    return chosen
+    scaled = [math.log(x) for x in at] if panel.log_x else at
+    unit = room / (scaled[-1] - scaled[0])
+    chosen: list[int] = []
+    for i, x in enumerate(at):
+        apart = LETTER * (len(f"{x:g}") + (len(f"{at[chosen[-1]]:g}") if chosen else 0)) / 2 + 0.14
+        if not chosen or (scaled[i] - scaled[chosen[-1]]) * unit > apart:
+            chosen.append(i)
+    return [at[i] for i in chosen]
 
 
 def shape(panels: int) -> tuple[int, int]:
@@ -83,5 +92,6 @@ def visible(panel: Panel) -> tuple[float, float] | None:
     measured = [v for theory, v in rows if not theory] or [v for _, v in rows]
     if not measured:
         return None
-    everything = [v for _, v in rows]
-    return max(min(everything), min(measured) / 100), min(max(everything), max(measured) * 100)
+    low, high = min(measured) / 100, max(measured) * 100
+    near = [v for theory, v in rows if not theory or low <= v <= high]
+    return min(near), max(near)

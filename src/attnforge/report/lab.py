@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..lab.chart import Figure
 from ..lab.drawing import drawn
-from ..lab.experiment import Experiment, Finding, Record
+from ..lab.experiment import FAILS, Experiment, Finding, Record
 from ..lab.interactive import interactive
 from ..lab.results import Result, results, tally
 from .html import Block, Page
@@ -58,8 +58,9 @@ def row(finding: Finding) -> tuple[str, ...]:
     """A finding as the cells of a table under HEADER."""
     digits = 3
     if finding.predicted is not None and finding.measured is not None and finding.predicted != finding.measured:
-        # A measurement just above its bound must not look as if it met it.
-        while digits < 12 and number(finding.predicted, digits) == number(finding.measured, digits):
+        # A measurement just above its bound must not look as if it met it; one just below may.
+        most = 17 if finding.verdict == FAILS else 5
+        while digits < most and number(finding.predicted, digits) == number(finding.measured, digits):
             digits += 1
     predicted = (
         "–" if finding.predicted is None else f"{_RELATIONS[finding.relation]}{number(finding.predicted, digits)}"
