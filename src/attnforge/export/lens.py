@@ -170,9 +170,9 @@ def _hooked_transformer() -> type[HookedTransformer]:
     if found is None:
         error = MissingExtra(NEEDED, "lens")
         version = getattr(package, "__version__", None) or importlib.metadata.version("transformer-lens")
-        error.args = (
+        error.msg = (
             f"transformer-lens {version} is installed, and it has no HookedTransformer: version 4 removed that class; "
-            f"install {NEEDED}, for example by pip install 'attnforge[lens]'",
+            f"install {NEEDED}, for example by pip install 'attnforge[lens]'"
         )
         raise error
     return cast("type[HookedTransformer]", found)
