@@ -138,6 +138,8 @@ def test_what_is_left_in_the_graph_of_a_pure_model_is_refused() -> None:
         af.convert(model, X, level="pure")
     _, report = af.convert(model, X, level="pure", leave=["2.1"])
     assert [(left.path, left.operation) for left in report.left] == [("2.1", "mul")]
+    assert not report.census
+    assert any("not pure" in note for note in report.notes)
 
 
 class Twice(nn.Module):
@@ -151,6 +153,8 @@ def test_a_square_is_an_activation_like_any_other() -> None:
     model = nn.Sequential(nn.Linear(3, 3), Squares(), nn.Linear(3, 2)).eval()
     _, report = af.convert(model, X, level="pure")
     assert report.by_operation == {"square": 1}
+    assert report.census["attention"] > 0
+    assert "exported graph:" in str(report)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

@@ -36,6 +36,12 @@ def convert(
     that stay as they are. `strict` raises on values outside a site's range instead of warning once.
 
     Weights that do not change are shared with the original, which is not touched.
+
+    >>> import torch
+    >>> mlp = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+    >>> converted, report = convert(mlp, torch.randn(64, 2), eps=1e-5)
+    >>> report.by_operation, report.worst <= 1e-5, converted[0].weight is mlp[0].weight
+    ({'gelu': 1}, True, True)
     """
     from .engine import convert as run
 

@@ -12,6 +12,8 @@ from ..errors import ArgumentError, UnsupportedOperation, closest
 from .find import Found
 from .record import LEVELS, Left
 
+LEFT = "named in leave"
+
 
 @dataclass(frozen=True)
 class Leave:
@@ -60,7 +62,7 @@ def choose(found: Sequence[Found], level: str, leave: Leave) -> Choice:
     sites, left, unknown = [], [], []
     for one in found:
         if any(leave.holds(path) for path in one.paths):
-            left.append(Left(one.path, one.operation, "named in leave"))
+            left.append(Left(one.path, one.operation, LEFT))
         elif one.kind == "activation" or (one.kind is not None and level == "pure"):
             sites.append(one)
         elif one.kind is not None:

@@ -11,10 +11,11 @@ from torch import nn
 
 from ..errors import ArgumentError
 from ..progress import stages
-from ..purity import offences
+from ..purity.trace import capture
+from ..purity.walk import Walk
 from .batches import Batch, Data, read
 from .build import Options, checked
-from .choose import Leave, choose, level_of, unsupported
+from .choose import LEFT, Leave, choose, level_of, unsupported
 from .copying import dtype_of, refuse_unreadable, twin
 from .find import Found, find
 from .gated import GatedUnit
@@ -76,10 +77,19 @@ def convert(
         change = size = None
         if data is not None:
             change, size = largest_change(model, result, data.held)
+        census: dict[str, int] = {}
         if level == "pure":
             stage("prove")
-            left += _impure(result, data, kept)
-    notes = _notes(model, sites, data, dtype, level)
+            impure, census = _examined(result, data, kept)
+            left += impure
+    notes = _notes(model, sites, data, dtype)
+    kept_on = sum(one.reason == LEFT for one in left)
+    if level == "pure":
+        notes.append(
+            f"not pure: {kept_on} operations stay as leave= asks"
+            if kept_on
+            else "pure: on the exported graph softmax attention is the only nonlinear operation (attnforge.purity)"
+        )
     conversion = Conversion(
         model=type(model).__name__,
         level=level,
@@ -94,6 +104,7 @@ def convert(
         batches=len(data.seen) if data else 0,
         held_out=len(data.held) if data else 0,
         seconds=time.perf_counter() - started,
+        census={} if kept_on else census,
         notes=tuple(notes),
     )
     remember(result, conversion)
@@ -136,15 +147,17 @@ def _watched(
     ]
     if wrong:
         raise unsupported(wrong)
-    return seen, [Left(call.path, call.operation, "named in leave") for call in calls]
+    return seen, [Left(call.path, call.operation, LEFT) for call in calls]
 
 
-def _impure(model: nn.Module, data: Data | None, kept: Leave) -> list[Left]:
-    """What the exported graph still computes besides attention: all of it must be named in `leave`."""
-    assert data is not None, "norms need data"
+def _examined(model: nn.Module, data: Data | None, kept: Leave) -> tuple[list[Left], dict[str, int]]:
+    """What the exported graph computes besides attention, all of which must be named in `leave`; and its census."""
+    if data is None:
+        raise ArgumentError("level='pure' examines the exported graph, which needs a batch: give calibration=batches")
     batch = data.held[0]
     example = batch.part(slice(0, EXAMPLE)) if batch.rows else batch
-    found = dict.fromkeys(offences(model, example.example))
+    walk = Walk(capture(model, example.example))
+    found = dict.fromkeys(walk.offences)
     wrong = [
         f"{one.module or 'the model itself'}: {one.operation}: {one.why}{f' ({one.source})' if one.source else ''}"
         for one in found
@@ -152,7 +165,7 @@ def _impure(model: nn.Module, data: Data | None, kept: Leave) -> list[Left]:
     ]
     if wrong:
         raise unsupported(wrong)
-    return [Left(one.module, one.operation, "named in leave") for one in found]
+    return [Left(one.module, one.operation, LEFT) for one in found], walk.census.by_category
 
 
 def _nothing(model: nn.Module, level: str, left: Sequence[Left]) -> ArgumentError:
@@ -164,7 +177,7 @@ def _nothing(model: nn.Module, level: str, left: Sequence[Left]) -> ArgumentErro
     )
 
 
-def _notes(model: nn.Module, sites: Sequence[Site], data: Data | None, dtype: torch.dtype, level: str) -> list[str]:
+def _notes(model: nn.Module, sites: Sequence[Site], data: Data | None, dtype: torch.dtype) -> list[str]:
     notes = []
     dropping = [path for path, m in model.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
     if model.training and dropping:
@@ -186,6 +199,4 @@ def _notes(model: nn.Module, sites: Sequence[Site], data: Data | None, dtype: to
         name, wide = (str(t).removeprefix("torch.") for t in (dtype, working(dtype)))
         notes.append(f"heads are evaluated in {wide} and their results rounded to {name}; the bounds include that")
     notes.append("weights that did not change are shared with the original model: training one trains the other")
-    if level == "pure":
-        notes.append("purity: on the exported graph softmax attention is the only nonlinear operation")
     return notes

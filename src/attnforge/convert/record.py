@@ -125,6 +125,8 @@ class Conversion:
     held_out: int = 0
     """How many batches `change` was measured on."""
     seconds: float = 0.0
+    census: Mapping[str, int] = field(default_factory=dict)
+    """At level "pure": how many operations of each category the exported graph has, as `attnforge.purity` counts."""
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -214,6 +216,9 @@ class Conversion:
         if self.left:
             shown = [(left.path, left.operation, left.reason) for left in self.left]
             lines += ["", f"left as it was: {len(self.left)}", *aligned(("path", "operation", "why"), shown)]
+        if self.census:
+            counted = ", ".join(f"{n} {name}" for name, n in self.census.items() if n)
+            lines.append(f"exported graph: {sum(self.census.values())} operations ({counted}), nothing else")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     @property
