@@ -19,7 +19,7 @@ from ..network import AttentionLayer, Heads, Scope
 from .plain_columns import FLAG, Columns, exclusion, lay_columns, needs_positions
 from .plain_source import Source
 
-SLACK = 1.25  # sizes are estimates with this much room; the certificate proves them
+SLACK = 1.1  # sizes are estimates with this much room; the certificate proves them
 WEIGHTS = 1.001  # computed weights add up to at most this, and so do the roundings of what they average
 
 
@@ -132,11 +132,10 @@ def _place(layout: PlainLayout, number: int, layer: AttentionLayer) -> None:
     layout.convex.append(_written(heads, size, layout.columns, len(fresh)))
     grown = np.concatenate([size, layout.convex[-1]], 1)
     known = layout.source.sizes[number] if layout.source.sizes else None
-    if known is not None:  # what the result is known to be, and the linear part that the column lacks
-        linear = size @ np.abs(after[: len(state)])
+    if known is not None:
         room = known[:, written].max(initial=0.0) * (SLACK - 1)  # a unit that is never alive still errs
         for c, place in fresh.items():
-            grown[:, place] = np.fmin(grown[:, place], known[:, c] + SLACK * linear[:, c] + room)
+            grown[:, place] = np.fmin(grown[:, place], known[:, c] + room)
     layout.layers.append(heads)
     layout.fresh.append(fresh)
     layout.states.append(after)

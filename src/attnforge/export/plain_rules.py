@@ -43,6 +43,7 @@ from .plain_columns import FLAG
 from .plain_fold import Fold, Stored
 from .plain_layout import HeadTables, PlainLayout
 from .plain_norms import Mask, norm_extra
+from .plain_sizes import first_sizes, written_sizes
 
 Rho = dict[str, Array]  # "query", "key", "value" -> (cell, token, coordinate)
 
@@ -58,6 +59,7 @@ class PlainPropagation(Propagation):
         self.raw = np.zeros((0, 0, 0))  # (cell, token, column): sizes of the stream's columns as computed
         self.bad = np.zeros(0, dtype=bool)  # cells where a size is beyond what the weights were made for
         self.rho = np.zeros((0, 0, 0))
+        self.coming: dict[Column, Array] = {}  # errors of the virtual reads of the present stage
         super().__init__(net.layout, net.network, net.flats, net.dtype, net.origin, stretch)
 
     def _fold(self, net: CompiledNetwork) -> None:
@@ -124,30 +126,20 @@ class PlainPropagation(Propagation):
             out[..., -1] += self.rho
         out *= 1 + (len(before) + out.shape[-1] + 8) * 2.0**-52
         out[self.bad] = np.inf
+        self.coming = {column: up(out[:, :, i].sum(-1), out.shape[-1]) for i, column in enumerate(after)}
         return {column: out[:, :, i] for i, column in enumerate(after)}
 
     def _grow(self, stage: int, errors: Errors, found: list[Range]) -> None:
         """The sizes of the columns that the stage before has written: at most its values, and its result less the
         linear part; cells on which they are beyond the sizes that Omega was chosen for are bad."""
-        columns = self.plain.columns
         if stage == 0:
-            self.raw = np.zeros((*found[0].low.shape[:2], columns.first))
-            self.raw[..., FLAG] = 1.0
-            for token, place in enumerate(columns.positions):
-                self.raw[:, token, place] = 1.0
-            given = np.stack([found[v].size[..., c] + errors[v][..., c, :].sum(-1) for v, c in self.layout.first], -1)
-            self.raw[..., [*columns.inputs, *columns.constants]] = given
+            self.raw = first_sizes(self.layout, self.plain.columns, errors, found)
             self.bad = np.zeros(len(self.raw), dtype=bool)
         else:
-            number, after = 2 * stage - 1, self.layout.stages[stage - 1].after
-            fresh, linear = self.plain.fresh[number], self.linear[stage - 1]
-            grown = np.zeros((*self.raw.shape[:2], len(fresh)))
-            size = self.raw @ (np.abs(linear.matrix) + linear.error)
-            for i, c in enumerate(fresh):
-                value, channel = after[c]
-                known = found[value].size[..., channel] + errors[value][..., channel, :].sum(-1) + size[..., c]
-                grown[..., i] = np.fmin(up(known, 8), self.plain.convex[number][:, i])
-            self.raw = np.concatenate([self.raw, grown], -1)
+            number = 2 * stage - 1
+            wanted, layer = list(self.plain.fresh[number]), self.layer(number)
+            grown = written_sizes(self.layout, stage - 1, layer, wanted, self.coming, errors, found)
+            self.raw = np.concatenate([self.raw, np.fmin(grown, self.plain.convex[number])], -1)
         allowed = self.plain.sizes[2 * stage] * (1 + 2.0**-40)
         self.bad |= ~np.all(self.raw <= allowed, axis=(1, 2))
 

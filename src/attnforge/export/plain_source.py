@@ -35,9 +35,9 @@ class Source:
     """Layers of tier `memory` with the names of their columns.
 
     `names[i]` are the columns that layer i writes, `kinds[i]` the families of heads that compute them, and `sizes[i]`
-    (token, column), where known, how large they are. `lead` is an affine map in front, which the embedding carries out.
-    `constants` (token, column) stand next to the input. `low` and `high` (token, column) bound the input. `fixed` says
-    whether the network is for exactly `tokens` tokens; otherwise fewer will do.
+    (token, column), where known, how large what heads write to them is. `lead` is an affine map in front, which the
+    embedding carries out. `constants` (token, column) stand next to the input. `low` and `high` (token, column) bound
+    the input. `fixed` says whether the network is for exactly `tokens` tokens; otherwise fewer will do.
     """
 
     layers: tuple[AttentionLayer, ...]
@@ -57,7 +57,7 @@ class Source:
     constant_names: tuple[str, ...] = ()
     fixed: bool = True
     causal: bool = False
-    sizes: tuple[Array, ...] = ()
+    sizes: tuple[Array | None, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -101,7 +101,6 @@ def _compiled(net: CompiledNetwork, tokens: int | None) -> Source:
         kinds += [("",) * len(stage.columns), tuple(family.get(value, "") for value, _ in stage.after)]
     found.append(layout.output)
     kinds.append(("",) * len(layout.output))
-    reach = reaches(net)
     return Source(
         layers=tuple(_layers(net.network.layers)),
         names=tuple(tuple(column_name(layout, *column) for column in columns) for columns in found),
@@ -116,7 +115,7 @@ def _compiled(net: CompiledNetwork, tokens: int | None) -> Source:
         first_row=program.output_rows != "all",
         constants=net.constants,
         constant_names=tuple(constants),
-        sizes=tuple(np.stack([reach[value][:, c] for value, c in columns], -1) for columns in found),
+        sizes=tuple(reaches(net)),
     )
 
 
