@@ -190,6 +190,15 @@ def test_gelu_within_its_certificate_at_60_digits(dtype: torch.dtype) -> None:
         assert abs(arb(out) - exact) <= arb(head.bound), at
 
 
+@pytest.mark.parametrize(
+    ("name", "lo", "hi"), [("gelu", -300, 500), ("gelu", 5, 9), ("softplus", -200, -0.5), ("relu", -1e-3, 2e-3)]
+)
+def test_any_interval_will_do(name: str, lo: float, hi: float) -> None:
+    head = FastActivation.fit(name, lo, hi)
+    y = torch.linspace(lo, hi, 10_001, dtype=torch.float64).float().clamp(lo, hi)
+    assert (head(y).double() - head.function.value(y.double())).abs().max() <= head.bound <= 5e-6
+
+
 def test_activations_are_saved_trained_and_watched(tmp_path: Path) -> None:
     head = FastActivation.fit("gelu", -17, 25, eps=2e-6)
     assert head.bound <= 2e-6 and FastActivation.fit("gelu", -17, 25, eps=1e-4).size < head.size

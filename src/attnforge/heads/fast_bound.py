@@ -156,13 +156,15 @@ def _around(cells: _Cells, k: Array, value: Array, kappa: float) -> tuple[Array,
     """
     place = cells.theta[:, None] / (2 * kappa)
     nearest = np.take_along_axis(np.broadcast_to(k, (len(place), k.shape[-1])), _closest(k, place), -1)
-    away = k - nearest  # logits relative to the nearest key, formed without cancellation
-    weight = np.exp(-kappa * away * (away + 2 * (nearest - place)))
-    weight /= weight.sum(-1, keepdims=True)
+    beside = k - nearest
+    logit = -kappa * beside * (beside + 2 * (nearest - place))  # relative to the nearest key: nothing cancels
+    weight = np.exp(logit)
+    total = weight.sum(-1, keepdims=True)
+    weight /= total
     mean = np.sum(weight * k, -1, keepdims=True)
     middle = np.sum(weight * value, -1)
     away = np.abs(k - mean)
-    lifted = weight * np.exp(away * cells.radius[:, None]) * (1 + 1e-10)
+    lifted = np.exp(np.minimum(logit - np.log(total) + away * cells.radius[:, None], 0.0)) * (1 + 1e-10)
     variance = np.sum(lifted * away * away, -1, keepdims=True)
     turn = np.sum(lifted * (away + cells.radius[:, None] * variance) * np.abs(value - middle[:, None]), -1) * SLACK
     return lifted, middle, turn, cells.radius * turn
