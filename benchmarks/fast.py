@@ -115,7 +115,7 @@ def tables() -> list[dict[str, Any]]:
     for p in (16, 32, 64, 128, 256, 1024, 4096, 16384):
         for kappa in (0.25, 2.0, 20.0):
             rate, value = 2 * kappa * (p - 1) / 50.0, torch.linspace(-25, 25, p)
-            few = y[: max(500, min(len(y), 20_000_000 // p))]
+            few = y[: max(400, min(len(y), 5_000_000 // p))]
             exact = anchor_read(few.double(), value.double(), rate, kappa)
             works = {"fast": lambda r=rate, v=value, k=kappa, z=few: anchor_read(z, v, r, k),
                      "softmax": lambda r=rate, v=value, k=kappa, z=few: softmax_read(z, v, r, k)}  # fmt: skip
