@@ -19,7 +19,7 @@ from attnforge.lab import verdicts
 from attnforge.lab.chart import Figure, Heat, Panel, Series
 from attnforge.lab.experiment import AGREES, BETTER, FAILS, Cell, Finding, Record, grid, plain
 from attnforge.lab.fits import Mean, Slope, mean, slope, student
-from attnforge.lab.registry import NAMES, find, names
+from attnforge.lab.registry import find, names
 from lab.toy import TOY
 
 SETTINGS = st.dictionaries(
@@ -175,6 +175,5 @@ def test_experiments_are_found_by_name_or_a_near_one_is_suggested() -> None:
         experiment = find(name)
         assert experiment.name == name and set(experiment.grid(True)) and set(experiment.grid(False))
         assert find(name.replace("-", "_").upper()) is experiment
-    assert tuple(n for n in NAMES if n in names()) == names()
     with pytest.raises(ArgumentError, match=r"'rate-ancors'; did you mean 'rate-anchors'\?.*and all"):
         find("rate-ancors")

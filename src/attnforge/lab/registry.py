@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 
 from ..errors import ArgumentError, closest
 from .experiment import Experiment
@@ -27,11 +26,10 @@ NAMES = (
 def names() -> tuple[str, ...]:
     """The experiments there are.
 
-    >>> set(names()) <= set(NAMES)
-    True
+    >>> names()[:2]
+    ('rate-anchors', 'rate-heads')
     """
-    package = f"{__package__}.experiments"
-    return tuple(n for n in NAMES if importlib.util.find_spec(f"{package}.{n.replace('-', '_')}") is not None)
+    return NAMES
 
 
 def find(name: str) -> Experiment:
@@ -41,11 +39,10 @@ def find(name: str) -> Experiment:
     Traceback (most recent call last):
     attnforge.errors.ArgumentError: there is no experiment 'rate-anchor'; did you mean 'rate-anchors'?...
     """
-    known = names()
     asked = name.strip().lower().replace("_", "-")
-    if asked not in known:
+    if asked not in NAMES:
         raise ArgumentError(
-            f"there is no experiment '{name}'{closest(asked, NAMES)}; known are {', '.join(known)}, and all"
+            f"there is no experiment '{name}'{closest(asked, NAMES)}; known are {', '.join(NAMES)}, and all"
         )
     module = importlib.import_module(f"{__package__}.experiments.{asked.replace('-', '_')}")
     experiment = module.EXPERIMENT
@@ -56,4 +53,4 @@ def find(name: str) -> Experiment:
 
 def select(name: str) -> tuple[Experiment, ...]:
     """The experiment of that name, or every one for "all"."""
-    return tuple(map(find, names())) if name == "all" else (find(name),)
+    return tuple(map(find, NAMES)) if name == "all" else (find(name),)
