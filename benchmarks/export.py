@@ -3,7 +3,8 @@
 python benchmarks/export.py                    measures, prints two tables, writes benchmarks/results/export.json
 python benchmarks/export.py --quick            fewer points, fewer cases, nothing written
 python benchmarks/export.py --points 20000     so many points instead of 100,000
-python benchmarks/export.py --only "sin(x)"    one case, by its name; what was written before is kept
+python benchmarks/export.py --only gauss       one case, by its name; what was written before is kept
+python benchmarks/export.py --resume           goes on where a run was broken off
 
 Twenty formulas, three networks, a transformer block and every theorem with a token-wise form, in float32 and in
 float64. Differences are the largest over all points and outputs; "rounding" is how far the network in float32 is from
@@ -44,7 +45,6 @@ from attnforge.ir.interpret import values  # noqa: E402
 RESULTS = Path(__file__).parent / "results" / "export.json"
 POINTS, QUICK = 100_000, 2_000
 FLOAT32, FLOAT64 = torch.float32, torch.float64
-OWN = "rounding"  # of the network itself, in PyTorch
 CLOSE = {"float32": 1e-5, "float64": 1e-10}
 FORMS = ("plain", "lens", "onnx", "onnx of plain", "hf")
 NAMES = (
@@ -158,16 +158,15 @@ def measured(name: str, kind: str, build: Build, dtype: torch.dtype, points: int
             "hf": export.load_hf(hf).run,
             **{form: (lambda *x, s=s: export.run_onnx(s, *x)) for form, s in sessions.items()},
         }
-        worst, error, scale, cost = compared(net, plain, runs, points)
-    bound = plain.certificate.bound
+        worst, seen, cost = compared(net, plain, runs, points)
+    bound, error = plain.certificate.bound, seen["plain error"]
     assert bound is None or error <= bound, f"{name}: plain errs by {error}, its certificate says {bound}"
     return {
-        "name": name, "kind": kind, "dtype": str(dtype).removeprefix("torch."), "points": points, "scale": scale,
-        "difference": worst, "relative": {form: gap / max(1.0, scale) for form, gap in worst.items()},
-        "plain error": error, "plain bound": bound, "bound": net.certificate.bound,
-        "rounding": net.certificate.by_source()["rounding"], "seconds": seconds,
+        "name": name, "kind": kind, "dtype": str(dtype).removeprefix("torch."), "points": points, **seen,
+        "difference": worst, "relative": {form: gap / max(1.0, seen["scale"]) for form, gap in worst.items()},
+        "plain bound": bound, "bound": net.certificate.bound, "seconds": seconds,
         "memory tier": {"parameters": sum(p.numel() for p in net.parameters()), "microseconds": cost["net"]},
-        "plain tier": {"parameters": plain.size.parameters, "microseconds": cost["plain"], **vars(plain.size)},
+        "plain tier": {"microseconds": cost["plain"], **vars(plain.size)},
     }  # fmt: skip
 
 
@@ -180,14 +179,14 @@ def timed(seconds: dict[str, float], name: str, action: Callable[[], Any]) -> An
 
 def compared(
     net: CertifiedModule, plain: Any, runs: dict[str, Callable[..., Tensor]], points: int
-) -> tuple[dict[str, float], float, float, dict[str, float]]:
-    """The largest differences, the largest error of plain against the target, the largest output, time per point."""
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """The largest differences, what else was seen (error of plain, rounding, largest output), and time per point."""
     where = domain(net)
     rows = sum(math.prod(shape[:-1]) for shape in where.shapes) if len(where.shapes) == 1 else 1
     count = max(1, points // max(1, rows))  # a point of a token-wise theorem is a token
     batch = max(1, min(2048, (1 << 23) // (plain.size.heads * (plain.registers + plain.tokens) ** 2)))
     wide = copy.deepcopy(net).double()  # the same weights, computed in float64: what rounding alone changes
-    worst, error, scale = dict.fromkeys((*runs, OWN), 0.0), 0.0, 0.0
+    worst, error, scale, own = dict.fromkeys(runs, 0.0), 0.0, 0.0, 0.0
     cost = {"net": math.inf, "plain": math.inf}
     for part in batches(torch.cat([where.sample(count), where.corners(64)]), batch):
         inputs = where.split(part)
@@ -197,7 +196,7 @@ def compared(
         scale = max(scale, float(ours.abs().max()))
         if net.dtype == FLOAT32:
             exact = wide.core(*(x.double() for x in inputs))
-            worst[OWN] = max(worst[OWN], float((ours - exact).abs().max()))
+            own = max(own, float((ours - exact).abs().max()))
         for name, run in runs.items():
             start = time.perf_counter()
             theirs = run(*inputs)
@@ -206,7 +205,7 @@ def compared(
                 error = max(error, float((theirs.double() - target(net, part, inputs)).abs().max()))
             assert theirs.shape == ours.shape
             worst[name] = max(worst[name], float((theirs - ours).abs().max()))
-    return worst, error, scale, cost
+    return worst, {"plain error": error, "own rounding": own, "scale": scale}, cost
 
 
 def batches(points: Tensor, size: int) -> Iterator[Tensor]:
@@ -234,15 +233,27 @@ def large() -> dict[str, Any]:
             timed(seconds, "lens", lambda: export.to_lens(plain, verify=verify))  # noqa: B023
             timed(seconds, "onnx", lambda: export.to_onnx(net, file, verify=verify))  # noqa: B023
             timed(seconds, "hf", lambda: export.to_hf(plain, file.with_suffix(""), verify=verify))  # noqa: B023
-    return {**found, "plain": str(plain.size), "seconds": bare, "seconds with verification": checked}
+    found |= {"plain": str(plain.size), "seconds": max(bare.values())}  # the slowest form
+    return {**found, "seconds by form": bare, "seconds by form, verified": checked}
 
 
 def show(data: dict[str, Any]) -> None:
     table = Table(title="Largest difference from the network", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for head in ("", "dtype", OWN, *FORMS, "error of plain", "its bound", "parameters", "plain", "µs a point", "plain"):
+    for head in (
+        "",
+        "dtype",
+        "rounding",
+        *FORMS,
+        "error of plain",
+        "its bound",
+        "parameters",
+        "plain",
+        "µs a point",
+        "plain",
+    ):
         table.add_column(head, justify="left" if head in ("", "dtype") else "right")
     for row in data["cases"]:
-        gaps = [f"{row['difference'][form]:.1e}" for form in (OWN, *FORMS)]
+        gaps = [f"{gap:.1e}" for gap in (row["own rounding"], *(row["difference"][form] for form in FORMS))]
         tiers = [(row[tier]["parameters"], row[tier]["microseconds"]) for tier in ("memory tier", "plain tier")]
         table.add_row(
             row["name"], row["dtype"], *gaps, f"{row['plain error']:.2e}", upper_text(row["plain bound"]),
@@ -272,28 +283,31 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few points, few cases, nothing written")
     parser.add_argument("--points", type=int, default=POINTS)
     parser.add_argument("--only", action="append", help="a case, by its name")
+    parser.add_argument("--resume", action="store_true", help="go on where a run was broken off")
     parser.add_argument("--dtype", choices=tuple(CLOSE), action="append")
     wanted = parser.parse_args()
     torch.set_num_threads(1)
     known = cases()
     names = wanted.only or (["gauss", "MLP 3-16-1, tanh", "ramp"] if wanted.quick else [*known])
     dtypes = [getattr(torch, name) for name in wanted.dtype or CLOSE]
-    kept = []
-    if wanted.only and RESULTS.is_file():
-        again = {(name, str(dtype).removeprefix("torch.")) for name in names for dtype in dtypes}
-        kept = [r for r in json.loads(RESULTS.read_text("utf-8"))["cases"] if (r["name"], r["dtype"]) not in again]
+    todo = [(name, dtype) for name in names for dtype in dtypes]
+    kept: list[dict[str, Any]] = []
+    if (wanted.only or wanted.resume) and RESULTS.is_file():
+        kept = json.loads(RESULTS.read_text("utf-8"))["cases"]
+        if wanted.resume:
+            todo = [one for one in todo if one not in {(r["name"], getattr(torch, r["dtype"])) for r in kept}]
+        kept = [row for row in kept if (row["name"], getattr(torch, row["dtype"])) not in todo]
     data: dict[str, Any] = {
         "machine": {"torch": torch.__version__, "python": platform.python_version(), "processor": platform.machine()},
         "cases": kept,
     }
-    for name in names:
-        for dtype in dtypes:
-            start = time.perf_counter()
-            row = measured(name, *known[name], dtype, QUICK if wanted.quick else wanted.points)
-            data["cases"].append(row)
-            if not wanted.quick:
-                write(data, known)  # a long run that is broken off leaves what it has
-            sys.stderr.write(f"{name}, {row['dtype']}: {time.perf_counter() - start:.0f} s\n")
+    for name, dtype in todo:
+        start = time.perf_counter()
+        row = measured(name, *known[name], dtype, QUICK if wanted.quick else wanted.points)
+        data["cases"].append(row)
+        if not wanted.quick:
+            write(data, known)  # a long run that is broken off leaves what it has
+        sys.stderr.write(f"{name}, {row['dtype']}: {time.perf_counter() - start:.0f} s\n")
     if not wanted.quick:
         data["large"] = large()
         write(data, known)
