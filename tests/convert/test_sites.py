@@ -17,6 +17,7 @@ from attnforge.convert.build import whole_line, widened, widened_ratio
 from attnforge.convert.find import norm_of
 from attnforge.convert.norm import NativeNorm, NormSite
 from attnforge.convert.pointwise import ActivationSite, ProductSite
+from attnforge.convert.site import outside
 from attnforge.heads import AnchorHead, ProductHead
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
@@ -51,6 +52,7 @@ def test_heads_that_are_right_everywhere_count_and_do_not_warn() -> None:
         found, wanted = result(far), model(far)
     assert float((found - wanted).abs().max()) < 1e-5 * float(wanted.abs().max())
     assert int(result[1].outside) > 0
+    assert outside(result) == {"1": int(result[1].outside)}
     strict, _ = af.convert(model, X, strict=True)
     with pytest.raises(af.DomainError, match="'1': the input reaches"):
         strict(far)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..errors import DomainError, DomainWarning
 
 HALF = (torch.bfloat16, torch.float16)
+EVERY = 32  # calls on an accelerator between two looks at the range
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
@@ -33,6 +34,16 @@ def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def _outside(values: Tensor, least: float, most: float) -> Tensor:
+    return ((values < least) | (values > most) | values.isnan()).sum()
+
+
+def outside(model: nn.Module) -> dict[str, int]:
+    """How many values left the range of each site of a converted model so far, for sites where any did."""
+    counts = {module.path: int(module.outside) for module in model.modules() if isinstance(module, SiteModule)}
+    return {path: count for path, count in counts.items() if count}
+
+
 class SiteModule(nn.Module):
     """Base of the modules that stand where a nonlinearity stood.
 
@@ -45,6 +56,7 @@ class SiteModule(nn.Module):
         super().__init__()
         self.path, self.low, self.high, self.strict, self.what = path, low, high, strict, what
         self.warned = everywhere  # heads that are right on the whole line have nothing to warn about, only to count
+        self.calls = 0
         self.register_buffer("outside", torch.zeros((), dtype=torch.int64), persistent=False)
 
     @torch.no_grad()
@@ -53,10 +65,13 @@ class SiteModule(nn.Module):
         least, most = self.low if least is None else least, self.high if most is None else most
         if (math.isinf(least) and math.isinf(most)) or not values.numel():
             return
+        if values.device.type != "cpu" and not self.strict and not self._due():
+            self.outside += _outside(values, least, most)  # nobody waits for the accelerator
+            return
         low, high = (float(v) for v in torch.aminmax(values.detach()))
         if low >= least and high <= most:
             return
-        count = int(((values < least) | (values > most) | values.isnan()).sum())
+        count = int(_outside(values, least, most))
         self.outside += count
         told = (
             f"'{self.path}': {what or self.what} reaches {low if not low >= least else high:.6g}, "
@@ -68,6 +83,11 @@ class SiteModule(nn.Module):
         if not self.warned:
             self.warned = True
             warnings.warn(f"{told}; warned once per site, the module counts in .outside", DomainWarning, stacklevel=3)
+
+    def _due(self) -> bool:
+        """Looking at numbers on an accelerator means waiting for them: done now and then, until there was a warning."""
+        self.calls += 1
+        return not self.warned and self.calls % EVERY == 1
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Moves tables to other devices, but never to half precision: their accuracy is the accuracy of the site."""
