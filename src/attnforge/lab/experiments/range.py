@@ -64,10 +64,11 @@ def figures(records: Sequence[Record]) -> list[Figure]:
         if series:
             panels.append(Panel(dtype, "range |b - a|", "largest error", series, log_x=True, log_y=True))
     caption = "Largest error of built ramps with 60 anchors against the range, over three decades."
-    made = [Figure("sup", caption, panels, "Errors of cold and warm heads grow in proportion to the range.")]
+    alt = "Errors of cold and warm heads grow in proportion to the range."
+    made = [Figure("sup", caption, panels, alt)] if panels else []
     task = where(records, task="published")
     names = {n: n for n in ("trained", *NETWORKS)}
-    return (made if panels else []) + published_figure(task, "range", "range |b - a|", names, PUBLISHED)
+    return made + published_figure(task, "range", "range |b - a|", names, PUBLISHED)
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
