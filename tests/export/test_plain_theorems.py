@@ -11,6 +11,7 @@ from torch import Tensor
 import attnforge as af
 from attnforge import theorems
 from attnforge.export import to_plain
+from attnforge.network import AttentionOnly
 from attnforge.theorems import Construction
 
 W = [1.0, -2.0]
@@ -108,3 +109,24 @@ def test_forms_that_no_transformer_has_are_refused_with_the_one_to_take() -> Non
     cross = theorems.max_affine(norm, af.Box.cube(-1, 1, shape=2), cells=25, attention="cross")
     with pytest.raises(af.UnsupportedOperation, match="attention='self'"):
         to_plain(cross)
+
+
+def test_layers_without_a_target_are_measured_against_themselves() -> None:
+    step = theorems.gradient_step("linear", 2)
+    body = step.body
+    assert isinstance(body, AttentionOnly)
+    channels = body.layers[0].heads()[0].W_Q.shape[1]
+    box = af.Box.cube(-1, 1, shape=(4, channels))
+    plain = to_plain(body, box=box)
+    X = box.sample(50, dtype=torch.float64)
+    assert plain(X).shape == body(X).shape
+    size = float(body(X).abs().max())
+    assert float((plain(X) - body(X)).abs().max()) <= 1e-10 * max(1.0, size)
+    assert plain.certificate.kind == "calibrated"
+    assert plain.certificate.bound is None
+    with pytest.raises(af.ArgumentError, match="give box"):
+        to_plain(body)
+    with pytest.raises(af.ArgumentError, match="channels"):
+        to_plain(body, box=af.Box.cube(-1, 1, shape=(4, channels + 1)))
+    with pytest.raises(af.ArgumentError, match="box of its own"):
+        to_plain(THEOREMS["ramp"](), box=box)

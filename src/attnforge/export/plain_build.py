@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..box import Box
 from ..certify.certified import CertifiedModule
 from ..errors import ArgumentError, PrecisionError, UnsupportedOperation
 from ..ir.ops import Array
 from .plain import PlainBlock, PlainTransformer, scale_of
-from .plain_certificate import certificate_of
+from .plain_certificate import certificate_of, compared
 from .plain_columns import FLAG
 from .plain_layout import PlainLayout, lay_plain
 from .plain_pack import LIMIT, Packed, pack
@@ -19,36 +20,46 @@ from .plain_spec import PlainHead, PlainSpec
 
 
 def to_plain(
-    net: nn.Module, tokens: int | None = None, *, causal: bool | None = None, limit: int = LIMIT
+    net: nn.Module,
+    tokens: int | None = None,
+    *,
+    causal: bool | None = None,
+    box: Box | None = None,
+    limit: int = LIMIT,
 ) -> PlainTransformer:
     """A network of `attnforge.compile`, or a theorem in token-wise form, as a stock attention-only transformer.
 
     >>> import attnforge as af
     >>> net = af.compile("sin(x*y)", af.Box(x=(-1, 1), y=(0, 2)), eps=1e-3)
     >>> plain = to_plain(net)
-    >>> x = net.box.sample(100)
+    >>> x = net.box.sample(100, dtype=torch.float32)
     >>> bool((plain(x) - net(x)).abs().max() < 1e-5), [head.purpose for head in plain.heads[-1] if head.purpose]
     (True, ['anchor: sin(x*y)'])
 
     `tokens` is how many tokens a theorem's network is for (a compiled one knows). `causal` asks for a causal mask; left
     out, it is used where every head between tokens is causal already. More than `limit` rows or channels are refused.
+    Any other `network.AttentionOnly` or `network.AttentionLayer` needs a `box` of sequences, shape (tokens, channels),
+    and is measured against itself instead of certified.
     """
-    built, layout = assembled(net, tokens, causal, limit)
-    built.attach(certificate_of(net, layout))
+    built, layout = assembled(net, tokens, causal, limit, box)
+    if isinstance(net, CertifiedModule):
+        built.attach(certificate_of(net, layout))
+    else:
+        built.attach(compared(built, net, layout))
     return built
 
 
 def assembled(
-    net: nn.Module, tokens: int | None, causal: bool | None, limit: int = LIMIT
+    net: nn.Module, tokens: int | None, causal: bool | None, limit: int = LIMIT, box: Box | None = None
 ) -> tuple[PlainTransformer, PlainLayout]:
     """The transformer without its certificate, and the layout it was made from."""
-    source = source_of(net, tokens)
-    assert isinstance(net, CertifiedModule)
-    layout = lay_plain(source, _causal(source, causal), net.dtype)
+    source = source_of(net, tokens, box)
+    dtype = net.dtype if isinstance(net, CertifiedModule) else next(net.parameters()).dtype
+    layout = lay_plain(source, _causal(source, causal), dtype)
     stream, blocks = pack(layout, limit)
-    built = PlainTransformer(_described(layout, stream, blocks), net.dtype)
+    built = PlainTransformer(_described(layout, stream, blocks), dtype)
     fill(built, layout, blocks)
-    built._source = (net,)
+    built._source = (net,) if isinstance(net, CertifiedModule) else ()
     return built.eval(), layout
 
 

@@ -30,6 +30,7 @@ from .plain_layout import PlainLayout
 from .plain_rules import PlainPropagation
 
 STRETCHES = (0.0, 0.02)  # folded arguments may leave the intervals of their heads by a little more than before
+COMPARED = 256  # points at which layers without a target are compared with their plain form
 EXPLICIT = "torch.nn.MultiheadAttention with need_weights=True: an explicit softmax"
 
 
@@ -44,6 +45,16 @@ def certificate_of(net: nn.Module, layout: PlainLayout) -> Certificate:
     lemmas = tuple(dict.fromkeys((*found.lemmas, "B6")))
     extra = (name for name in (UNDERFLOW, EXPLICIT) if name not in found.assumptions)
     return replace(found, lemmas=lemmas, assumptions=(*found.assumptions, *extra))
+
+
+@torch.no_grad()
+def compared(plain: PlainTransformer, net: nn.Module, layout: PlainLayout) -> Certificate:
+    """For layers without a target: how far their plain form was from them at points of the box, measured."""
+    refuse_leaks(layout)
+    points = torch.cat([plain.box.sample(COMPARED, dtype=plain.dtype), plain.box.corners(16, plain.dtype)])
+    measured = float((plain.core(points).double() - net(points).double()).abs().max())
+    name = str(plain.dtype).removeprefix("torch.")
+    return Certificate("calibrated", None, name, "the layers it was made from", plain.box, measured=measured)
 
 
 def _compiled(net: CompiledNetwork, layout: PlainLayout) -> Certificate:

@@ -41,8 +41,9 @@ def network_of(plain: PlainTransformer) -> CertifiedModule:
         return plain._source[0]
     if plain._origin is None:
         raise CertificateError(
-            "this plain transformer was read from a file and made from a theorem, whose target no file can hold: there "
-            "is nothing to certify it against; build the theorem's network again and export it with to_plain"
+            "this plain transformer does not know the network it was made from (layers without a target, or a file of "
+            "a theorem, whose target no file can hold): there is nothing to certify it against; build that network "
+            "again and export it with to_plain"
         )
     try:
         net = CompiledNetwork.rebuild(plain._origin["config"], {})

@@ -18,7 +18,7 @@ from ..compiled import CompiledNetwork
 from ..errors import ArgumentError, UnsupportedOperation
 from ..ir.ops import Array, Constant, Input
 from ..lower.layout import Layout
-from ..network import AttentionLayer, Heads
+from ..network import AttentionLayer, AttentionOnly, Heads
 from ..theorems.heads import TokenHeads
 from ..theorems.max_affine import Cross, MaxAffine
 from ..theorems.registers import Registers, parts
@@ -65,10 +65,14 @@ class Source:
         return (self.lead_names if self.lead is not None else self.inputs) + self.constant_names
 
 
-def source_of(net: nn.Module, tokens: int | None = None) -> Source:
+def source_of(net: nn.Module, tokens: int | None = None, box: Box | None = None) -> Source:
     """The layers of a network; `UnsupportedOperation` for what has no token-wise form."""
     if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1):
         raise ArgumentError(f"tokens must be a whole number of at least 1, got {tokens!r}")
+    if isinstance(net, (AttentionOnly, AttentionLayer)):
+        return _bare(net, tokens, box)
+    if box is not None:
+        raise ArgumentError("this network has a box of its own: leave box out")
     if isinstance(net, CompiledNetwork):
         return _compiled(net, tokens)
     if isinstance(net, Construction):
@@ -186,6 +190,33 @@ def _theorem(net: Construction, tokens: int | None) -> Source:
         constant_names=tuple(f"position {i}" for i in range(0 if constants is None else len(constants))),
         fixed=fixed,
         causal=causal,
+    )
+
+
+def _bare(net: AttentionOnly | AttentionLayer, tokens: int | None, box: Box | None) -> Source:
+    """Layers without a target, on sequences of a box."""
+    if not isinstance(box, Box) or len(box.shape) != 2 or tokens not in (None, box.shape[0]):
+        raise ArgumentError(
+            "layers alone do not know what they read: give box, a Box of shape (tokens, channels), as many tokens as "
+            f"tokens says if that is given; got box = {box!r}, tokens = {tokens!r}"
+        )
+    layers = _layers(net.layers if isinstance(net, AttentionOnly) else [net])
+    first = layers[0].heads()[0].W_Q.shape[1] if layers[0].S is None else layers[0].S.shape[0]
+    if box.shape[1] != first:
+        raise ArgumentError(f"the layers read {first} channels, the box has {box.shape[1]}")
+    wide = box.outward(next(net.parameters()).dtype)
+    names = [tuple(f"layer {i} output {c}" for c in range(_width(layer))) for i, layer in enumerate(layers, 1)]
+    return Source(
+        layers=tuple(layers),
+        names=tuple(names),
+        kinds=tuple(("",) * len(row) for row in names),
+        tokens=box.shape[0],
+        inputs=tuple(f"x[{c}]" for c in range(box.shape[1])),
+        low=wide.lower.numpy(),
+        high=wide.upper.numpy(),
+        box=box,
+        boxes=(box,),
+        output_shape=(box.shape[0], len(names[-1])),
     )
 
 
