@@ -99,7 +99,11 @@ def test_files_hold_model_and_ground_truth(lens: Lens, tmp_path: Path) -> None:
         assert torch.equal(again(x), lens(x))
     assert again.heads == lens.heads and again.channels == lens.channels and again.registers == lens.registers
     assert is_lens_file(path) and not is_lens_file(Path(__file__))
-    data = bytearray(path.read_bytes())
+    data = path.read_bytes()
+    stream = lens.plain.spec.stream
+    path.write_bytes(data.replace(f'\\"stream\\": {stream}'.encode(), f'\\"stream\\": {99 - stream}'.encode()))
+    with pytest.raises(af.CertificateError, match=r"channels are named|does not fit the tensors"):
+        load_lens(path)
     path.write_bytes(data[:-40])
     with pytest.raises(af.CertificateError, match="does not hold a TransformerLens model"):
         load_lens(path)

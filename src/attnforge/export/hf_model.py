@@ -51,10 +51,14 @@ class AttnforgeModel(PreTrainedModel):  # type: ignore[misc]
         self.post_init()
 
     def forward(
-        self, *inputs: Tensor, output_attentions: bool | None = None, return_dict: bool | None = None, **kwargs: Tensor
+        self,
+        *inputs: Tensor,
+        x: Tensor | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
     ) -> AttnforgeOutput | tuple[Tensor, ...]:
         """The network at points with batch dimensions first; several inputs in their order, or one as `x=...`."""
-        given = (*inputs, *kwargs.values())
+        given = inputs if x is None else (*inputs, x)
         seen = tuple(self.plain.attention(*given)) if output_attentions else None
         found = AttnforgeOutput(output=self.plain(*given), attentions=seen)
         return found.to_tuple() if return_dict is False else found

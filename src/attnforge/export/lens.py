@@ -24,7 +24,7 @@ from ..errors import ArgumentError, CertificateError, MissingExtra
 from ..report._optional import require
 from .plain import PlainTransformer
 from .plain_build import to_plain
-from .plain_spec import PlainHead
+from .plain_spec import PlainHead, PlainSpec
 from .quiet import quiet
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ class Lens:
             "format": FORMAT,
             "plain": self.plain.config(),
             "certificate": self.plain.certificate.to_json(),
-            "lens": {key: getattr(self.model.cfg, key) for key in ("n_layers", "n_heads", "d_head")},
         }
         tensors = {f"plain.{name}": t.detach().cpu().contiguous() for name, t in self.plain.state_dict().items()}
         # Clones: TransformerLens ties some tensors together, which a safetensors file cannot say.
@@ -138,6 +137,7 @@ def load_lens(path: str | Path) -> Lens:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if header["format"] != FORMAT:
             raise CertificateError(f"{source.name}: expected format {FORMAT}; upgrade attnforge, or write it again")
+        _refuse_other_sizes(source, PlainSpec.from_json(header["plain"]), tensors)
         plain = PlainTransformer.rebuild(header["plain"], _part(tensors, "plain."))
         plain.attach(Certificate.from_json(header["certificate"]))
         model = _filled(hooked, plain)
@@ -150,6 +150,14 @@ def load_lens(path: str | Path) -> Lens:
             raise
         raise CertificateError(f"{source.name} is not a readable TransformerLens file: {error}") from error
     return Lens(plain, model)
+
+
+def _refuse_other_sizes(source: Path, spec: PlainSpec, tensors: dict[str, Tensor]) -> None:
+    """Refuse a header that asks for more memory than the tensors of its file take."""
+    blocks = sum(name.endswith(".in_proj_weight") for name in tensors)
+    found = (*tensors["plain.positions"].shape, blocks)
+    if found != (spec.registers + spec.tokens, spec.stream, len(spec.heads)):
+        raise CertificateError(f"{source.name}: the description does not fit the tensors, {found} in the file")
 
 
 def is_lens_file(path: Path) -> bool:
