@@ -62,7 +62,7 @@ def test_the_page_says_what_the_record_says() -> None:
     shown = words(page(made).html())
     for site in made.sites:
         assert site.path in shown and upper_text(site.bound) in shown and upper_text(site.relative) in shown
-    for word in ("48", "0.21", "1.6e-06", "+199", "10,000", "10,199", "3.25", "4.2 s", "dropout is", "right everywhere"):
+    for word in ("48", "0.21", "1.6e-06", "+199", "10,199", "3.25", "4.2 s", "Dropout is kept.", "right everywhere"):
         assert word in shown
     assert "lm_head.sampler" in shown and "it is not differentiable" in shown
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page(made).html()), "nothing is loaded from outside"
@@ -90,6 +90,13 @@ def test_without_data_nothing_is_said_to_be_measured() -> None:
 
 def test_a_conversion_without_sites_has_a_page() -> None:
     assert "No site was converted" in words(page(replace(conversion(), sites=())).html())
+
+
+def test_the_census_is_shown_where_there_is_one() -> None:
+    assert "graph" not in words(page(conversion()).html())
+    html = page(conversion(census={"attention": 7, "affine": 30, "mask": 0})).html()
+    found = section(html, "what-is-left-of-the-graph")
+    assert "attention 7" in found and "all 37" in found and "mask 0" not in found
 
 
 def test_ffn_and_pure_say_what_is_left() -> None:

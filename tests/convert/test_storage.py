@@ -128,6 +128,10 @@ def test_a_model_of_ones_own_is_read_into_its_architecture(tmp_path: Path) -> No
     with torch.no_grad():
         assert torch.equal(again(x), model(x)) and not torch.equal(blank(x), model(x))
     assert storage.check(tmp_path / "mlp", blank) == report
+    careful, record = af.convert(original, x, level="pure", strict=True)
+    storage.save(careful, record, tmp_path / "strict")
+    with pytest.raises(af.DomainError, match="outside"):
+        storage.load(tmp_path / "strict", blank)(1e6 * x)
     with pytest.raises(af.CertificateError, match="holds a Sequential, the model given is a Linear"):
         storage.load(tmp_path / "mlp", nn.Linear(1, 1))
     wrong = nn.Sequential(*[nn.ReLU() if isinstance(m, nn.GELU) else m for m in mlp()])
@@ -276,6 +280,6 @@ def test_prepare(tmp_path: Path, copied: Path) -> None:
         storage.prepare(tmp_path / "file", force=True)
     with pytest.raises(af.ArgumentError, match="holds other files"):
         storage.prepare(tmp_path, force=True)
-    with pytest.raises(af.ArgumentError, match="--force replaces it"):
+    with pytest.raises(af.ArgumentError, match=r"--force \(force=True\) replaces it"):
         storage.prepare(copied)
     assert storage.prepare(copied, force=True) == copied

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 DRAWN = 80  # sites in a figure; the tables hold all of them
 LONGEST_LABEL = 44
+FAMILIES = {"fast": "anchor heads, one exponential"}
+SLOTS = {"gate": "slots", "product": "nodes", "norm": "heads"}
 COLOURS = {"anchor": 0, "gate": 2, "fast": 5, "product": 1, "norm": 4}  # of the theme's cycle
 TICKS = (*(-(10.0**k) for k in range(6, -1, -1)), 0.0, *(10.0**k for k in range(7)))
 AXES = {
@@ -52,6 +54,7 @@ def page(conversion: Conversion) -> Page:
     _certified(found, conversion)
     _ranges(found, conversion)
     _measured(found, conversion)
+    _purity(found, conversion)
     _left(found, conversion)
     return found
 
@@ -153,7 +156,19 @@ def _measured(found: Page, conversion: Conversion) -> None:
         align="rrrr",
     )  # fmt: skip
     for note in conversion.notes:
-        found.text(note)
+        found.text(f"{note[:1].upper()}{note[1:]}.")
+
+
+def _purity(found: Page, conversion: Conversion) -> None:
+    if not conversion.census:
+        return
+    found.section("What is left of the graph")
+    found.text(
+        "The converted model was exported and every operation of its graph looked at. Softmax attention is the only "
+        "one that is not affine in the data; look-ups and masks depend on integer inputs alone."
+    )
+    rows = [(name, count) for name, count in conversion.census.items() if count]
+    found.table(["category", "operations"], [*rows, ("all", sum(conversion.census.values()))], align="lr")
 
 
 def _left(found: Page, conversion: Conversion) -> None:
@@ -188,7 +203,8 @@ def bounds_figure(conversion: Conversion) -> Builder:
             chosen = [(site.relative, i) for i, site in enumerate(sites) if site.family == name]
             if chosen:
                 x, y = zip(*chosen, strict=True)
-                axes.plot(x, y, "o", ms=5.5, color=theme.cycle[COLOURS[name]], label=f"{name} heads")
+                words = FAMILIES.get(name, f"{name} heads")
+                axes.plot(x, y, "o", ms=5.5, color=theme.cycle[COLOURS[name]], label=words)
         words = f"asked for {conversion.eps:g}"
         axes.axvline(conversion.eps, label=words, color=theme.bound, lw=1.6, ls=(0, (5, 2.5)))
         axes.set_xlabel("certified error of a site, of its output's scale")
@@ -240,7 +256,7 @@ def _bars(axes: Axes, name: str, group: Sequence[Site], theme: Theme) -> None:
         if site.everywhere:
             axes.plot([a, b], [i, i], ls="", marker=5, ms=5, color=theme.target, clip_on=False, markevery=[1])
             axes.plot([a, b], [i, i], ls="", marker=4, ms=5, color=theme.target, clip_on=False, markevery=[0])
-        size = f"{site.anchors} anchors" if site.family in ("anchor", "fast") else f"{site.family} heads"
+        size = f"{site.anchors} {SLOTS.get(site.family, 'anchors')}"
         axes.annotate(
             size, (1, i), xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points", va="center",
             color=theme.soft, fontsize=8.5, annotation_clip=False,

@@ -28,6 +28,7 @@ from ..errors import ArgumentError, AttnforgeError, CertificateError
 from .folder import model_class, quiet, read_config
 from .rebuild import install, recertified
 from .record import Conversion
+from .site import SiteModule
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION, CONFIG = "model.safetensors", "conversion.json", "config.json"
@@ -45,7 +46,7 @@ def prepare(folder: str | Path, force: bool = False) -> Path:
     if not (path / DESCRIPTION).is_file():
         raise ArgumentError(f"the folder '{folder}' is there and holds other files; name one that does not exist yet")
     if not force:
-        raise ArgumentError(f"the folder '{folder}' holds a converted model already; --force replaces it")
+        raise ArgumentError(f"the folder '{folder}' holds a converted model already; --force (force=True) replaces it")
     return path
 
 
@@ -74,6 +75,7 @@ def save(
         "weights": weights_hash(model),
         "config": config,
         "aliases": aliases,
+        "strict": any(m.strict for m in model.modules() if isinstance(m, SiteModule)),
         "conversion": conversion.to_json(),
     }
     header["digest"] = _digest(header)
@@ -120,7 +122,7 @@ def _load(path: Path, model: nn.Module | None) -> tuple[nn.Module, Conversion]:
         aliases = {str(k): str(v) for k, v in dict(header.get("aliases", {})).items()}
         stored = tensors | {name: tensors[other] for name, other in aliases.items()}
         found = _skeleton(path, header, conversion, stored, model)
-        install(found, conversion, stored)
+        install(found, conversion, stored, bool(header.get("strict", False)))
         _fill(found, stored)
     except CertificateError:
         raise
