@@ -119,7 +119,8 @@ def test_the_list_names_every_experiment() -> None:
     assert "report" in call().stdout and "--scheduler" in call("run", "--help").stdout
 
 
-def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_says_what_is_kept(tmp_path: Path, number: int) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "attnforge", "lab", "run", "range", "--jobs", "2", "--out", "results"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -127,7 +128,10 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("results/range/*.json")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # Ctrl-C reaches every process of a terminal
+    else:
+        process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in errors
     assert errors.strip() == "stopped; finished cells are kept in results, and the same command continues from them"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -206,3 +207,19 @@ def test_memory_and_time_are_those_of_the_block() -> None:
     assert used.extra_mb > 25 > idle.extra_mb and used.memory_mb > used.extra_mb and used.time_s >= 0.01
     assert held.numel() and len(SIZES) == 4
     assert machine.device().type in ("cpu", "cuda") and machine.versions()["torch"] and machine.machine()["cores"] >= 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_a_bar_with_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    run(SLOW, tmp_path, quick=True, jobs=1)
+    assert "toy" in shown.getvalue() and "/8" in shown.getvalue() and "left" in shown.getvalue()
+    monkeypatch.setattr(sys, "stderr", silent := io.StringIO())
+    run(TOY, tmp_path / "other", quick=True, jobs=1)
+    assert silent.getvalue() == ""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -70,9 +73,10 @@ def run(
     attnforge lab run all --backend dask --scheduler tcp://10.0.0.1:8786
     """
     try:
-        done = engine.run(
-            names, out, quick=quick, jobs=jobs, backend=backend.value, scheduler=scheduler, threads=threads
-        )
+        with _terminated_is_interrupted():
+            done = engine.run(
+                names, out, quick=quick, jobs=jobs, backend=backend.value, scheduler=scheduler, threads=threads
+            )
     except KeyboardInterrupt:
         console(stderr=True).out(f"stopped; finished cells are kept in {out}, and the same command continues from them")
         raise
@@ -85,6 +89,20 @@ def run(
         _show(out, out / PAGE)
     if done.failures:
         raise typer.Exit(CHECK_FAILED)
+
+
+@contextmanager
+def _terminated_is_interrupted() -> Iterator[None]:
+    """Batch systems and `timeout` stop a job with SIGTERM: inside this block that ends a run as cleanly as Ctrl-C."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @app.command("report", short_help="Write the page of a results folder.")
