@@ -5,7 +5,7 @@ Compiled networks, plain transformers and layers of heads are written node by no
 maps. The checks of the input stay behind: an ONNX file neither warns about nor refuses points outside the box.
 
 Float64 works. ONNX Runtime may replace parts of a graph by fused kernels, some of which compute in less than float64
-(errors near 2e-8 have been seen; version 1.31 leaves the graphs written here alone), so `session` switches its rewriting
+(errors near 2e-8 have been seen; version 1.31 leaves the graphs written here alone), so `session` switches rewriting
 off. Do the same in other programs:
 `options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL`.
 """
