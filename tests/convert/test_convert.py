@@ -275,8 +275,11 @@ def test_calibration_that_never_reaches_a_site() -> None:
 
 
 def test_precision_that_cannot_be_reached_is_told_per_site() -> None:
-    with pytest.raises(af.PrecisionError, match=r"1: gelu on .* reaches"):
-        af.convert(mlp(), X, eps=1e-12)
+    model = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2)).eval()
+    with pytest.raises(af.PrecisionError) as caught:
+        af.convert(model, X, level="pure", eps=1e-12)
+    assert "1: gelu reaches" in str(caught.value)
+    assert "2: layer_norm reaches" in str(caught.value)
 
 
 # -- data ------------------------------------------------------------------------------------------------------------

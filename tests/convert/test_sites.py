@@ -99,7 +99,7 @@ def test_converted_norms_keep_their_certificate(kind: str, dtype: torch.dtype) -
     x = (size * torch.randn(400, 48, generator=g, dtype=torch.float64) + (0.3 if kind == "layer" else 0.0)).to(dtype)
     wide = x.double()
     c = wide - wide.mean(-1, keepdim=True) if kind == "layer" else wide
-    exact = c * (c.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double() + bias.double()
+    exact = c * (c.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.detach().double() + bias.detach().double()
     with torch.no_grad():
         found = module(x)
     assert found.dtype == dtype
@@ -141,6 +141,16 @@ def test_rows_outside_the_variance_are_counted() -> None:
     assert int(module.outside) == 4
     with pytest.warns(af.DomainWarning, match="mean of a row"):
         NormSite(NativeNorm.fit(24, (0.1, 10.0), offset=5.0), (24,), None, None, "norm")(x + 50)
+
+
+def test_constant_rows_have_no_variance_and_are_no_reason_to_warn() -> None:
+    module = NormSite(NativeNorm.fit(24, (0.1, 10.0)), (24,), None, nn.Parameter(torch.ones(24)), "norm")
+    x = torch.cat([torch.randn(3, 24), torch.zeros(1, 24), torch.full((1, 24), 0.1)])
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        out = module(x)
+    assert int(module.outside) == 0
+    assert float((out[3:] - 1).abs().max()) < 1e-5
 
 
 def test_a_broken_norm_is_noticed() -> None:

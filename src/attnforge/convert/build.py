@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..certify.certified import CertifiedModule
-from ..errors import ArgumentError, PrecisionError
+from ..errors import ArgumentError
 from ..heads import AnchorHead, GateHead, ProductHead
 from ..heads.fast_activation import EXACT as FAST_EXACT
 from ..heads.fast_activation import FastActivation
@@ -90,7 +90,7 @@ def scale_of(function: Univariate, low: float, high: float) -> float:
 
 
 def activation_head(function: Univariate, low: float, high: float, eps: float, options: Options) -> CertifiedModule:
-    """A head for `function` on [low, high] whose certified bound is at most `eps`; a copy, with a table of its own."""
+    """A head for `function` on [low, high], as accurate as it is fast or to `eps`; a copy, with a table of its own."""
     return copy.deepcopy(_activation_head(function, low, high, eps, options))
 
 
@@ -101,13 +101,7 @@ def _activation_head(function: Univariate, low: float, high: float, eps: float, 
         return AnchorHead.fit(function, low, high, anchors=count, temperature=kind, dtype=options.dtype)  # type: ignore[arg-type]
     name = function.name
     if options.everywhere(function):
-        head = FastActivation.fit(name, low, high, anchors=MOST_ANCHORS, dtype=options.dtype)
-        assert head.bound is not None
-        if head.bound > eps:
-            raise PrecisionError(
-                f"{name} on [{low:g}, {high:g}] reaches {head.bound:.3g}, not eps = {eps:.3g}", reachable=head.bound
-            )
-        return head
+        return FastActivation.fit(name, low, high, anchors=MOST_ANCHORS, dtype=options.dtype)
     if name in EXACT:
         return GateHead.fit(name, low, high, dtype=options.dtype)
     gate = straight(name)
@@ -134,7 +128,7 @@ def straight(name: str) -> tuple[str, dict[str, Any]] | None:
 def norm_head(
     channels: int, low: float, high: float, eps_norm: float, kind: str, offset: float, options: Options
 ) -> NativeNorm:
-    """A norm head for variances in [low, high], as accurate as rounding deserves and at least `options.eps`."""
+    """A norm head for variances in [low, high], as accurate as rounding deserves."""
     return copy.deepcopy(_norm_head(channels, low, high, eps_norm, kind, offset, options))
 
 
@@ -145,13 +139,6 @@ def _norm_head(
     arguments = dict(kind=kind, offset=offset, dtype=options.dtype)
     head = NativeNorm.fit(channels, (low, high), eps_norm, heads=options.anchors, **arguments)  # type: ignore[arg-type]
     assert isinstance(head, NativeNorm)
-    assert head.bound is not None
-    if head.bound > options.eps and options.anchors is None:
-        raise PrecisionError(
-            f"a norm of {channels} channels with variances in [{low:g}, {high:g}] reaches {head.bound:.3g}, not "
-            f"eps = {options.eps:g}",
-            reachable=head.bound,
-        )
     return head
 
 

@@ -152,9 +152,12 @@ class NormSite(SiteModule):
         out, square, mean = self.head.evaluate(x, weight, bias)
         with torch.no_grad():
             variance = square.detach() / self.head.channels
-            self.watch(variance)
+            place = torch.zeros_like(variance) if mean is None else mean.detach().abs()
+            # A row that is constant up to rounding has nothing to norm: whatever its factor, the bias comes out.
+            constant = variance <= torch.finfo(x.dtype).eps ** 2 * (place * place + variance)
+            self.watch(torch.where(constant, self.low, variance))
             if mean is not None:
-                ratio = mean.detach().abs() / (variance + self.eps).sqrt()
+                ratio = torch.where(constant, 0.0, place / variance.sqrt())
                 self.watch(ratio, 0.0, self.head.offset, "mean of a row, in standard deviations,")
         return out
 

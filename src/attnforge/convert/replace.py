@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ..certify.certificate import upper_text
 from ..certify.certified import CertifiedModule
 from ..errors import AttnforgeError, PrecisionError
 from ..heads import AnchorHead
@@ -47,6 +48,12 @@ def replace(
                 made, record = _product(site, seen[site.path], options, dtype, margin, strict)
         except AttnforgeError as error:
             failed.append(f"{site.path}: {error}")
+            continue
+        asked = options.anchors is None and not options.cold and dtype == working(dtype)
+        if asked and record.bound > options.eps * record.scale:
+            where = f"[{record.low:g}, {record.high:g}]"
+            reached = f"reaches {upper_text(record.relative)} of its output's scale on {where}"
+            failed.append(f"{site.path}: {record.operation} {reached}, not eps = {options.eps:g} ({dtype})")
             continue
         made = made.to(device)
         if site.layout is not None:
