@@ -163,6 +163,35 @@ def test_decoders_with_tied_weights_and_gated_units(tmp_path: Path) -> None:
         assert af.check(folder) == report
 
 
+SMALL = {"num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24, "hidden_size": 16}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "AlbertModel": ("AlbertConfig", {**SMALL, "vocab_size": 40, "embedding_size": 8}),
+    "RobertaModel": ("RobertaConfig", {**SMALL, "vocab_size": 40, "max_position_embeddings": 20}),
+    "DistilBertModel": ("DistilBertConfig", {"dim": 8, "hidden_dim": 24, "n_layers": 2, "n_heads": 2, "vocab_size": 9}),
+    "GPT2LMHeadModel": ("GPT2Config", {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 40, "n_positions": 20}),
+    "ViTModel": ("ViTConfig", {**SMALL, "image_size": 8, "patch_size": 4}),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_other_architectures_come_back(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    settings, options = ARCHITECTURES[name]
+    original = getattr(transformers, name)(getattr(transformers, settings)(**options)).eval()
+    draw = torch.Generator().manual_seed(1)
+    batch = {"pixel_values": torch.randn(4, 3, 8, 8, generator=draw)} if name == "ViTModel" else {
+        "input_ids": torch.randint(3, 9, (4, 7), generator=draw)}  # fmt: skip
+    model, report = af.convert(original, batch)
+    storage.save(model, report, tmp_path / "ours")
+    model.save_pretrained(tmp_path / "theirs")  # type: ignore[operator]
+    with torch.no_grad():
+        wanted = model(**batch)[0]
+        assert float((wanted - original(**batch)[0]).abs().max()) < 1e-4
+        for folder in ("ours", "theirs"):
+            assert torch.equal(af.load(tmp_path / folder)(**batch)[0], wanted), folder
+            assert af.check(tmp_path / folder) == report
+
+
 # ------------------------------------------------------------------------------------------------ changed files
 
 

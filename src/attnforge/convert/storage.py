@@ -121,7 +121,7 @@ def _load(path: Path, model: nn.Module | None) -> tuple[nn.Module, Conversion]:
         conversion = Conversion.from_json(header["conversion"])
         aliases = {str(k): str(v) for k, v in dict(header.get("aliases", {})).items()}
         stored = tensors | {name: tensors[other] for name, other in aliases.items()}
-        found = _skeleton(path, header, conversion, stored, model)
+        found, stored = _skeleton(path, header, conversion, stored, model)
         install(found, conversion, stored, bool(header.get("strict", False)))
         _fill(found, stored)
     except CertificateError:
@@ -172,13 +172,14 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _skeleton(
-    path: Path, header: dict[str, Any], conversion: Conversion, stored: Mapping[str, Tensor], model: nn.Module | None
-) -> nn.Module:
-    """The model before its conversion: a copy of the one given, or the class of transformers with any weights."""
+    path: Path, header: dict[str, Any], conversion: Conversion, stored: dict[str, Tensor], model: nn.Module | None
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The model before its conversion, a copy of the one given or the class of transformers with any weights; and the
+    stored tensors by the names they have in it."""
     if model is not None:
         if type(model).__name__ != conversion.model:
             raise CertificateError(f"'{path}' holds a {conversion.model}, the model given is a {type(model).__name__}")
-        return copy.deepcopy(model)
+        return copy.deepcopy(model), stored
     if not (path / CONFIG).is_file():
         raise CertificateError(
             f"'{path}' has no {CONFIG}: a model that is not of Hugging Face is read back into its own architecture, "
@@ -193,9 +194,21 @@ def _skeleton(
         raise CertificateError(f"'{path}': {CONFIG} asks for {deepest} layers, {WEIGHTS} holds {len(stored)} tensors")
     with quiet():
         with torch.device("meta"):  # shapes first: a configuration must not make us allocate what no file holds
-            _same_shapes(path, kind(copy.deepcopy(settings)), conversion, stored)
-        found: nn.Module = kind(settings)
-    return found
+            blank = kind(copy.deepcopy(settings))
+        stored = stored if "format" in header else _renamed(blank, stored)
+        _same_shapes(path, blank, conversion, stored)
+        return kind(settings), stored
+
+
+def _renamed(blank: nn.Module, stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of `save_pretrained` by today's names: transformers 5 writes some models with those of older ones."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming, rename_source_key
+    except ImportError:  # older versions write the names as they are
+        return stored
+    renamings = [each for each in get_model_conversion_mapping(blank) or [] if isinstance(each, WeightRenaming)]
+    return {rename_source_key(name, renamings, [])[0]: tensor for name, tensor in stored.items()}
 
 
 def _same_shapes(path: Path, blank: nn.Module, conversion: Conversion, stored: Mapping[str, Tensor]) -> None:
