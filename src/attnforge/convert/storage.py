@@ -207,7 +207,8 @@ def _renamed(blank: nn.Module, stored: dict[str, Tensor]) -> dict[str, Tensor]:
         from transformers.core_model_loading import WeightRenaming, rename_source_key
     except ImportError:  # older versions write the names as they are
         return stored
-    renamings = [each for each in get_model_conversion_mapping(blank) or [] if isinstance(each, WeightRenaming)]
+    known = get_model_conversion_mapping(blank) or []  # type: ignore[arg-type]
+    renamings = [each for each in known if isinstance(each, WeightRenaming)]
     return {rename_source_key(name, renamings, [])[0]: tensor for name, tensor in stored.items()}
 
 
