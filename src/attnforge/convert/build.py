@@ -137,7 +137,8 @@ def _norm_head(
     channels: int, low: float, high: float, eps_norm: float, kind: str, offset: float, options: Options
 ) -> NativeNorm:
     arguments = dict(kind=kind, offset=offset, dtype=options.dtype)
-    head = NativeNorm.fit(channels, (low, high), eps_norm, heads=options.anchors, **arguments)  # type: ignore[arg-type]
+    heads = None if options.anchors is None else min(options.anchors, MOST_ANCHORS)
+    head = NativeNorm.fit(channels, (low, high), eps_norm, heads=heads, **arguments)  # type: ignore[arg-type]
     assert isinstance(head, NativeNorm)
     return head
 
