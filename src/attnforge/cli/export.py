@@ -15,8 +15,9 @@ from ..certify.certified import CertifiedModule
 from ..errors import ArgumentError, closest
 from ..export import PlainTransformer, to_hf, to_lens, to_onnx, to_plain
 from ..export.artefact import Artefact, free_file, free_folder
+from ..export.steps import steps
 from ..report._optional import require
-from .common import refuse_overwriting, say, waiting
+from .common import refuse_overwriting, say
 from .compile import FORCE
 
 #: What each target is written to, and the package and extra that it needs.
@@ -59,7 +60,7 @@ def export(
     if not isinstance(net, CertifiedModule):
         raise ArgumentError(f"'{file}' is a {type(net).__name__}, which has no exported form; expected a network")
     start = time.perf_counter()
-    with waiting(f"writing {output}"):
+    with steps():
         written = _written(net, to, output, verify)
     seconds = time.perf_counter() - start
     if as_json:

@@ -17,6 +17,7 @@ from .card import FIGURE, SHOWN, card, draw
 from .plain import PlainTransformer
 from .plain_build import to_plain
 from .quiet import quiet
+from .steps import steps
 
 if TYPE_CHECKING:
     from .hf_model import AttnforgeModel
@@ -34,18 +35,20 @@ def to_hf(
     bound and sizes. It is then loaded by a fresh process and compared with the network, unless `verify=False`. A folder
     that is there already, and not empty, is refused unless `force=True`. Publishing it is up to you.
     """
-    require("transformers", "convert")
     target = free_folder(folder, force)
-    plain = net if isinstance(net, PlainTransformer) else to_plain(net, tokens)
-    with quiet(), _no_bars():
-        from .hf_model import AttnforgeConfig, AttnforgeModel
+    with steps() as step:
+        step("loading transformers")
+        require("transformers", "convert")
+        with quiet(), _no_bars():
+            from .hf_model import AttnforgeConfig, AttnforgeModel
 
-        described = {"network": plain.config(), "certificate": plain.certificate.to_json()}
-        model = AttnforgeModel(AttnforgeConfig(**described, dtype=plain.dtype), plain)
-        model.save_pretrained(target)
-    written = Artefact("hf", target)
-    done = written.verified(net, verify)
-    _write_card(net, plain, target, done.verification)
+            step("plain form")
+            plain = net if isinstance(net, PlainTransformer) else to_plain(net, tokens)
+            described = {"network": plain.config(), "certificate": plain.certificate.to_json()}
+            AttnforgeModel(AttnforgeConfig(**described, dtype=plain.dtype), plain).save_pretrained(target)
+        done = Artefact("hf", target).verified(net, verify)
+        step("the model card")
+        _write_card(net, plain, target, done.verification)
     return done
 
 

@@ -26,6 +26,7 @@ from .plain import PlainTransformer
 from .plain_build import to_plain
 from .plain_spec import PlainHead, PlainSpec
 from .quiet import quiet
+from .steps import steps
 
 if TYPE_CHECKING:
     from transformer_lens import ActivationCache, HookedTransformer
@@ -114,14 +115,16 @@ def to_lens(net: CertifiedModule, *, tokens: int | None = None, verify: bool = T
     A network in tier `memory` is put into plain form first. Unless `verify=False`, the model is written to a file,
     loaded by a fresh process and compared with the network.
     """
-    hooked = _hooked_transformer()
-    plain = net if isinstance(net, PlainTransformer) else to_plain(net, tokens)
-    model = _filled(hooked, plain)
-    lens = Lens(plain, model)
-    if verify:
-        from .verify import verify as compare
+    with steps() as step:
+        step("loading TransformerLens")
+        hooked = _hooked_transformer()
+        step("plain form")
+        plain = net if isinstance(net, PlainTransformer) else to_plain(net, tokens)
+        lens = Lens(plain, _filled(hooked, plain))
+        if verify:
+            from .verify import verify as compare
 
-        lens.verification = compare(lens, net)
+            lens.verification = compare(lens, net)
     return lens
 
 

@@ -34,6 +34,7 @@ from .domain import domain
 from .fresh import open_session
 from .onnx_graph import FLOATS, OPSET, Graph, layer, network, transformer
 from .plain import PlainTransformer
+from .steps import steps
 
 if TYPE_CHECKING:
     import onnx
@@ -60,14 +61,16 @@ def to_onnx(net: CertifiedModule, path: str | Path, *, verify: bool = True, forc
     """
     network_of(net)
     target = free_file(path, ".onnx", force)
-    require("onnx", "onnx")
-    model = _written(net) or _traced(net)
-    _describe(model, net)
-    data = model.SerializeToString()
-    if len(data) >= MAX_BYTES:
-        raise ArgumentError(f"this network takes {len(data):,} bytes as ONNX; a file holds less than {MAX_BYTES:,}")
-    target.write_bytes(data)
-    return Artefact("onnx", target).verified(net, verify)
+    with steps() as step:
+        step("writing ONNX")
+        require("onnx", "onnx")
+        model = _written(net) or _traced(net)
+        _describe(model, net)
+        data = model.SerializeToString()
+        if len(data) >= MAX_BYTES:
+            raise ArgumentError(f"this network takes {len(data):,} bytes as ONNX; a file holds less than {MAX_BYTES:,}")
+        target.write_bytes(data)
+        return Artefact("onnx", target).verified(net, verify)
 
 
 def session(path: str | Path | Artefact, threads: int | None = None) -> onnxruntime.InferenceSession:

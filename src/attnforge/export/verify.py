@@ -28,6 +28,7 @@ from . import fresh
 from .artefact import Artefact, network_of
 from .domain import Domain, domain
 from .fresh import LOADERS, receive, send
+from .steps import steps
 
 Run = Callable[..., Tensor]
 #: How far two evaluations of one network may differ, as a part of its largest output (at least 1).
@@ -102,8 +103,11 @@ def verify(
     network_of(net)
     if points is not None and points < 1:
         raise ArgumentError(f"points must be at least 1, got {points}")
-    with _on_disk(artefact, kind) as (found, path), _process(found, path) as other:
-        return _compared(_Pair(found, other, net, domain(net)), points, bound, seed)
+    with steps() as step, _on_disk(artefact, kind) as (found, path):
+        step(f"a fresh process loads {found}")
+        with _process(found, path) as other:
+            step("comparing")
+            return _compared(_Pair(found, other, net, domain(net)), points, bound, seed)
 
 
 def _compared(pair: _Pair, count: int | None, bound: float | None, seed: int) -> Verification:
