@@ -111,7 +111,7 @@ def figures(records: Sequence[Record]) -> list[Figure]:
                 series += line(f"{network}, interior", chosen, "p", "interior", "points", network)
                 series += line(f"{network}, certified bound", chosen, "p", "bound", "bound", network)
             exact = where(records, target=target, place=place, network="exact")
-            series += line("gate or exact head, certified bound", exact, "p", "bound", "bound")
+            series += line("gate or exact head (its bound)", exact, "p", "bound")
             if series:
                 panels.append(Panel(place, "anchors p", "largest error", series, log_x=True, log_y=True))
         if panels:

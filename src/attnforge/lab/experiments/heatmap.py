@@ -69,7 +69,12 @@ def figures(records: Sequence[Record]) -> list[Figure]:
     made = []
     for network in NETWORKS:
         panels = [
-            Panel(f"{network}, |b - a| = {record['range']:g}", "token (query)", "key", heat=heat(record["map"][0]))
+            Panel(
+                f"{network}, |b - a| = {record['range']:g}",
+                "token (query)",
+                "key (anchor)",
+                heat=heat(record["map"][0]),
+            )
             for record in where(records, network=network)
             if record.seed == SEED
         ]
@@ -87,9 +92,8 @@ def figures(records: Sequence[Record]) -> list[Figure]:
 
 
 def heat(weights: Sequence[Sequence[float]]) -> Heat:
-    """Queries from left to right, keys from bottom to top."""
-    rows = list(zip(*weights, strict=True))[::-1]
-    return Heat(rows, "weight", 0.0, 1.0)
+    """Queries from left to right, keys from top to bottom: the first key is the anchor at a."""
+    return Heat(list(zip(*weights, strict=True)), "weight", 0.0, 1.0)
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:

@@ -146,7 +146,7 @@ def figures(records: Sequence[Record]) -> list[Figure]:
                 chosen = where(chosen, noise=0.1) if x == "condition" else where(chosen, condition=8.0)
                 series += line(f"{name}, {dtype}", chosen, x, "largest_apart", group=f"{name} {dtype}")
         if series:
-            y = "largest distance from exact iterates, relative"
+            y = "distance from exact iterates, relative"
             panels.append(Panel(label, label, y, series, log_x=x == "condition", log_y=True))
     if panels:
         caption = "How far in-context iterates ever are from those of exact gradient descent, relative to its last."

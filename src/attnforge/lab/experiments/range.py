@@ -15,6 +15,7 @@ from ._ramps import (
     NETWORKS,
     beside_published,
     built,
+    gate_line,
     line_errors,
     places,
     published_figure,
@@ -56,10 +57,11 @@ def figures(records: Sequence[Record]) -> list[Figure]:
     panels, lines = [], where(records, task="line")
     for dtype in ("float64", "float32"):
         series: list[Series] = []
-        for network in NETWORKS:
+        for network in ("cold", "warm"):
             chosen = where(lines, network=network, dtype=dtype)
             series += line(network, chosen, "range", "sup", group=network)
             series += line(f"{network}, certified bound", chosen, "range", "bound", "bound", network)
+        series += gate_line(where(lines, dtype=dtype), "range")
         series += line("the paper's bound", where(lines, network="cold", dtype=dtype), "range", "paper_bound", "bound")
         if series:
             panels.append(Panel(dtype, "range |b - a|", "largest error", series, log_x=True, log_y=True))

@@ -20,6 +20,7 @@ from ._ramps import (
     NETWORKS,
     beside_published,
     built,
+    gate_line,
     line_errors,
     places,
     published_figure,
@@ -68,19 +69,20 @@ def figures(records: Sequence[Record]) -> list[Figure]:
     panels = []
     for dtype in DTYPES:
         series: list[Series] = []
-        for network in NETWORKS:
+        for network in ("cold", "warm"):
             chosen = where(lines, network=network, dtype=dtype)
             series += line(network, chosen, "p", "sup", group=network)
             series += line(f"{network}, certified bound", chosen, "p", "bound", "bound", network)
+        series += gate_line(where(lines, dtype=dtype), "p")
         series += line("the paper's bound", where(lines, network="cold", dtype=dtype), "p", "paper_bound", "bound")
         series += line("rounding, cold", where(lines, network="cold", dtype=dtype), "p", "floor", "bound")
         if series:
             panels.append(Panel(dtype, "anchors p", "largest error", series, log_x=True, log_y=True))
     if panels:
         caption = (
-            "Largest error of built ramps on [-25, 25] against the number of anchors. The gate has no anchors; where "
-            "it errs by exactly 0, only its bound is drawn. `rounding` is the part of the cold head's bound that the "
-            "dtype is to blame for."
+            "Largest error of built ramps on [-25, 25] against the number of anchors. The gate has no anchors and "
+            "errs by exactly 0 at these scalars: its bound is drawn. `rounding` is the part of the cold head's bound "
+            "that the dtype is to blame for."
         )
         alt = "Cold and warm errors fall as 1/p in float64; in float32 rounding stops them."
         made.append(Figure("sup", caption, panels, alt))

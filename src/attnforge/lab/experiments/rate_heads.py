@@ -20,6 +20,7 @@ from ._ramps import (
     DTYPES,
     beside_published,
     built,
+    gate_line,
     line_errors,
     places,
     published_figure,
@@ -84,10 +85,10 @@ def figures(records: Sequence[Record]) -> list[Figure]:
         series += line("cold, 48 anchors a head", growing, "H", "sup", group="growing")
         series += line("its certified bound (A6)", growing, "H", "bound", "bound", "growing")
         series += line("the paper's bound", growing, "H", "paper_bound", "bound")
-        warm, gate = (where(chosen, task="growing p", network=network) for network in ("warm", "gate"))
+        warm = where(chosen, task="growing p", network="warm")
         series += line("warm, 50 keys a head", warm, "H", "sup", group="warm")
         series += line("its certified bound (A6(d))", warm, "H", "bound", "bound", "warm")
-        series += line("gate, certified bound", gate, "H", "bound", "bound")
+        series += gate_line(where(chosen, task="growing p"), "H")
         if series:
             panels.append(Panel(dtype, "heads H", "largest error", series, log_x=True, log_y=True))
     caption = (
