@@ -2,8 +2,9 @@
 
 `torch.nn.MultiheadAttention` has head dimension = stream / heads, so a block of head dimension d holds stream / d
 heads. A head's dimension is a power of 4, which makes the scale 1/sqrt(d) a power of two. Heads of a layer that do not
-fit into one block go to the next: they read columns of earlier layers only. Parameters grow with blocks times the
-square of the stream, so the stream is the one that makes that smallest.
+fit into one block go to the next: they read columns of earlier layers only. The stream is the one that makes a pass
+cheapest: projections cost the square of the stream for every row, scores and means the stream for every pair of rows,
+and the softmax something for every head, padding included, and pair of rows. Few heads get wide ones, many share.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from ..errors import ArgumentError
 from .plain_layout import HeadTables, PlainLayout
 
 LIMIT = 2048  # registers and tokens together, and channels
+WIDE = 64  # the stream may grow to a multiple of this, so that few heads can be wide
+SOFTMAX = 20  # operations that an entry of a softmax is worth
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +53,20 @@ def pack(layout: PlainLayout, limit: int = LIMIT) -> tuple[int, list[Packed]]:
             f"{layout.columns.tokens} token(s) and {least} channels; the limit is {limit} rows and {limit} channels. "
             "Ask for a larger eps (fewer anchors and heads), or export a part of the function"
         )
-    most = min(max([least, *(sum(layer) for layer in needs)]), limit)
-    widths = range(least, most + unit, unit)
-    best = min(widths, key=lambda width: (width**2 * sum(len(_dealt(layer, width)) for layer in needs), width))
+    wide = -(-least // WIDE) * WIDE
+    most = min(max([least, wide, *(sum(layer) for layer in needs)]), limit)
+    best = min(range(least, most + 1, unit), key=lambda width: (_cost(needs, width, rows), width))
     blocks = []
     for number, (heads, wanted) in enumerate(zip(layout.layers, needs, strict=True)):
         for width, chosen in _dealt(wanted, best):
             blocks.append(Packed(width, tuple(heads[i] for i in chosen), number))
     return best, blocks
+
+
+def _cost(needs: Sequence[Sequence[int]], stream: int, rows: int) -> int:
+    """Operations of a pass over `rows` rows, about."""
+    widths = [width for layer in needs for width, _ in _dealt(layer, stream)]
+    return sum(4 * stream**2 * rows + (2 * stream + SOFTMAX * (stream // width)) * rows**2 for width in widths)
 
 
 def _dealt(needs: Sequence[int], stream: int) -> list[tuple[int, list[int]]]:
