@@ -7,6 +7,7 @@ python benchmarks/incontext.py --quick     fewer prompt lengths
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import sys
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from sklearn import linear_model as sk
 from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.kernel_ridge import KernelRidge
 from sklearn.preprocessing import StandardScaler
 
 from attnforge import incontext as af
@@ -42,14 +44,17 @@ def timed(fit: Callable[[], Any]) -> tuple[Any, float]:
     return model, time.perf_counter() - begin
 
 
-def compare(name: str, ours: Any, theirs: Any, X: Any, y: Any) -> Row:
+def compare(name: str, ours: Any, theirs: Any, X: Any, y: Any, objective: Any = None) -> Row:
     """One estimator against scikit-learn's on the same data."""
     (a, own), (b, other) = timed(lambda: ours.fit(X, y)), timed(lambda: theirs.fit(X, y))
     error = float(np.linalg.norm(a.coef_ - b.coef_) / np.linalg.norm(b.coef_))
     row: Row = {
         "task": name, "relative coefficient error": error, "steps": a.n_iter_, "seconds": own,
         "times scikit-learn": own / other, "score": a.score(X, y), "scikit-learn's score": b.score(X, y),
+        "kind": a.certificate_.kind, "bound": a.certificate_.bound, "posterior": a.certificate_.posterior,
     }  # fmt: skip
+    if objective is not None:
+        row["objective over scikit-learn's, minus 1"] = objective(a) / objective(b) - 1
     return row
 
 
@@ -59,33 +64,100 @@ def huber_objective(model: Any, X: Any, y: Any) -> float:
     return float(model.scale_ * (len(y) + loss.sum()) + 1e-4 * model.coef_ @ model.coef_)
 
 
+def net_objective(model: Any, X: Any, y: Any, l1: float, l2: float) -> float:
+    r, w = y - X @ model.coef_ - model.intercept_, model.coef_
+    return float(r @ r / (2 * len(y)) + l1 * np.abs(w).sum() + 0.5 * l2 * w @ w)
+
+
+def poisson_objective(model: Any, X: Any, y: Any, alpha: float) -> float:
+    z = X @ model.coef_ + model.intercept_
+    return float((np.exp(z) - y * z).mean() + 0.5 * alpha * model.coef_ @ model.coef_)
+
+
+def tightest(X: Any, y: Any) -> sk.HuberRegressor:
+    """scikit-learn's HuberRegressor as far as it goes: `tol` does not reach L-BFGS's own test of the objective, which
+    stops it early, but warm starts go on until the line search fails or nothing moves."""
+    model = sk.HuberRegressor(warm_start=True, tol=1e-12, max_iter=10**4)
+    model.fit(X, y)
+    for _ in range(50):
+        before = model.coef_.copy()
+        try:
+            model.fit(X, y)
+        except ValueError:  # L-BFGS gives up: no further decrease in float64
+            break
+        if np.array_equal(before, model.coef_):
+            break
+    return model
+
+
+def huber_optimum(X: Any, y: Any, begin: Any) -> Any:
+    """The same objective's optimum by Newton's method, gradients in extended precision: (coef, intercept, scale)."""
+    A, long = np.concatenate([X, np.ones((len(X), 1))], axis=1).astype(np.longdouble), np.longdouble
+    eps, ridge, v = long(1.35), np.append(np.full(X.shape[1], long(1e-4)), 0), begin.astype(long)
+    for _ in range(50):
+        u = (A @ v[:-1] - y) / v[-1]
+        inside, clipped = np.abs(u) < eps, np.clip(u, -eps, eps)
+        g = np.append(2 * clipped @ A + 2 * ridge * v[:-1], len(y) - (clipped * clipped).sum())
+        rows = np.concatenate([A, -u[:, None]], axis=1)[inside]
+        H = 2 * rows.T @ rows / v[-1] + np.diag(np.append(2 * ridge, 0))
+        step = np.linalg.solve(H.astype(float), g.astype(float))
+        v = v - step
+        if np.abs(step).max() < 1e-18:
+            break
+    return v
+
+
 def accuracy() -> list[Row]:
     rows = []
     for condition in (1.0, 10.0, 100.0):
         X, y = conditioned(condition)
         rows.append(compare(f"linear, cond(X) {condition:g}", af.LinearRegression(), sk.LinearRegression(), X, y))
         rows.append(compare(f"ridge 0.1, cond(X) {condition:g}", af.Ridge(0.1), sk.Ridge(0.1), X, y))
-    X, y = conditioned(3.0)
-    single = af.Ridge(0.1, dtype="float32", tol=1e-6)
-    rows.append(compare("ridge 0.1, cond(X) 3, float32", single, sk.Ridge(0.1), X, y))
     rng = np.random.default_rng(1)
     X = rng.normal(size=(200, 20))
     w = rng.normal(size=20) * (rng.random(20) < 0.4)
     y = X @ w + 0.5 * rng.normal(size=200)
-    exact = sk.LogisticRegression(solver="newton-cholesky", tol=1e-14, max_iter=1000)
-    rows.append(compare("logistic", af.LogisticRegression(), exact, X, (y > 0).astype(int)))
-    rows.append(compare("logistic, float32", af.LogisticRegression(dtype="float32", tol=1e-5), exact, X, y > 0))
-    rows.append(compare("lasso 0.1", af.Lasso(0.1), sk.Lasso(0.1, tol=1e-14, max_iter=10**5), X, y))
-    rows.append(compare("elastic net 0.1", af.ElasticNet(0.1), sk.ElasticNet(0.1, tol=1e-14, max_iter=10**5), X, y))
     counts = rng.poisson(np.exp(0.3 * y + 1)).astype(float)
-    poisson = sk.PoissonRegressor(alpha=0.1, solver="newton-cholesky", tol=1e-14, max_iter=1000)
-    rows.append(compare("poisson 0.1", af.PoissonRegressor(alpha=0.1), poisson, X, counts))
     spoiled = y + 10 * (np.arange(200) % 17 == 0)
-    ours, theirs = af.HuberRegressor(), sk.HuberRegressor(tol=1e-12, max_iter=10**4)
-    row = compare("huber", ours, theirs, X, spoiled)
-    a, b = huber_objective(ours, X, spoiled), huber_objective(theirs, X, spoiled)
-    row["objective relative to scikit-learn's, minus 1"] = a / b - 1
-    rows.append(row)
+    exact = sk.LogisticRegression(solver="newton-cholesky", tol=1e-14, max_iter=1000)
+    poisson = sk.PoissonRegressor(alpha=0.1, solver="newton-cholesky", tol=1e-14, max_iter=1000)
+    net, tight = functools.partial(net_objective, X=X, y=y), {"tol": 1e-14, "max_iter": 10**5}
+    rows.append(compare("logistic", af.LogisticRegression(), exact, X, (y > 0).astype(int)))
+    rows.append(
+        compare("lasso 0.1", af.Lasso(0.1), sk.Lasso(0.1, **tight), X, y, functools.partial(net, l1=0.1, l2=0.0))
+    )
+    rows.append(compare("elastic net 0.1", af.ElasticNet(0.1), sk.ElasticNet(0.1, **tight), X, y,
+                        functools.partial(net, l1=0.05, l2=0.05)))  # fmt: skip
+    rows.append(compare("poisson 0.1", af.PoissonRegressor(alpha=0.1), poisson, X, counts,
+                        functools.partial(poisson_objective, X=X, y=counts, alpha=0.1)))  # fmt: skip
+    huber = functools.partial(huber_objective, X=X, y=spoiled)
+    rows.append(compare("huber, tol 1e-12", af.HuberRegressor(), sk.HuberRegressor(tol=1e-12, max_iter=10**4), X,
+                        spoiled, huber))  # fmt: skip
+    ours, (best, other) = af.HuberRegressor().fit(X, spoiled), timed(lambda: tightest(X, spoiled))
+    start = np.concatenate([ours.coef_, [ours.intercept_, ours.scale_]])
+    newton = huber_optimum(X, spoiled, start)
+    size = float(np.linalg.norm(newton[:20].astype(float)))
+    away = lambda model: float(np.linalg.norm((model.coef_ - newton[:20]).astype(float))) / size  # noqa: E731
+    rows.append({
+        "task": "huber, warm starts until L-BFGS fails", "seconds (scikit-learn)": other,
+        "relative coefficient error": float(np.linalg.norm(ours.coef_ - best.coef_) / np.linalg.norm(best.coef_)),
+        "objective over scikit-learn's, minus 1": huber(ours) / huber(best) - 1,
+    })  # fmt: skip
+    first = sk.HuberRegressor(tol=1e-12, max_iter=10**4).fit(X, spoiled)
+    rows.append({
+        "task": "huber against Newton in extended precision", "relative coefficient error": away(ours),
+        "scikit-learn's, tol 1e-12": away(first), "scikit-learn's, warm starts": away(best),
+        "scale, relative": float(ours.scale_ / newton[-1] - 1),
+    })  # fmt: skip
+    kernel = af.KernelRegressor(alpha=0.1), KernelRidge(alpha=0.1, kernel="rbf", gamma=1 / 20)
+    (a, own), (b, other) = timed(lambda: kernel[0].fit(X, y)), timed(lambda: kernel[1].fit(X, y))
+    dual = float(np.linalg.norm(a.dual_coef_[:, 0] - b.dual_coef_) / np.linalg.norm(b.dual_coef_))
+    rows.append({
+        "task": "kernel ridge 0.1", "relative coefficient error": dual, "steps": a.n_iter_, "seconds": own,
+        "times scikit-learn": own / other, "score": a.score(X, y), "scikit-learn's score": b.score(X, y),
+        "kind": a.certificate_.kind, "bound": a.certificate_.bound, "posterior": a.certificate_.posterior,
+    })  # fmt: skip
+    rows += single(X, y, counts, spoiled, exact, poisson, newton)
     X, y = rng.normal(size=(1000, 50)), rng.normal(size=1000)
     rows.append(compare("linear, n 1000, d 50", af.LinearRegression(), sk.LinearRegression(), X, y))
     rows.append(compare("logistic, n 1000, d 50", af.LogisticRegression(), exact, X, (y > 0).astype(int)))
@@ -96,6 +168,87 @@ def accuracy() -> list[Row]:
     X = StandardScaler().fit_transform(X)
     rows.append(compare("breast cancer, logistic", af.LogisticRegression(), exact, X, y))
     return rows
+
+
+def single(X: Any, y: Any, counts: Any, spoiled: Any, exact: Any, poisson: Any, newton: Any) -> list[Row]:
+    """The same in float32, as it is."""
+    short: dict[str, Any] = {"dtype": "float32", "tol": 1e-6}
+    tight: dict[str, Any] = {"tol": 1e-14, "max_iter": 10**5}
+    A, b = conditioned(3.0)
+    rows = [compare("ridge 0.1, cond(X) 3, float32", af.Ridge(0.1, **short), sk.Ridge(0.1), A, b)]
+    rows.append(compare("logistic, float32", af.LogisticRegression(**short), exact, X, y > 0))
+    rows.append(compare("lasso 0.1, float32", af.Lasso(0.1, **short), sk.Lasso(0.1, **tight), X, y))
+    rows.append(compare("elastic net 0.1, float32", af.ElasticNet(0.1, **short), sk.ElasticNet(0.1, **tight), X, y))
+    rows.append(compare("poisson 0.1, float32", af.PoissonRegressor(alpha=0.1, **short), poisson, X, counts))
+    huber = af.HuberRegressor(**short).fit(X, spoiled)
+    error = np.linalg.norm((huber.coef_ - newton[:20]).astype(float)) / np.linalg.norm(newton[:20].astype(float))
+    rows.append({
+        "task": "huber, float32 (against Newton)", "relative coefficient error": float(error), "steps": huber.n_iter_,
+        "kind": huber.certificate_.kind, "bound": huber.certificate_.bound, "posterior": huber.certificate_.posterior,
+    })  # fmt: skip
+    kernel = af.KernelRegressor(alpha=0.1, **short).fit(X, y).dual_coef_[:, 0]
+    want = KernelRidge(alpha=0.1, kernel="rbf", gamma=1 / 20).fit(X, y).dual_coef_
+    error = np.linalg.norm(kernel - want) / np.linalg.norm(want)
+    rows.append({"task": "kernel ridge 0.1, float32", "relative coefficient error": float(error)})
+    return rows
+
+
+def depths() -> list[Row]:
+    """Distance to the optimum against depth, and the bound of the certificate, in the prompt's units."""
+    rows = []
+    rng = np.random.default_rng(5)
+    for condition in (10.0, 100.0, 1000.0):
+        X, y = conditioned(math.sqrt(condition), d=6)
+        model = af.LinearRegression(tol=1e-15).fit(X, y)
+        path, end = model._path[:, 0], sk.LinearRegression().fit(X, y).coef_
+        rows.append(
+            _falls(
+                f"heavy ball, condition {condition:g}",
+                model,
+                path,
+                end * model.scaling_.x_scale / model.scaling_.y_scale,
+            )
+        )
+    X = rng.normal(size=(200, 6))
+    labels = (X @ rng.normal(size=6) + rng.normal(size=200) > 0).astype(int)
+    for C in (0.01, 1.0):
+        model = af.LogisticRegression(C=C, tol=1e-15).fit(X, labels)
+        best = sk.LogisticRegression(C=C, solver="newton-cholesky", tol=1e-15, max_iter=1000).fit(X, labels)
+        rows.append(
+            _falls(f"Nesterov, logistic, C {C:g}", model, model._path[:, 0, :6], best.coef_[0] * model.scaling_.x_scale)
+        )
+    return rows
+
+
+def _falls(name: str, model: Any, path: Any, end: Any) -> Row:
+    certificate, since = model.certificate_, np.arange(model.certificate_.depth + 1)
+    heavy = model.network_.momentum.kind == "heavy ball"
+    grown = 1 + (1 + certificate.rho) * since if heavy else certificate.growth
+    bound = grown * certificate.rho**since * certificate.distance + certificate.steps
+    own = np.linalg.norm(path - end, axis=1)
+    begin = len(path) - 1 - certificate.depth
+    return {"run": name, "kind": certificate.kind, "begin": begin, "distance": own.tolist(), "bound": bound.tolist()}
+
+
+def figure(rows: list[Row], path: Path) -> None:
+    """The picture of docs/theory.md, from the JSON alone."""
+    from matplotlib.figure import Figure
+
+    colours = ("#0072B2", "#D55E00", "#009E73")
+    made = Figure(figsize=(9.2, 3.6), layout="constrained")
+    for axes, part, title in zip(
+        made.subplots(1, 2), (rows[:3], rows[3:]), ("F4b: least squares", "F4c: logistic"), strict=True
+    ):
+        for row, colour in zip(part, colours, strict=False):
+            begin, bound = row["begin"], np.array(row["bound"])
+            axes.semilogy(np.maximum(row["distance"], 1e-17), color=colour, label=row["run"].split(", ", 1)[-1])
+            axes.semilogy(begin + np.arange(len(bound)), bound, color=colour, linestyle="--")
+        axes.set_xlabel("depth (applications of the block)")
+        axes.set_ylabel("distance to the optimum")
+        axes.set_title(f"{title} (solid), certified bound (dashed)", fontsize=10)
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False)
+    made.savefig(path, metadata={"Date": None})
 
 
 def prompts(lengths: list[int], batch: int = 1000, d: int = 20) -> list[Row]:
@@ -153,11 +306,17 @@ def main() -> None:
     torch.set_num_threads(1)  # operations are small: a pool of threads costs more than it gives
     found: dict[str, list[Row]] = {"estimators": accuracy()}
     sys.stdout.write(table(found["estimators"]) + "\n\n")
+    found["depths"] = depths()
+    figure(found["depths"], RESULTS.parent.parent / "docs" / "images" / "incontext.svg")
+    for row in found["depths"]:
+        pairs = zip(row["distance"][row["begin"] :], row["bound"], strict=True)
+        tight = max(d / b for d, b in pairs)
+        sys.stdout.write(f"{row['run']}: {row['kind']}, distance at most {tight:.2g} of the bound at every depth\n")
     begin = time.perf_counter()
     found["prompts"] = prompts([1, 10, 19, 20, 21, 40] if quick else list(range(1, 41)))
     sys.stdout.write(table(found["prompts"]) + "\n")
-    pairs = (("in context", "least squares"), ("in context, noisy", "ridge"), ("in context, sparse", "lasso"))
-    worst = max(abs(row[a] - row[b]) for row in found["prompts"] for a, b in pairs)
+    methods = (("in context", "least squares"), ("in context, noisy", "ridge"), ("in context, sparse", "lasso"))
+    worst = max(abs(row[a] - row[b]) for row in found["prompts"] for a, b in methods)
     spent = time.perf_counter() - begin
     sys.stdout.write(f"largest difference {worst:.2e}, all lengths and methods in {spent:.0f} s\n")
     RESULTS.mkdir(exist_ok=True)

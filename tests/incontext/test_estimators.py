@@ -136,6 +136,90 @@ def test_huber_finds_the_scale_and_a_lower_objective(data: tuple[Any, Any]) -> N
     assert abs((clipped**2).mean() / ours.scale_**2 - 1) < 1e-8, "the scale is stationary"
 
 
+def test_objectives_equal_scikit_learns(data: tuple[Any, Any]) -> None:
+    """The same objective value, to 1e-10 relatively, at tight tolerances."""
+    X, y = data
+    counts, spoiled = (
+        np.random.default_rng(0).poisson(np.exp(0.2 * y)).astype(float),
+        y + 10 * (np.arange(200) % 17 == 0),
+    )
+
+    def net(model: Any, l1: float, l2: float) -> float:
+        r, w = y - X @ model.coef_ - model.intercept_, model.coef_
+        return float(r @ r / 400 + l1 * np.abs(w).sum() + 0.5 * l2 * w @ w)
+
+    def poisson(model: Any) -> float:
+        z = X @ model.coef_ + model.intercept_
+        return float((np.exp(z) - counts * z).mean() + 0.05 * model.coef_ @ model.coef_)
+
+    tight = {"tol": 1e-14, "max_iter": 100_000}
+    pairs = [
+        (net(Lasso(0.1).fit(X, y), 0.1, 0), net(linear_model.Lasso(0.1, **tight).fit(X, y), 0.1, 0)),
+        (net(ElasticNet(0.1).fit(X, y), 0.05, 0.05), net(linear_model.ElasticNet(0.1, **tight).fit(X, y), 0.05, 0.05)),
+        (
+            poisson(PoissonRegressor(alpha=0.1).fit(X, counts)),
+            poisson(linear_model.PoissonRegressor(alpha=0.1, solver="newton-cholesky", **tight).fit(X, counts)),
+        ),
+        (
+            huber_objective(HuberRegressor().fit(X, spoiled), X, spoiled),
+            huber_objective(tightest(X, spoiled), X, spoiled),
+        ),
+    ]
+    for ours, theirs in pairs:
+        assert abs(ours / theirs - 1) < 1e-10
+
+
+def tightest(X: Any, y: Any) -> Any:
+    """scikit-learn stops on L-BFGS's own test of the objective, whatever tol says: start it again where it ended."""
+    model = linear_model.HuberRegressor(warm_start=True, tol=1e-12, max_iter=10_000).fit(X, y)
+    for _ in range(50):
+        before = model.coef_.copy()
+        try:
+            model.fit(X, y)
+        except ValueError:  # its line search finds nothing lower in float64
+            break
+        if np.array_equal(before, model.coef_):
+            break
+    return model
+
+
+def test_huber_agrees_with_scikit_learn_as_far_as_that_goes(data: tuple[Any, Any]) -> None:
+    X, y = data
+    y = y + 10 * (np.arange(len(y)) % 17 == 0)
+    ours, theirs = HuberRegressor().fit(X, y), tightest(X, y)
+    assert relative(ours.coef_, theirs.coef_) < 1e-6
+    assert abs(ours.scale_ / theirs.scale_ - 1) < 1e-6
+
+
+def test_sparse_models_with_several_targets(data: tuple[Any, Any]) -> None:
+    """As scikit-learn: every target is a problem of its own, coef_ (targets, columns), intercept_ (targets,)."""
+    X, y = data
+    Y = np.stack([y, -2 * y + X[:, 0], X[:, 1] ** 2], axis=1)
+    for ours, theirs in ((Lasso(0.1), linear_model.Lasso), (ElasticNet(0.1), linear_model.ElasticNet)):
+        exact = theirs(0.1, tol=1e-13, max_iter=100_000).fit(X, Y)
+        ours.fit(X, Y)
+        assert ours.coef_.shape == exact.coef_.shape == (3, 20) and ours.intercept_.shape == exact.intercept_.shape
+        assert relative(ours.coef_, exact.coef_) < 1e-9 and np.allclose(ours.intercept_, exact.intercept_, atol=1e-9)
+        assert np.allclose(ours.predict(X), exact.predict(X), atol=1e-8)
+        assert ((ours.coef_ == 0) == (exact.coef_ == 0)).all()
+
+
+@pytest.mark.parametrize("name", ["Ridge", "Logistic", "Lasso", "ElasticNet", "Poisson", "Huber", "Kernel"])
+def test_float32_networks(data: tuple[Any, Any], name: str) -> None:
+    X, y = data
+    if name in ("Logistic", "Poisson"):
+        y = (y > 0).astype(float)
+    alpha = {} if name in ("Logistic", "Huber") else {"alpha": 0.1}
+    kind = {type(e).__name__.removesuffix("Regression").removesuffix("Regressor"): type(e) for e in ESTIMATORS}[name]
+    single, double = (kind(dtype=d, tol=t, **alpha).fit(X, y) for d, t in (("float32", 1e-6), ("float64", 1e-11)))
+    if name == "Kernel":
+        assert 0 < relative(single.dual_coef_, double.dual_coef_) < 1e-4
+        assert relative(single.predict(X), double.predict(X)) < 1e-4
+    else:
+        assert 0 < relative(single.coef_, double.coef_) < 1e-4
+    assert single.network_.dtype != double.network_.dtype
+
+
 def test_kernels() -> None:
     rng = np.random.default_rng(0)
     X, new = rng.normal(size=(60, 3)), np.concatenate([rng.normal(size=(9, 3)), [[9.0, 9, 9], [1e6, 0, 0]]])

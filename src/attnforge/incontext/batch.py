@@ -15,6 +15,7 @@ from .prompt import MARGIN, step_size
 
 Method = Literal["least squares", "ridge", "lasso"]
 PATIENCE = 16
+ENTRIES = 1 << 17  # attention weights alive at once
 
 
 @torch.no_grad()
@@ -47,7 +48,20 @@ def in_context(
         raise ArgumentError(f"expected prompts (B, n, d), labels (B, n) and queries (B, m, d), got {shapes}")
     if method not in ("least squares", "ridge", "lasso"):
         raise ArgumentError(f"method must be 'least squares', 'ridge' or 'lasso', got {method!r}")
-    dtype, (batch, n, d) = shipped(X.dtype), X.shape
+    shipped(X.dtype)
+    size = max(1, ENTRIES // (10 * (X.shape[1] + X.shape[2])))
+    some = [
+        _some(*parts, method, alpha, steps, doublings, tol)
+        for parts in zip(X.split(size), y.split(size), query.split(size), strict=True)
+    ]
+    return torch.cat(some)
+
+
+def _some(
+    X: Tensor, y: Tensor, query: Tensor, method: Method, alpha: float, steps: int, doublings: int, tol: float
+) -> Tensor:
+    """As many prompts as a cache holds the attention of."""
+    dtype, (batch, n, d) = X.dtype, X.shape
     y_scale = (2 * y.abs().amax(1)).clamp_min(1e-30)[:, None, None]
     rows, labels = X, y.unsqueeze(-1) / y_scale
     if method == "ridge":

@@ -155,12 +155,10 @@ def _layers(block: Block, dtype: torch.dtype, derivative: AnchorHead | None) -> 
         if derivative is not None:
             layers.append(anchored(at, derivative, dtype))
         groups = [aggregation(at, dtype, to, keyed=k, native=k == "pen") for k in ("data", "pen")]
-        s = torch.zeros(at.width, dtype=dtype)
         if at.robust:  # the scale of the residuals, read beside the step
-            square, s[at.part("m")] = mean_square(at, dtype)
-            groups.append(square)
+            groups.append(mean_square(at, dtype))
             step = step | {("m", "m"): 0.0}
-        layers.append(AttentionLayer(groups, S=table(step), s=s if at.robust else None))
+        layers.append(AttentionLayer(groups, S=table(step)))
     if at.shrink:
         layers.append(soft_threshold(at, beta, dtype))
     return layers

@@ -25,9 +25,11 @@ from ..errors import ArgumentError
 
 PAIRS = {torch.float64: (4, 1 / 49), torch.float32: (3, 1 / 8)}  # number of scales, smallest scale
 LEVELS = {torch.float64: (5, 1 / 12), torch.float32: (4, 1 / 3)}
-EVENS = {torch.float64: (5, 1 / 4), torch.float32: (4, 1 / 2)}
+EVENS = {torch.float64: (5, 1 / 4), torch.float32: (4, 1.0)}
 # log M: the top of a binade, where the rounding of logits is still half of what it is beyond; M is 2e27 and 8e6.
 LOG_SINK = {torch.float64: 63.0, torch.float32: 15.875}
+# A mean square is no fixed point that a factor 1 + n/M leaves alone: less bias, for coarser logits.
+EVEN_SINK = {torch.float64: 63.0, torch.float32: 21.0}
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def _attention(axes: Axes, est: InContextEstimator) -> None:
         state = at.state(tensor(est._path[t], lean.dtype))
         if est.network_.loss != "linear":
             tokens[..., lean.r] = lean.residuals(state, tokens)
-        weights = lean.gather.weights(state, tokens)[sharpest, 0, :-1].double()
+        weights = lean.gather.weights(state, tokens)[0, sharpest, :-1].double()
         rows.append(weights / weights.mean())
         lean.gather._kept = None
     _image(axes, torch.stack(rows).T.numpy(), "weight over its mean")

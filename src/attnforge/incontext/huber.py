@@ -29,6 +29,7 @@ from .spectrum import enclosure
 from .staged import Solution, solve
 from .tables import EDGE
 
+NOISE = {torch.float64: 1e-13, torch.float32: 3e-5}  # how well the scale heads know the scale, relatively
 SCALE_CHOICE = "secant steps on the scale, between runs (attention reads the mean square that decides them)"
 
 
@@ -100,7 +101,8 @@ class _Scale:
 
     def search(self) -> Solution:
         """Secant steps on log sigma; each evaluation is a run of the network from where the last one ended."""
-        tol = max(float(self.est.tol), 1e-13)
+        noise = NOISE[self.est._torch_dtype()]
+        tol = max(float(self.est.tol), noise)
         floor = 1e-9 * self.size
         here = math.log(max(float(np.median(np.abs(self.y))), 1e-3 * self.size))
         done, excess = self.at(here, 1e-3)
@@ -111,7 +113,7 @@ class _Scale:
                 secant = -excess * (here - before[0]) / (excess - before[1])
                 step = secant if secant * excess > 0 else excess  # the residuals know the direction
             step = max(-4.0, min(4.0, step))
-            if abs(step) <= tol or math.exp(here) <= floor:
+            if abs(step) <= tol or abs(excess) <= 0.1 * noise or math.exp(here) <= floor:
                 self.settled = True
                 break
             before, here = (here, excess), here + step

@@ -24,9 +24,10 @@ def _support(table: Tensor) -> slice:
 
 
 def _project(rows: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
-    """rows W + b for each head: (..., m, channel) -> (..., head, m, coordinate)."""
-    out = rows.unsqueeze(-3) @ W
-    return out if b is None else out + b.unsqueeze(-2)
+    """rows W + b for each head: (..., m, channel) -> (..., m, head, coordinate)."""
+    heads, channels, width = W.shape
+    out = (rows @ W.transpose(0, 1).reshape(channels, heads * width)).unflatten(-1, (heads, width))
+    return out if b is None else out + b
 
 
 class ManyAskFew:
@@ -40,8 +41,8 @@ class ManyAskFew:
 
     def weights(self, many: Tensor, few: Tensor) -> Tensor:
         """(..., n, head, slot): state tokens first."""
-        keys = _project(few, self.group.W_K, self.group.b_K)  # (..., head, K, coordinate)
-        asked = self.W_Q @ keys.mT  # (..., head, channel, K)
+        keys = _project(few, self.group.W_K, self.group.b_K)  # (..., K, head, coordinate)
+        asked = self.W_Q @ keys.movedim(-3, -1)  # (..., head, channel, K)
         if self.memory is not None:
             asked = torch.cat((asked, self.memory.expand(*asked.shape[:-1], -1)), -1)
         table = asked.movedim(-3, -2)  # (..., channel, head, slot)
@@ -54,7 +55,7 @@ class ManyAskFew:
             values = self.group.b_V.unsqueeze(-2) @ self.W_O  # the same for every state token
             values = values.expand(-1, few.shape[-2], -1)
         else:
-            values = _project(few, self.group.W_V, self.group.b_V) @ self.W_O
+            values = _project(few, self.group.W_V, self.group.b_V).transpose(-3, -2) @ self.W_O
         if self.values is not None:
             values = torch.cat((values, self.values.expand(*values.shape[:-2], -1, -1)), -2)
         return weights.flatten(-2) @ values.flatten(-3, -2)
@@ -84,7 +85,7 @@ class FewAskMany:
         return keys
 
     def weights(self, few: Tensor, many: Tensor) -> Tensor:
-        """(..., head, K, slot): data tokens first."""
+        """(..., K, head, slot): data tokens first."""
         q = _project(few, self.W_Q, None)
         logits = q.flatten(-3, -2) @ self.keys(many).mT
         return logits.softmax(-1).unflatten(-2, q.shape[-3:-1])
@@ -93,7 +94,7 @@ class FewAskMany:
         """The sum over heads; memory values are zeros."""
         weights = self.weights(few, many)[..., :-1]
         read = (weights.flatten(-3, -2) @ many[..., self.seen]).unflatten(-2, weights.shape[-3:-1])
-        return read.movedim(-3, -2).flatten(-2) @ self.values.flatten(0, 1)
+        return read.flatten(-2) @ self.values.flatten(0, 1)
 
 
 class Lean:
@@ -115,7 +116,6 @@ class Lean:
         self.gather = FewAskMany(groups["aggregation"][0], constant=block.loss == "linear")
         self.penalty = FewAskMany(groups["penalty"][0], constant=True) if "penalty" in groups else None
         self.square = FewAskMany(groups["mean square"][0], constant=False) if "mean square" in groups else None
-        self.shift = groups["aggregation"][1].s
         assert groups["aggregation"][1].S is not None
         self.step = cast(Tensor, groups["aggregation"][1].S)
         self.last = layers[-1] if block.channels.shrink else None
@@ -144,9 +144,8 @@ class Lean:
     def mean_square(self, state: Tensor, data: Tensor) -> Tensor:
         """What the scale heads of a robust block write into the state."""
         assert self.square is not None
-        assert self.shift is not None
         data[..., self.r] = self.residuals(state, data)
-        return (self.square(state, data) + self.shift)[..., self.at.part("m")]
+        return self.square(state, data)[..., self.at.part("m")]
 
     def __call__(self, state: Tensor, data: Tensor, penalties: Tensor | None = None) -> Tensor:
         if self.block.loss != "linear":

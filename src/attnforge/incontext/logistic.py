@@ -16,6 +16,8 @@ from .problem import Problem, Rounding, U
 from .prompt import Array, Scaling, column_scale
 from .staged import solve
 
+HOPELESS = 500  # steps towards an optimum that is not there
+
 
 class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[misc]
     """Logistic regression with the penalty ||w||^2 / (2 C); two classes by a sigmoid, more by a softmax.
@@ -60,8 +62,11 @@ class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[m
             )
         weight = weight * self._class_weights(y)[index]
         total = weight.sum()
+        # Where a class has no weight the likelihood has no maximum: its intercept would grow until max_iter.
+        empty = bool((np.bincount(index, weights=weight, minlength=len(self.classes_)) == 0).any())
+        limit = min(self.max_iter, HOPELESS) if empty and self.fit_intercept else self.max_iter
         problem, scaling = _problem(self, X, index, len(self.classes_), weight / total, 1 / (self.C * total))
-        done = solve(problem, scaling, tol=self.tol, max_iter=self.max_iter, dtype=self._torch_dtype(),
+        done = solve(problem, scaling, tol=self.tol, max_iter=limit, dtype=self._torch_dtype(),
                      condition=self.condition)  # fmt: skip
         self.network_, self.scaling_, self.certificate_ = done.network, done.scaling, done.certificate()
         self.n_iter_, self.prompt_ = done.steps, done.prompt
@@ -72,7 +77,7 @@ class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[m
         self._path = done.trajectory
         path = scaling.original(done.trajectory[:, :, :d])
         self.trajectory_ = path[:, 0] if path.shape[1] == 1 else path
-        self._warn(done.converged, " (are the classes separable, without a penalty?)" if np.isinf(self.C) else "")
+        self._warn(done.converged, _doubt(empty, bool(np.isinf(self.C))))
         return self
 
     def _class_weights(self, y: Array) -> Array:
@@ -103,6 +108,13 @@ class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[m
         scores = self.decision_function(X)
         index = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[index])
+
+
+def _doubt(empty: bool, unpenalised: bool) -> str:
+    """Why there may be no optimum to converge to."""
+    if empty:
+        return " (a class has no sample weight, so its intercept has no optimum)"
+    return " (are the classes separable, without a penalty?)" if unpenalised else ""
 
 
 def _problem(

@@ -12,7 +12,7 @@ import torch
 
 from ..heads.anchor import AnchorHead
 from ..network import AttentionLayer, Heads
-from .extrapolation import LOG_SINK, evens, levels, pairs
+from .extrapolation import EVEN_SINK, LOG_SINK, evens, levels, pairs
 from .layout import Channels
 
 OMEGA = {torch.float64: 2.0**11, torch.float32: 2.0**8}  # beyond the range of exp, below the range where logits round
@@ -113,25 +113,25 @@ def aggregation(at: Channels, dtype: torch.dtype, to: dict[str, float], *, keyed
     return heads("tokens", purpose, dtype, W_Q=W_Q, W_K=W_K, b_K=b_K, W_V=W_V, M_K=M_K, M_V=M_V, W_O=W_O)
 
 
-def mean_square(at: Channels, dtype: torch.dtype) -> tuple[Heads, float]:
-    """The state reads m = sum_i q_i r_i^2: the even part of the heads of F2; and the constant to be added to it.
+def mean_square(at: Channels, dtype: torch.dtype) -> Heads:
+    """The state reads m = sum_i q_i r_i^2: the even part of the heads of F2.
 
-    sum_j c_j (cosh(s_j r) - 1) = r^2, and the 1 is taken off as a constant, because sample weights q add up to 1.
+    sum_j c_j (cosh(s_j r) - 1) = r^2, and the 1 is a head of scale 0, which has the same bias in M as the others.
     """
-    c, omega, table, mass = at.width, OMEGA[dtype], evens(dtype), math.exp(LOG_SINK[dtype])
-    scales = [sign * s for sign in (1, -1) for s in table.scales]
+    c, omega, table, mass = at.width, OMEGA[dtype], evens(dtype), math.exp(EVEN_SINK[dtype])
+    scales = [*table.scales, *(-s for s in table.scales), 0.0]
+    values = [*(w / 2 for w in table.weights), *(w / 2 for w in table.weights), -math.fsum(table.weights)]
     count = len(scales)
     W_Q, W_K, b_K = np.zeros((count, c, 3)), np.zeros((1, c, 3)), np.array([[0.0, -omega, -omega]])
     W_V, M_K, M_V, W_O = (np.zeros(s) for s in ((1, c, 1), (1, 1, 3), (1, 1, 1), (count, 1, c)))
     W_K[0, at.at("r"), 0], W_K[0, at.at("data"), 1] = 1.0, omega
-    M_K[0, 0, 1] = LOG_SINK[dtype]
+    M_K[0, 0, 1] = EVEN_SINK[dtype]
     W_V[0, at.at("q"), 0] = 1.0
     for head, scale in enumerate(scales):
         W_Q[head, at.at("id"), 0], W_Q[head, at.at("one"), 1] = scale, 1.0
         W_Q[head, [*at.at("data"), *at.at("pen")], 2] = 1.0
-        W_O[head, 0, at.at("m")] = table.weights[head % len(table.scales)] * mass / 2
-    group = heads("tokens", "mean square", dtype, W_Q=W_Q, W_K=W_K, b_K=b_K, W_V=W_V, M_K=M_K, M_V=M_V, W_O=W_O)
-    return group, -math.fsum(table.weights)
+        W_O[head, 0, at.at("m")] = values[head] * mass
+    return heads("tokens", "mean square", dtype, W_Q=W_Q, W_K=W_K, b_K=b_K, W_V=W_V, M_K=M_K, M_V=M_V, W_O=W_O)
 
 
 def ramp(at: Channels, dtype: torch.dtype) -> AttentionLayer:
