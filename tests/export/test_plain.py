@@ -122,6 +122,20 @@ def test_batches_of_any_shape_and_single_points() -> None:
     assert plain(x[:0]).shape == (0,)
 
 
+def test_several_inputs_and_outputs_of_one_row() -> None:
+    boxes = (af.Box.cube(-1, 1, shape=(2, 3)), af.Box.cube(0, 2, shape=(2, 3)))
+    net = af.compile(lambda a, b: torch.sin(a) * b, boxes, eps=1e-3)
+    plain = to_plain(net)
+    given = [box.sample(40, dtype=torch.float32) for box in boxes]
+    assert float((plain(*given) - net(*given)).abs().max()) <= 1e-5
+    mean = af.compile(lambda x: x.mean((-2, -1)).exp(), af.Box.cube(-1, 1, shape=(3, 2)), eps=1e-3)
+    x = points(mean, 100)
+    assert to_plain(mean)(x).shape == mean(x).shape == (len(x),)
+    assert float((to_plain(mean)(x) - mean(x)).abs().max()) <= 1e-5
+    pair = af.compile(["sin(x)", "x*y"], af.Box(x=(-1, 1), y=(0, 1)), eps=1e-3)
+    assert float((to_plain(pair)(points(pair)) - pair(points(pair))).abs().max()) <= 1e-5
+
+
 def test_many_points_are_evaluated_in_pieces() -> None:
     net, plain = built("mixed", torch.float32)
     x = points(net, 5000)[:5000]
