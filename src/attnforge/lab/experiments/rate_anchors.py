@@ -105,7 +105,8 @@ def judge(records: Sequence[Record]) -> list[Finding]:
             found.append(bound(f"largest error of cold heads against the paper's bound, {dtype}", limits, note=why))
     trained = where(task, network="trained")
     if fit := fitted(trained, "p", "mse"):
-        found.append(rate("mean squared error against p, trained (an error of 1/p squared)", -2.0, fit))
+        note = "p counts the 50 tokens, too: the learned extra tokens, p - 50, grow sevenfold while p doubles"
+        found.append(rate("mean squared error against p, trained (an error of 1/p squared)", -2.0, fit, note=note))
     found += beside_published(trained, "p", "p", PUBLISHED)
     if limits := pairs(trained, "rms", "paper_bound"):
         note = "the theorem says that such weights exist, not that 50 epochs of Adam find them"
