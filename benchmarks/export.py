@@ -5,7 +5,7 @@ python benchmarks/export.py --quick            fewer points, fewer cases, nothin
 python benchmarks/export.py --points 20000     so many points instead of 100,000 (each form has 60 s, see --seconds)
 python benchmarks/export.py --only gauss       one case, by its name; what was written before is kept
 python benchmarks/export.py --resume           goes on where a run was broken off
-python benchmarks/export.py --markdown         prints the last run as docs/export.md shows it
+python benchmarks/export.py --markdown         prints the last run as docs/export.md shows it; --fill puts it there
 
 Twenty formulas, three networks, a transformer block and every theorem with a token-wise form, in float32 and in
 float64. Differences are the largest over all points and outputs; "rounding" is how far the network in float32 is from
@@ -22,6 +22,7 @@ import platform
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
 
 from formulas import FORMULAS  # noqa: E402
+from readme import filled  # noqa: E402
 
 import attnforge as af  # noqa: E402
 from attnforge import export, theorems  # noqa: E402
@@ -301,16 +303,21 @@ def markdown(data: dict[str, Any]) -> str:
     under = sum(row["plain error"] <= row["plain bound"] for row in data["cases"])
     by_form = ", ".join(f"{form} {seconds:.1f} s" for form, seconds in data["large"]["seconds by form"].items())
     verified = ", ".join(f"{form} {s:.1f} s" for form, s in data["large"]["seconds by form, verified"].items())
-    text = [
-        f"Largest differences from the network, as a part of the largest output, at up to {max(counts):,} points "
-        f"({full} of {len(counts)} pairs of case and form) and at {min(counts):,} at least, where a point takes long. "
-        "*rounding* is how far the network itself, in float32, is from the same weights computed in float64. The last "
-        "columns are the price of being stock, medians.", "",
-        *(f"| {' | '.join(line)} |" for line in lines), "",
+    counted = f"at {max(counts):,} points" if full == len(counts) else (
+        f"at {max(counts):,} points ({full} of {len(counts)} pairs of case and form) or, where a point takes long, at "
+        f"{min(counts):,} at least"
+    )  # fmt: skip
+    above = (
+        f"Largest differences from the network, as a part of the largest output, {counted}. *rounding* is how far the "
+        "network itself, in float32, is from the same weights computed in float64. The last columns are the price of "
+        "being stock, medians."
+    )
+    below = (
         f"The plain form stays under its certificate's bound in {under} of {len(data['cases'])} cases. A network of "
-        f"{data['large']['heads']} heads is exported in: {by_form}; with verification in a fresh process: {verified}.",
-    ]  # fmt: skip
-    return "\n".join(text)
+        f"{data['large']['heads']} heads is exported in: {by_form}; with verification in a fresh process: {verified}."
+    )
+    table = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([textwrap.fill(above, 120), "", *table, "", textwrap.fill(below, 120)])
 
 
 def write(data: dict[str, Any], known: dict[str, Any]) -> None:
@@ -331,9 +338,14 @@ def main() -> None:
     parser.add_argument(
         "--markdown", action="store_true", help="print the last run for docs/export.md, measure nothing"
     )
+    parser.add_argument("--fill", action="store_true", help="put it between the markers of docs/export.md")
     wanted = parser.parse_args()
-    if wanted.markdown:
-        sys.stdout.write(markdown(json.loads(RESULTS.read_text("utf-8"))) + "\n")
+    if wanted.markdown or wanted.fill:
+        text = markdown(json.loads(RESULTS.read_text("utf-8")))
+        sys.stdout.write(text + "\n")
+        if wanted.fill:
+            page = ROOT / "docs" / "export.md"
+            page.write_text(filled(page.read_text("utf-8"), "export", text), encoding="utf-8", newline="\n")
         return
     torch.set_num_threads(1)
     known = cases()
