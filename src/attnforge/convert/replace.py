@@ -55,7 +55,7 @@ def replace(
             reached = f"reaches {upper_text(record.relative)} of its output's scale on {where}"
             failed.append(f"{site.path}: {record.operation} {reached}, not eps = {options.eps:g} ({dtype})")
             continue
-        made = made.to(device)
+        made = made.to(seen[site.path].device or device)
         if site.layout is not None:
             unit = model.get_submodule(site.path)
             assert isinstance(unit, GatedUnit)

@@ -29,9 +29,12 @@ class Seen:
     other: tuple[float, float] = (math.inf, -math.inf)
     offset: float = 0.0
     calls: int = 0
+    device: torch.device | None = None
+    """Where the site computes: models may be spread over several devices."""
 
     def take(self, path: str, values: Tensor) -> None:
         low, high = _ends(path, values)
+        self.device = values.device
         self.low, self.high = min(self.low, low), max(self.high, high)
         self.calls += 1
 
