@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +18,7 @@ from ..report.lab import HEADER, TITLE, page_of, row
 from .common import CHECK_FAILED, Forge, console, say, table, waiting, whole
 
 PAGE = "report.html"
+SOME = 10  # problems that are named one by one
 app = typer.Typer(
     cls=Forge,
     help="Measure the claims of the theory: constructed networks beside trained ones, with verdicts by rule.",
@@ -80,13 +81,12 @@ def run(
     except KeyboardInterrupt:
         console(stderr=True).out(f"stopped; finished cells are kept in {out}, and the same command continues from them")
         raise
-    for problem in done.problems:
-        console(stderr=True).out(f"{problem}; measured again", highlight=False)
+    _complain(done.problems, "measured again")
     for failure in done.failures:
         console(stderr=True).out(f"failed: {failure}\n{failure.trace}", highlight=False)
     say(f"measured {done.measured} cells, kept {done.kept} that had a record")
     if done.measured + done.kept:
-        _show(out, out / PAGE)
+        _show(out, out / PAGE, {experiment.name for experiment in done.experiments})
     if done.failures:
         raise typer.Exit(CHECK_FAILED)
 
@@ -124,17 +124,26 @@ def report(
     _show(folder, path)
 
 
-def _show(folder: Path, path: Path) -> None:
+def _show(folder: Path, path: Path, names: Collection[str] = ()) -> None:
+    """Figures, page and verdicts of a folder; on the terminal only those of some experiments, where any are named."""
     with waiting("drawing"):
         found, problems = results(folder)
         files = write(found, folder)
         page_of(found, problems).save(path)
-    _verdicts(found)
-    for problem in problems:
-        console(stderr=True).out(f"{problem}; left out", highlight=False)
+    _verdicts(tuple(one for one in found if not names or one.experiment.name in names))
+    _complain(problems, "left out")
     say(f"\npage     {path}  (open it in a browser)")
     say(f"figures  {len(files) - 1} files beside the records, in {folder}")
     say(f"numbers  {files[-1]}")
+
+
+def _complain(problems: tuple[str, ...], done: str) -> None:
+    """Names files that are no records, the first of them one by one."""
+    output = console(stderr=True)
+    for problem in problems[:SOME]:
+        output.out(f"{problem}; {done}", highlight=False)
+    if len(problems) > SOME:
+        output.out(f"and {len(problems) - SOME} more files that are no records; {done}", highlight=False)
 
 
 def _verdicts(found: tuple[Result, ...]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..report._optional import require
 from ..report.style import DARK, LIGHT, Builder, Pair, Theme, new_figure, render, style
 from .chart import Figure, Heat, Panel, Series
-from .looks import CURVE, LETTER, MARKERS, Look, looks, places, shape, visible
+from .looks import CURVE, LETTER, MARKERS, Look, looks, places, shape, tick, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -140,7 +140,7 @@ def _scales(axes: Axes, panel: Panel, room: float) -> None:
     else:
         axes.xaxis.set_major_locator(ticker.MaxNLocator(max(3, int(room / 0.6))))
     if chosen:
-        axes.set_xticks(chosen, [f"{x:g}" for x in chosen])
+        axes.set_xticks(chosen, [tick(x) for x in chosen])
     if panel.ticks:
         axes.set_xticks([at for at, _ in panel.ticks], [_fold(text, room, panel) for _, text in panel.ticks])
         axes.xaxis.set_minor_locator(ticker.NullLocator())

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..report._optional import require
 from .chart import Figure, Heat, Panel, Series
-from .looks import CURVE, SYMBOLS, Look, looks, places, shape, visible
+from .looks import CURVE, SYMBOLS, Look, looks, places, shape, tick, visible
 
 HEIGHT = 400  # pixels of a row of panels
 
@@ -77,7 +77,7 @@ def _axes(drawn: Any, panel: Panel, row: int, column: int) -> None:
     if panel.log_x:
         x |= {"type": "log", "exponentformat": "power"}
     if chosen := places(panel, 3.5) if panel.series else []:
-        x |= {"tickvals": chosen, "ticktext": [f"{v:g}" for v in chosen]}
+        x |= {"tickvals": chosen, "ticktext": [tick(v) for v in chosen]}
     if panel.ticks:
         x |= {"tickvals": [at for at, _ in panel.ticks], "ticktext": [text for _, text in panel.ticks]}
     if panel.log_y:

@@ -69,10 +69,19 @@ def places(panel: Panel, room: float) -> list[float]:
     unit = room / (scaled[-1] - scaled[0])
     chosen: list[int] = []
     for i, x in enumerate(at):
-        apart = LETTER * (len(f"{x:g}") + (len(f"{at[chosen[-1]]:g}") if chosen else 0)) / 2 + 0.14
+        apart = LETTER * (len(tick(x)) + (len(tick(at[chosen[-1]])) if chosen else 0)) / 2 + 0.14
         if not chosen or (scaled[i] - scaled[chosen[-1]]) * unit > apart:
             chosen.append(i)
     return [at[i] for i in chosen]
+
+
+def tick(x: float) -> str:
+    """A number under an axis: whole numbers as they are, others with three digits.
+
+    >>> tick(4096.0), tick(1 / 13), tick(0.5)
+    ('4096', '0.0769', '0.5')
+    """
+    return f"{x:.0f}" if x == int(x) and abs(x) < 1e6 else f"{x:.3g}"
 
 
 def shape(panels: int) -> tuple[int, int]:
