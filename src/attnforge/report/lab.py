@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..lab.chart import Figure
 from ..lab.drawing import drawn
-from ..lab.experiment import FAILS, Experiment, Finding, Record
+from ..lab.experiment import FAILS, VERDICTS, Experiment, Finding, Record
 from ..lab.interactive import interactive
 from ..lab.results import Result, results, tally
 from .html import Block, Page
@@ -39,19 +39,27 @@ def page_of(found: Sequence[Result], problems: Sequence[str] = ()) -> Page:
     )
     page.section("Verdicts")
     page.text(
-        "Each line is one quantity. **Agrees**, **better than predicted** and **does not hold** follow from rules that "
-        "are stated with each experiment and applied by the program that wrote this page, never by hand. "
+        "Each number counts quantities. **Agrees**, **better than predicted** and **does not hold** follow from rules "
+        "that are stated with each experiment and applied by the program that wrote this page, never by hand. "
         "Intervals are 95 % confidence intervals of the fit or of the mean."
     )
-    rows = [
-        (one.experiment.name if i == 0 else "", *row(finding))
-        for one in found for i, finding in enumerate(one.findings)
-    ]  # fmt: skip
-    page.table(["experiment", *HEADER], rows, align="llrll")
+    page.table(
+        ["experiment", "label", *VERDICTS, "here"],
+        [(one.experiment.name, _short(one.experiment.label), *tally([one]).values(), one.state) for one in found],
+        align="llrrrl",
+    )
+    missed = [(one.experiment.name, *row(f)[:3]) for one in found for f in one.findings if f.verdict == FAILS]
+    if missed:
+        page.table(["experiment", *HEADER[:3]], missed, "What does not hold, experiment by experiment.", "llrl")
     for one in found:
         _section(page, one)
     _provenance(page, found, records, problems)
     return page
+
+
+def _short(label: str) -> str:
+    """The labels of the theory without the paper's own numbers, which stand with the experiment."""
+    return label.partition(" (")[0]
 
 
 def row(finding: Finding) -> tuple[str, ...]:
