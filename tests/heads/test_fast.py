@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +17,12 @@ from hypothesis import strategies as st
 
 import attnforge as af
 from attnforge.errors import ArgumentError, CertificateError, PrecisionError
-from attnforge.heads.fast import anchor_read, evaluate, read, softmax_read
+from attnforge.heads import fast_compiled
+from attnforge.heads.fast import anchor_read, evaluate, softmax_read
 from attnforge.heads.fast_activation import FastActivation
 from attnforge.heads.fast_bound import read_error
-from attnforge.heads.fast_read import dropped, form_of, reach_for
+from attnforge.heads.fast_compiled import read
+from attnforge.heads.fast_read import basis, dropped, form_of, reach_for
 
 TABLES = [(2, 0.5), (3, 0.3), (16, 0.25), (29, 0.7), (33, 0.5), (200, 1.0), (301, 0.25), (9, 40.0), (400, 60.0)]
 ACTIVATIONS = ["gelu", "gelu_tanh", "softplus", "mish", "silu", "quick_gelu", "relu", "tanh", "sigmoid"]
@@ -220,11 +226,122 @@ def test_activations_are_saved_trained_and_watched(tmp_path: Path) -> None:
         af.certify(head)
 
 
-def test_compiled_it_is_the_same() -> None:
-    head = FastActivation.fit("gelu", -17, 25, eps=1e-4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("table_dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_compiled_it_is_within_its_bound_for_all_dtypes(
+    dtype: torch.dtype, table_dtype: torch.dtype, frozen: bool
+) -> None:
+    torch.compiler.reset()
+    head = FastActivation.fit("gelu", -17, 25, dtype=table_dtype, anchors=25).requires_grad_(not frozen)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 8), Core(head), torch.nn.Linear(8, 3))
+    for linear in (net[0], net[2]):
+        linear.to(dtype)
+    seen = Seen()
+    compiled = torch.compile(net, backend=seen, fullgraph=True)
+    x = torch.randn(5, 3).to(dtype)
+    assert compiled(x).dtype == dtype
+    y = torch.linspace(-17, 25, 128, dtype=torch.float64).to(dtype).reshape(16, 8).clamp(-17, 25)
+    out = torch.compile(Core(head), backend="aot_eager", fullgraph=True)(y).double()
+    t, value = head.table, head.values.double()
+    bound = read_error(value.numpy(), t.rate, t.kappa, -17, 25, dtype, t.centre, t.gate).bound
+    ctx.dps = 60
+    for at, found in zip(y.double().flatten().tolist(), out.flatten().tolist(), strict=True):
+        exact = in_60_digits(at, value.tolist(), t.rate, t.kappa, t.centre, t.gate)
+        assert abs(arb(found) - exact) <= arb(bound), at
+    # pointwise: besides the two linear maps no matrix product, no softmax, no gather, and one exponential
+    assert seen.calls["exp"] == 1 and not {"matmul", "softmax", "index_select", "gather"} & set(seen.calls)
+    assert seen.calls["linear"] == 2 and seen.calls["mul"] + seen.calls["__mul__"] < (40 if frozen else 60)
+
+
+class Core(torch.nn.Module):
+    """A head without the check of its input's range."""
+
+    def __init__(self, head: FastActivation):
+        super().__init__()
+        self.head = head
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return self.head.core(y)
+
+
+class Seen:
+    """A compiler that counts the calls of a graph by name and runs it as it is."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def __call__(self, graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        self.calls.update(getattr(n.target, "__name__", str(n.target)) for n in graph.graph.nodes if "call" in n.op)
+        return graph.forward
+
+
+@pytest.mark.parametrize(("p", "kappa"), [(2, 0.5), (16, 0.25), (31, 0.46875), (200, 1.0), (9, 40.0), (0, 1.0)])
+@pytest.mark.parametrize("centre", [0.0, 0.25])
+def test_gradients_of_the_compiled_form(p: int, kappa: float, centre: float) -> None:
+    torch.compiler.reset()
+    y = torch.cat([5 * table(40, torch.float64, 1), torch.tensor([0.0, centre, -30.0, 30.0])]).requires_grad_()
+    value = table(p, torch.float64).requires_grad_()
+    compiled = torch.compile(read, backend="aot_eager", fullgraph=True)
+    found, wanted = (
+        torch.autograd.grad(form(y, value, 1.5, kappa, centre, 1.5).square().sum(), (y, value), allow_unused=p == 0)
+        for form in (compiled, anchor_read)
+    )
+    for a, b in zip(found, wanted, strict=True):
+        assert (p == 0 and a is None) or (a - b).abs().max() <= 1e-11 * (1 + b.abs().max() if b.numel() else 1)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inductor_stays_within_the_certificate(dtype: torch.dtype) -> None:
+    torch.compiler.reset()
+    head = FastActivation.fit("gelu", -17, 25, dtype=dtype, anchors=25)
+    y = torch.cat([torch.linspace(-17, 25, 4001), torch.randn(4000)]).to(dtype)
+    with torch.no_grad():
+        out = torch.compile(head, fullgraph=True)(y)
+    assert out.dtype == dtype and (out.double() - head.function.value(y.double())).abs().max() <= head.bound
+
+
+def test_heads_with_other_numbers_share_a_compiled_program() -> None:
+    torch.compiler.reset()
+    heads = [FastActivation.fit("gelu", -17, 25, anchors=most) for most in (21, 25, 33)]
+    heads += [af.AnchorHead.fit("sin", -3, 3, anchors=most, fast=True) for most in (20, 24)]
+    for head in heads:
+        y = torch.linspace(-3, 3, 101)
+        out = torch.compile(head, backend="aot_eager", fullgraph=True)(y)
+        assert (out.double() - head.function.value(y.double())).abs().max() <= head.bound
+
+
+def test_compiled_symmetry_is_that_of_the_certified_weights() -> None:
+    head = FastActivation.fit("gelu", -17, 25, anchors=25)
+    head.requires_grad_(False)
     y = torch.linspace(-17, 25, 501)
     compiled = torch.compile(head, backend="aot_eager", fullgraph=True)
     assert (compiled(y) - head(y)).abs().max() <= 2 * head.bound
+    head.layer.heads()[1].M_V[0, 3] += 1e-2  # no longer symmetric
+    af.certify(head)
+    assert (compiled(y) - head(y)).abs().max() < 1e-5
+    other = FastActivation.fit("gelu", -17, 25, anchors=25)
+    other.load_state_dict(head.state_dict())
+    other.requires_grad_(False)
+    torch.compiler.reset()
+    assert (torch.compile(other, backend="aot_eager", fullgraph=True)(y) - head(y)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("p", "centre", "gate"), [(31, 0.0, 1.5), (31, 0.25, 1.0), (16, 0.0, 0.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_of_an_eager_gpu(p: int, centre: float, gate: float, dtype: torch.dtype) -> None:
+    """What `fused` compiles, with the same arguments, on a processor."""
+    y, value = points(p, 0.5, dtype), table(p, torch.float32)
+    parts = (value.double() @ basis(p, 0.5, dtype, y.device)[1]).float()
+    numbers = fast_compiled._numbers(p, 0.5, 1.5, centre, gate, torch.float32, y.device)
+    shared = gate == 1.5 and not centre
+    out = fast_compiled._flat(y, numbers, parts, p % 2 == 1, bool(gate), shared)
+    wanted = softmax_read(y.double(), value.double(), 1.5, 0.5, centre, gate)
+    lo, hi = float(y.min()), float(y.max())
+    bound = read_error(value.double().numpy(), 1.5, 0.5, lo, hi, dtype, centre, gate).bound
+    assert out.dtype == dtype and (out.double() - wanted).abs().max() <= bound
+    assert fast_compiled.fused(y, value, 1.5, 0.5, centre, gate) is None
 
 
 @pytest.mark.parametrize(

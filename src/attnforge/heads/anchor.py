@@ -28,6 +28,7 @@ from ..network import AttentionLayer, Heads
 from . import search
 from .anchor_choices import DTYPES, TWO_KEYS, checked, function_of, is_two_keys, potentials_of, two_keys
 from .fast_anchor import Lattice, fast_certificate, fast_core, lattice_of
+from .fast_read import exporting
 from .potential import Potential
 from .solve import Shape, cold_values, keys
 from .threads import one_thread
@@ -284,7 +285,7 @@ class AnchorHead(CertifiedModule):
 
     def core(self, *inputs: Tensor) -> Tensor:
         """The attention itself: one token per scalar, one channel."""
-        if self.lattice is not None and not torch.compiler.is_exporting():
+        if self.lattice is not None and not exporting():
             return fast_core(self, inputs[0], self.lattice)
         return self.layer(inputs[0].unsqueeze(-1)).squeeze(-1)
 

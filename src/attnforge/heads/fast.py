@@ -9,9 +9,9 @@ are centre + 2 kappa k / rate. gate = 0 means no gate; with a gate the table may
 `value`. The result equals `softmax_read` with the same arguments up to `fast_bound.read_error`; far outside its anchors
 the head goes on as the last value (plus y or 0 from the gate), as the softmax does.
 
-On a processor the operator works through pieces that stay in its cache. `read` is the same computation as plain
-PyTorch: call it inside `torch.compile`, which fuses it into one kernel. `softmax_read` is the attention written out:
-call it while exporting. `evaluate` picks among the three.
+On a processor the operator works through pieces that stay in its cache, on a GPU large inputs go through one compiled
+kernel. `read` is the same computation as plain PyTorch: call it inside `torch.compile`, which fuses it with what is
+around it. `softmax_read` is the attention written out: call it while exporting. `evaluate` picks among the three.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..purity import allow_custom
-from .fast_read import Reading, Room, working
+from .fast_compiled import fused, read
+from .fast_read import Reading, Room, exporting, working
 
 CACHED = 1 << 17  # elements a thread works on at once: a handful of temporaries stay in its cache
 SOFTMAX = 1 << 20  # weights alive at once where the gradient of the values needs all of them
@@ -46,6 +47,8 @@ def anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: flo
 
 def _anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float, gate: float) -> Tensor:
     work = working(y.dtype)
+    if (whole := fused(y, value, rate, kappa, centre, gate)) is not None:
+        return whole
     reading = Reading.of(value.unsqueeze(0), rate, kappa, centre, gate, y.dtype)
     flat = y.reshape(-1)
     if y.device.type != "cpu":
@@ -128,12 +131,6 @@ torch.library.register_autograd(NAME, _backward, setup_context=_remember, lib=_L
 allow_custom(NAME, "softmax attention over evenly spaced anchors and, with a gate, one self head (lemmas A8 and B4)")
 
 
-def read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0) -> Tensor:
-    """`anchor_read` as plain PyTorch, for compilers to fuse and differentiate; not in pieces."""
-    reading = Reading.of(value.unsqueeze(0), rate, kappa, centre, gate, y.dtype)
-    return _finish(reading, y.reshape(-1).to(working(y.dtype)), Room()).to(y.dtype).reshape(y.shape)
-
-
 def softmax_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0) -> Tensor:
     """The attention that `anchor_read` evaluates, written out: a softmax over p keys, and one over {self, sink}."""
     work = working(y.dtype)
@@ -148,7 +145,7 @@ def softmax_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: fl
 
 def evaluate(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0) -> Tensor:
     """The head at y: written out while exporting, plain PyTorch while compiling, the operator otherwise."""
-    if torch.compiler.is_exporting():
+    if exporting():
         return softmax_read(y, value, rate, kappa, centre, gate)
     if torch.compiler.is_compiling():
         return read(y, value, rate, kappa, centre, gate)

@@ -3,7 +3,9 @@
 gelu, gelu_tanh, softplus and mish are a gate y sigmoid(gate y), one self head, plus an anchor head for the bump that is
 left, which decays on both sides (see `fast_fit`): right on the whole line, with 21 to 53 anchors. silu, quick_gelu and
 relu are a gate alone, tanh and sigmoid an anchor head with two keys. Called, the module runs `fast.anchor_read`; under
-`torch.compile` the same as plain PyTorch; exported it is its `layer`, softmax attention written out.
+`torch.compile` the same as plain PyTorch; exported it is its `layer`, softmax attention written out. Frozen, with
+`requires_grad_(False)`, symmetric tables (gelu) compile to fewer operations: what counts is the symmetry of the weights
+that were certified last.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ from ..errors import ArgumentError, CertificateError, PrecisionError, closest
 from ..ir.functions import Univariate, parse
 from ..network import AttentionLayer, Heads
 from . import fast
-from .fast_bound import ReadError, read_error
+from .fast_bound import DIVISIONS, ReadError, read_error
+from .fast_compiled import read
 from .fast_fit import GATES, Table, fitted
+from .fast_read import exporting, packed, unpacked
 from .gate import KINK
 from .self_head import interval, positive
 
@@ -49,6 +53,7 @@ class FastActivation(CertifiedModule):
     """
 
     family = "fast"
+    _even = False  # values certified last were symmetric: compilers leave half of the numerator out, once it is frozen
 
     def __init__(
         self, function: Univariate, lo: float, hi: float, table: Table, dtype: torch.dtype, strict: bool = False
@@ -56,6 +61,7 @@ class FastActivation(CertifiedModule):
         super().__init__()
         self.function, self.lo, self.hi, self.table, self.strict = function, lo, hi, table, strict
         self.box = Box(y=(lo, hi))
+        self._numbers = packed(table.rate, table.kappa, table.centre, table.gate)
         number = lambda x: torch.tensor(x, dtype=torch.float64).to(dtype)  # noqa: E731
         one, groups = number([[[1.0]]]), []
         purpose = f"{function.name} on [{lo:g}, {hi:g}]"
@@ -143,13 +149,23 @@ class FastActivation(CertifiedModule):
 
     def core(self, *inputs: Tensor) -> Tensor:
         (y,) = inputs
-        if torch.compiler.is_exporting():
+        if exporting():
             return self.layer(y.unsqueeze(-1)).squeeze(-1)
         value, t = self._values(), self.table
         value = value if value.dtype == torch.float64 else value.float()
-        form = fast.read if torch.compiler.is_compiling() else fast.anchor_read
-        out: Tensor = form(y, value, t.rate, t.kappa, t.centre, t.gate)
-        return out
+        if torch.compiler.is_compiling():
+            even = self._even and not any(p.requires_grad for p in self.layer.parameters())
+            rate, kappa, centre, gate = unpacked(self._numbers)
+            return read(y, value, rate, kappa, centre, gate, even)
+        return fast.anchor_read(y, value, t.rate, t.kappa, t.centre, t.gate)
+
+    def attach(self, certificate: Certificate) -> Certificate:
+        self._even = bool(torch.equal(self.values, self.values.flip(0)))
+        return super().attach(certificate)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._even = False
+        super()._load_from_state_dict(*args, **kwargs)
 
     def plain(self) -> nn.Module:
         """The same heads as softmax attention written out: a module without the fast path, sharing these weights."""
@@ -220,7 +236,7 @@ class FastActivation(CertifiedModule):
             terms=tuple(terms),
             measured=None if self.dtype == torch.float64 else self._measure(),  # float64 has no finer reference
             lemmas=lemmas,
-            assumptions=ASSUMPTIONS,
+            assumptions=(*ASSUMPTIONS, DIVISIONS),
         )
 
     def _check_keys(self) -> None:

@@ -8,7 +8,7 @@ arithmetic, plus everything that the fast evaluation does differently.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -19,8 +19,10 @@ from ..certify.interpolation import AnchorWeights, anchor_bound
 from ..certify.rounding import ASSUMPTIONS, gamma, unit, up
 from ..errors import ArgumentError, CertificateError
 from ..ir.functions import enclose
-from .fast import anchor_read, read
-from .fast_bound import read_error
+from .fast import anchor_read
+from .fast_bound import DIVISIONS, read_error
+from .fast_compiled import read
+from .fast_read import packed, unpacked
 
 if TYPE_CHECKING:
     from .anchor import AnchorHead
@@ -41,6 +43,10 @@ class Lattice:
     centre: float
     off: float
     mirrored: bool = False
+    numbers: ClassVar[str]  # rate, kappa and centre for compilers: no field, it is not saved
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numbers", packed(self.rate, self.kappa, self.centre))
 
     @classmethod
     def of(cls, weights: AnchorWeights, reach: float) -> Lattice:
@@ -73,9 +79,13 @@ def lattice_of(head: AnchorHead) -> Lattice:
 
 def fast_core(head: AnchorHead, y: Tensor, lattice: Lattice) -> Tensor:
     """The head at y, the linear skip included."""
-    form = read if torch.compiler.is_compiling() else anchor_read
     value = head.group.M_V[0, :, 0]
-    out = form(y, value.flip(0) if lattice.mirrored else value, lattice.rate, lattice.kappa, lattice.centre)
+    value = value.flip(0) if lattice.mirrored else value
+    if torch.compiler.is_compiling():
+        rate, kappa, centre = unpacked(lattice.numbers)
+        out = read(y, value, rate, kappa, centre)
+    else:
+        out = anchor_read(y, value, lattice.rate, lattice.kappa, lattice.centre)
     slope, constant = head.layer.S, head.layer.s
     return out if slope is None or constant is None else out + (y * slope[0, 0] + constant[0])
 
@@ -107,5 +117,5 @@ def fast_certificate(head: AnchorHead, lattice: Lattice, blank: Certificate) -> 
     terms.append(Term(site, "rounding", float(up(error.max(), 8)), f"{blank.dtype}, one exponential per element"))
     return replace(
         blank, kind="certified", bound=total(t.value for t in terms), terms=tuple(terms),
-        lemmas=("A1", "A4", "A8"), assumptions=ASSUMPTIONS,
+        lemmas=("A1", "A4", "A8"), assumptions=(*ASSUMPTIONS, DIVISIONS),
     )  # fmt: skip

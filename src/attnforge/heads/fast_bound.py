@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..certify.rounding import EXP_ULPS, TINY, gamma, unit
+from ..certify.rounding import TINY, gamma, unit
 from ..errors import PrecisionError
 from .fast_read import dropped, form_of, lattice, masses, reach_for, working
 
@@ -30,6 +30,10 @@ U = 2.0**-53
 STEP = 0.03  # width of a cell of the lattice form, in theta
 FAR = 40.0  # beyond the last anchor by so much of theta, a head has reached its last value to exp(-40)
 CHUNK = 1 << 20
+# in units of roundoff: GPU compilers divide in float32 to 2 units in the last place (PTX div.full), others round once
+QUOTIENT = {torch.float32: 4.0, torch.float64: 1.0}
+EXP = 3.0  # all of float32's numbers in [-87, 0], on an NVIDIA H200: 2.56
+DIVISIONS = "fast reading allows exponentials within 3 u, and divisions within 4 u in float32"
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def _cells(
     off_rate, off_centre = (abs(_stored(x, work) - x) for x in (rate, centre))
     # theta: subtraction and product; window and pair also round the spacing, the product with 2 kappa and a difference
     roundings = (1 if centre == 0.0 else 2) + (0 if form == "lattice" else 5)
-    motion = size * (gamma(roundings, u) + off_rate / rate * 1.01) + rate * off_centre * 1.01 + 1.01 * EXP_ULPS * u
+    motion = size * (gamma(roundings, u) + off_rate / rate * 1.01) + rate * off_centre * 1.01 + 1.01 * EXP * u
     motion = motion + (0.0 if form == "lattice" else 6 * kappa * u)  # between half keys |r| may exceed the position
     radius = 0.5 * rate * (high - low) * (1 + 8 * U) + motion + 16 * U * size
     return _Cells(low, high, theta, radius, motion, size)
@@ -191,7 +195,6 @@ def _lattice(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logi
     own = (anchors + 8) * U  # of each coefficient, relative to the same sum without signs
     unsigned = 0.5 * (np.abs(right) + np.abs(left)) * mass
     q_own, p_own, r_own = own * (mass @ np.abs(even)), own * (unsigned @ np.abs(even)), own * (unsigned @ np.abs(odd))
-    symmetric = not half_difference.any()
 
     near, far = np.maximum(np.abs(cells.theta) - cells.radius, 0.0), np.abs(cells.theta) + cells.radius
     decay = np.exp(-near)
@@ -205,22 +208,23 @@ def _lattice(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logi
     centred = centred + 16 * U * (np.abs(p_j) + np.abs(r_j) + np.abs(middle)[:, None] * np.abs(q_j))
     centred = centred + p_own + r_own + size[:, None] * q_own
     j = np.arange(rows)
-    bend = np.expm1(np.maximum(j, 1) * 2.7 * u) * (j > 0)  # s is right to 2.6 u: 1.5 u below, 1 u the quotient
-    # coefficients rounded once more, Horner, and for P + t R the product and the sum
-    steps_n, steps_q = gamma(2 * j + (3.0 if symmetric else 5.0), u), gamma(2 * j + 3.0, u)
+    divided = QUOTIENT[work]
+    bend = np.expm1(np.maximum(j, 1) * 3.7 * u) * (j > 0)  # s: 1.5 u below, 2.1 u a quotient corrected once
+    # coefficients rounded once more, Horner, and for P + t R the product and the sum, even where R = 0: a kernel does
+    # not look whether it is; t is right to 4 u and the quotient's
+    steps_n, steps_q = gamma(2 * j + 5.0, u), gamma(2 * j + 3.0, u)
     above = steps_n * np.abs(p_j) + 1.01 * p_own
-    if not symmetric:  # t is right to 4.2 u
-        above = above + (steps_n + 4.3 * u) * np.abs(r_j) + 1.01 * r_own
+    above = above + (steps_n + (4.2 + divided) * u) * np.abs(r_j) + 1.01 * r_own
     below = steps_q * np.abs(q_j) + 1.01 * q_own
-    slope = power[:, :-1] * j[1:]  # s may underflow, and be off by `tiny`
-    slopes = tiny * np.sum(slope * (np.abs(p_j) + np.abs(r_j) + size[:, None] * np.abs(q_j))[:, 1:], -1)
+    slope = power[:, :-1] * j[1:]  # s and its correction may underflow: off by a few `tiny`
+    slopes = 8 * tiny * np.sum(slope * (np.abs(p_j) + np.abs(r_j) + size[:, None] * np.abs(q_j))[:, 1:], -1)
     error_n = np.sum(power * (centred * bend + above), -1) + 16 * tiny + slopes
     error_q = np.sum(power * below, -1) + 16 * tiny
     off_q = np.sum(power * np.abs(q_j) * bend, -1) + error_q
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         least = np.where(off_q < 0.5 * lowest, lowest - off_q, np.nan)
         quotient = (error_n + size * error_q) / least
-        reading = quotient + u * (size + quotient) + tiny
+        reading = quotient + divided * u * (size + quotient) + tiny
         # exp(-kappa k^2) was itself rounded: logits off by at most this
         off = (kappa * k * k + kappa * k[-1] ** 2 + 4) * 4 * U + logit_error
         spread = np.abs(value[None] - middle[:, None]) + moved[:, None]
@@ -266,7 +270,7 @@ def _window(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logit
     steps = gamma(2 * (reach + 1 + np.abs(index - nearest[:, None])) + 3.0, u)
     own = 1.0 + (4 + kappa * reach * reach) * 4 * U / u  # the tables were computed in float64
     reading = np.sum(lifted * steps * own * (np.abs(seen) + size[:, None]), -1) * lost
-    reading = reading / (1 - float(gamma(4 * reach + 8, u))) + u * (size + reading) * 1.01
+    reading = reading / (1 - float(gamma(4 * reach + 8, u))) + QUOTIENT[work] * u * (size + reading) * 1.01
     spread = np.sum(lifted * (np.abs(seen - middle[:, None]) + moved[:, None]), -1)
     reading = reading + np.exp(logit_error) * np.expm1(logit_error) * spread * lost
     least = np.exp(-kappa * (reach + 1) ** 2)  # of the denominator: c_J at the least
@@ -283,8 +287,10 @@ def _pair(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logit_e
     rise = np.maximum(np.abs(value[below + 1] - value[below]), np.abs(value[above + 1] - value[above]))
     size = np.maximum(np.maximum(np.abs(value[below]), np.abs(value[below + 1])),
                       np.maximum(np.abs(value[above]), np.abs(value[above + 1])))  # fmt: skip
-    # a sigmoid turns by at most 1/4; its own value is right to 4 u, the difference to 1 u, product and sum 2 u more
-    total = (cells.motion + 2 * logit_error) * 0.26 * rise + 7.2 * u * rise + 2.1 * u * size + 4 * TINY[work]
+    # a sigmoid turns by at most 1/4; its own value is right to 3 u and a quotient's, the difference to 1 u, product and
+    # sum 2 u more
+    own = (6.2 + QUOTIENT[work]) * u
+    total = (cells.motion + 2 * logit_error) * 0.26 * rise + own * rise + 2.1 * u * size + 4 * TINY[work]
     return np.where(above - below <= 1, total, np.inf), size
 
 
@@ -294,13 +300,14 @@ FORMS = {"lattice": _lattice, "window": _window, "pair": _pair}
 def _gated(head: Array, size: Array, cells: _Cells, gate: float, u: float, tiny: float) -> tuple[Array, Array, Array]:
     """The error of relu(y) + (head - |y| share), its size, and its distance from relu(y).
 
-    share = q/(1+q) is right to (x + 4) u relatively, x = gate |y|; one product and two sums follow. The last sum errs
-    by at most its smaller term, and not at all where relu(y) = 0.
+    share = q/(1+q) is right to (x + 4) u relatively, and its quotient's, x = gate |y|; one product and two sums
+    follow. The last sum errs by at most its smaller term, and not at all where relu(y) = 0.
     """
     near, far = np.minimum(np.abs(cells.low), np.abs(cells.high)), np.maximum(np.abs(cells.low), np.abs(cells.high))
-    off = abs(_stored(gate, torch.float32 if u > 1e-10 else torch.float64) / gate - 1)
+    work = torch.float32 if u > 1e-10 else torch.float64
+    off = abs(_stored(gate, work) / gate - 1)
     bump = far / (1 + np.exp(np.minimum(gate * near, 700.0)))
-    share = bump * (gate * far * (1.01 * u + 1.01 * off) + 5.2 * u) + (1 + far) * tiny
+    share = bump * (gate * far * (1.01 * u + 1.01 * off) + (5.2 + QUOTIENT[work]) * u) + (1 + far) * tiny
     inner_error = head + share + u * (size + bump + head + share) + tiny
     inner = size + bump + inner_error
     right = cells.high > 0

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +30,38 @@ LARGEST = {torch.float32: 75.0, torch.float64: 600.0}  # log of the largest coef
 WIDEST = {torch.float32: 140.0, torch.float64: 1200.0}  # kappa K^2 up to which the lattice form is used
 COLD = {torch.float32: 17.0, torch.float64: 37.0}  # kappa from which exp(-kappa) is below a roundoff
 MOST_LATTICE = 129  # and anchors: beyond, a window is shorter
+
+
+Made = TypeVar("Made", bound=Callable[..., object])
+
+
+def known(make: Made) -> Made:
+    """Mark `make` to be run while tracing, its result a constant of the compiled program: what
+    `torch.compiler.assume_constant_result` does, which would load the compiler already here."""
+    make.__dict__["_dynamo_marked_constant"] = True
+    return make
+
+
+@known
+def exporting() -> bool:
+    """Whether a graph is exported. Tracers before PyTorch 2.13 take `torch.compiler.is_exporting()` to be true in
+    every compiled program; here it is asked, not traced."""
+    return bool(torch.compiler.is_exporting())
+
+
+def packed(*numbers: float) -> str:
+    """Numbers as text: compilers may make a number of a module a variable of the program, never a text."""
+    return " ".join(float(number).hex() for number in numbers)
+
+
+@known
+def unpacked(text: str) -> tuple[float, ...]:
+    """The numbers, as constants of a compiled program.
+
+    >>> unpacked(packed(0.1, -2.0))
+    (0.1, -2.0)
+    """
+    return tuple(float.fromhex(number) for number in text.split())
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
@@ -51,10 +84,14 @@ def dropped(kappa: float, reach: int, off: float = 0.0) -> float:
         i += 1
 
 
-@functools.lru_cache(maxsize=512)
+@known
 def reach_for(kappa: float, dtype: torch.dtype) -> int:
     """The smallest J whose window leaves out less than a roundoff."""
-    wanted = 2.0**-24 if working(dtype) == torch.float32 else 2.0**-53
+    return _reach_for(kappa, 2.0**-24 if working(dtype) == torch.float32 else 2.0**-53)
+
+
+@functools.lru_cache(maxsize=512)
+def _reach_for(kappa: float, wanted: float) -> int:
     reach = 1
     while dropped(kappa, reach) > wanted:
         reach += 1
@@ -64,6 +101,7 @@ def reach_for(kappa: float, dtype: torch.dtype) -> int:
 Form = Literal["lattice", "window", "pair"]
 
 
+@known
 def form_of(anchors: int, kappa: float, dtype: torch.dtype) -> Form:
     """How a table is read: all of it, through a window, or by pairs.
 
@@ -123,9 +161,8 @@ def basis(anchors: int, kappa: float, dtype: torch.dtype, device: torch.device) 
     """Q, and the matrix that takes a table of values to [P, R], in float64 on a device; made once."""
     key = (anchors, kappa, working(dtype), device)
     if key not in _BASES:
-        tracing = torch.compiler.is_compiling()  # a tracer warns about caches
-        even, odd = lattice.__wrapped__(anchors) if tracing else lattice(anchors)
-        mass = (masses.__wrapped__ if tracing else masses)(anchors, kappa, dtype)[:, None]
+        even, odd = lattice(anchors)
+        mass = masses(anchors, kappa, dtype)[:, None]
         halves = np.concatenate([mass * even, mass * odd], 1) / 2  # halving is exact
         right = np.concatenate([np.zeros((anchors // 2, halves.shape[1])), halves])
         left = right[::-1] * np.repeat([1.0, -1.0], len(mass))  # k and -k: the same in P, opposite in R
@@ -193,8 +230,7 @@ class Reading:
         if form == "lattice":
             total, even, odd = polynomials(columns, kappa, dtype)
             one = torch.ones((), dtype=work, device=columns.device)
-            known = columns.device.type == "cpu" and not torch.compiler.is_compiling()
-            symmetric = known and torch.equal(columns, columns.flip(-1))
+            symmetric = columns.device.type == "cpu" and torch.equal(columns, columns.flip(-1))
             parts = tuple(
                 (e.unbind(), None if symmetric else o.unbind())
                 for e, o in zip(even.to(work), odd.to(work), strict=True)
@@ -274,7 +310,9 @@ class Reading:
         r = torch.sub(place, middle, out=room("place", n))
         index = torch.add(middle, most, out=room("middle", n)).to(torch.int32)
         index = index + (r < 0).to(torch.int32) * int(2 * most + 1)
-        q = torch.mul(torch.abs(r, out=room("q", n)), -2 * self.kappa, out=room("q", n))
+        # without `out` this may be differentiated, and at r = 0 the right side's tables are used
+        size = torch.where(r < 0, -r, r) if room.like is None else torch.abs(r, out=room("q", n))
+        q = torch.mul(size, -2 * self.kappa, out=room("q", n))
         q = torch.exp(q, out=room("q", n))
         below = torch.add(torch.mul(q, self.total[0], out=room("below", n)), self.total[1], out=room("below", n))
         for c in self.total[2:]:
