@@ -84,6 +84,17 @@ def test_gradients_are_those_of_the_original(level: str) -> None:
         assert float((found - wanted).abs().max()) <= 1e-4 * float(wanted.abs().max()) + 1e-9, name
 
 
+def test_optimisers_leave_the_fit_of_a_norm_alone() -> None:
+    ids, _ = task(8)
+    model, report = af.convert(encoder(), ids, level="pure")
+    for site in report.sites:
+        trained = {name for name, p in model.get_submodule(site.path).named_parameters() if p.requires_grad}
+        if site.kind == "norm":  # a table over decades of variances: steps of one size would wreck it
+            assert trained == {"weight", "bias"}
+        else:
+            assert len(trained) == 1 and next(iter(trained)).endswith("M_V")
+
+
 def test_dropout_stays_and_is_told() -> None:
     ids, _ = task(8)
     original = encoder(dropout=0.5).train()

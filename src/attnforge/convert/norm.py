@@ -112,7 +112,7 @@ class NormSite(SiteModule):
         super().__init__(path, *head.variance, strict, "variance" if head.kind == "layer" else "mean square")
         self.normalized_shape, self.eps, self.unit = tuple(shape), head.eps_norm, unit
         self.variance_epsilon = self.eps  # what some models call it
-        self.head = head
+        self.head = head.requires_grad_(False)  # a fit over decades: the step of an optimiser would wreck it
         self.register_parameter("weight", weight)
         self.register_parameter("bias", bias)
 
