@@ -188,7 +188,9 @@ def test_an_interrupt_stops_cleanly_and_the_next_run_continues(tmp_path: Path, b
         _wait_for_the_last_of(process.pid)
     done = run(TOY, tmp_path / "out", jobs=1)
     assert done.kept == len(finished) and done.measured == 24 - len(finished) and done.problems == ()
-    assert len(marks.read_text().splitlines()) <= len(finished) + 2, "what was under way is all that is lost"
+    # Of each of the two workers, the cell under way is lost, and at most one whose result was on its way here.
+    started = marks.read_text().splitlines()
+    assert len(started) == len(set(started)) <= len(finished) + 2 * 2
 
 
 def _wait_for_the_last_of(group: int) -> None:
