@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..certify.rounding import UNIT, gamma, up
+from ..heads.fast_read import exporting
 from ..heads.norm import NormHead
 from ..heads.norm_ledger import Roundings
 from .site import SiteModule, full_precision, tracing, working
@@ -129,7 +130,7 @@ class NormSite(SiteModule):
             x = x.flatten(-len(self.normalized_shape))
             weight, bias = (None if p is None else p.flatten() for p in (weight, bias))
         with full_precision(x):
-            if torch.compiler.is_exporting():
+            if exporting():
                 out = self.head.explicit(x, weight, bias)
             elif tracing():
                 out = self.head.evaluate(x, weight, bias)[0]
