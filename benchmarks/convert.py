@@ -221,7 +221,7 @@ def levels(quick: bool, note: Callable[[str], None]) -> dict[str, Any]:
 
 def anchors(quick: bool, note: Callable[[str], None]) -> dict[str, Any]:
     note("anchors, cold and warm")
-    return {"sweep": sweep(Encoder(every=20 if quick else 8), (8, 32) if quick else ANCHORS)}
+    return {"sweep": sweep(Encoder(every=20 if quick else 12), (8, 32) if quick else ANCHORS)}
 
 
 def learning(quick: bool, note: Callable[[str], None]) -> dict[str, Any]:
@@ -320,17 +320,16 @@ def main() -> None:
         return
     warnings.simplefilter("ignore", af.DomainWarning)  # counted, and shown in the column `outside`
     begin = time.perf_counter()
-    found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if wanted.only and RESULTS.is_file() else {}
-    found |= {"package": PACKAGE, "torch": torch.__version__, "threads": torch.get_num_threads()}
+    found: dict[str, Any] = {"package": PACKAGE, "torch": torch.__version__, "threads": torch.get_num_threads()}
     for name in [wanted.only] if wanted.only else PARTS:
-        started = time.perf_counter()
         found |= PARTS[name](wanted.quick, lambda text: _note(time.perf_counter() - begin, text))
-        found.setdefault("seconds", {})[name] = time.perf_counter() - started
     for title, header, rows in shown(found):
         sys.stdout.write(f"{title}\n{table(header, rows)}\n\n")
     sys.stdout.write(f"operations of the pure encoder's graph: {found.get('census', {})}\n")
     if wanted.quick:
         return
+    if wanted.only and RESULTS.is_file():
+        found = json.loads(RESULTS.read_text("utf-8")) | found
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if wanted.write:
