@@ -1,7 +1,9 @@
-"""What the README shows, made again: the demonstration's output, its picture, and the tables of heads.
+"""What the README and docs/measured.md show, made again: the picture, the demonstration's output, and the tables.
 
 python benchmarks/readme.py            runs the demonstration, prints its tables, writes results/demo.json
 python benchmarks/readme.py --write    also fills in README.md, docs/measured.md (between markers) and docs/images/
+
+The README's table comes from the last run of every other benchmark (benchmarks/summary.py).
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from summary import table
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -48,16 +52,12 @@ def main() -> None:
         (ROOT / "docs/images").mkdir(parents=True, exist_ok=True)
         for name in ("temperature.svg", "temperature-dark.svg"):
             shutil.copy(place / "out/demo/figures" / name, ROOT / "docs/images" / name)
+    page = filled((ROOT / "docs/measured.md").read_text("utf-8"), "demo", f"```text\n$ make demo\n{text}\n```")
+    page = filled(page, "heads", output("benchmarks/heads.py", "--markdown"))
+    (ROOT / "docs/measured.md").write_text(page, encoding="utf-8", newline="\n")
     readme = ROOT / "README.md"
-    page = filled(readme.read_text("utf-8"), "demo", f"```text\n$ make demo\n{text}\n```")
-    if (ROOT / "benchmarks/results/heads.json").is_file():
-        tables = output("benchmarks/heads.py", "--markdown")
-        page = filled(page, "heads", "\n\n".join(tables.split("\n\n")[:2]))  # the first table and its note
-        measured = ROOT / "docs/measured.md"
-        measured.write_text(filled(measured.read_text("utf-8"), "heads", tables), encoding="utf-8", newline="\n")
-    else:
-        sys.stderr.write("the tables of heads stay as they are: run benchmarks/heads.py first\n")
-    readme.write_text(page, encoding="utf-8", newline="\n")
+    short = filled(readme.read_text("utf-8"), "summary", table())
+    readme.write_text(short, encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":

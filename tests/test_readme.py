@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -16,9 +18,9 @@ TEXT = (ROOT / "README.md").read_text("utf-8")
 LIMIT = 300_000
 
 
-def between(name: str) -> str:
+def between(name: str, text: str = TEXT) -> str:
     """What stands between the markers of that name."""
-    found = re.findall(f"<!-- {name}:begin -->(.*?)<!-- {name}:end -->", TEXT, flags=re.DOTALL)
+    found = re.findall(f"<!-- {name}:begin -->(.*?)<!-- {name}:end -->", text, flags=re.DOTALL)
     assert len(found) == 1
     return str(found[0]).strip()
 
@@ -45,7 +47,7 @@ def test_commands_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z]+)\b", TEXT))
     assert {"demo", "test", "setup", "bench"} <= named <= targets | {"sure"}
-    commands = {command.name for command in app.registered_commands}
+    commands = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
     used = set(re.findall(r"[`(]attnforge ([a-z]+)", TEXT))
     assert {"head", "check", "functions"} <= used <= commands
     for script in re.findall(r"benchmarks/\w+\.py", TEXT):
@@ -67,11 +69,17 @@ def test_pictures_are_there_and_small() -> None:
 
 
 def test_tables_were_generated() -> None:
-    demo = between("demo")
+    measured = (ROOT / "docs/measured.md").read_text("utf-8")
+    demo = between("demo", measured)
     rows = {line.split()[0] for line in demo.splitlines() if line and not line.startswith("`")}
     assert {"gelu", "sin", "exp", "log", "reciprocal", "rsqrt", "sqrt", "tanh", "relu(y)"} <= rows
-    heads = between("heads")
-    assert heads.count("\n|") >= 8, "benchmarks/readme.py --write fills this in"
+    assert between("heads", measured).count("\n|") >= 8
+
+
+def test_the_table_is_that_of_the_last_benchmarks() -> None:
+    shown = subprocess.run([sys.executable, ROOT / "benchmarks/summary.py"], capture_output=True, text=True, check=True)
+    assert between("summary") == shown.stdout.strip(), "benchmarks/readme.py --write puts it there"
+    assert shown.stdout.count("\n|") >= 8
 
 
 def test_the_package_shows_it() -> None:

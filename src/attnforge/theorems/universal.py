@@ -5,8 +5,8 @@ clip((x - v)/delta, 0, 1); differences of neighbouring ramps are hat functions, 
 0 at all others. Layer 2. The sum of the hats of X's coordinates at a grid point v is the logit of v, times beta, and
 f(v) its value (E1); or the logits are channels that a softmax acts on, and a linear map reads f(v) off (E2).
 
-Lemma E1 of docs/theory.md: hats computed with errors at most e <= 1/5, beta >= ln 3, g_i values delta_i apart on side i.
-Then |network - f| <= omega(sqrt(sum_i delta_i^2 (1/4 + e + e^2 + s_i))), s_i = g_i^3 exp(-beta (1/2 - 2e)), for f with
+Lemma E1 of docs/theory.md: hats have errors of at most e <= 1/5, beta >= ln 3, g_i values delta_i apart on side i. Then
+|network - f| <= omega(sqrt(sum_i delta_i^2 (1/4 + e + e^2 + s_i))), s_i = g_i^3 exp(-beta (1/2 - 2e)), for f with
 concave modulus omega in the Euclidean norm, apart from the rounding of layer 2.
 
 Token-wise form: a gather layer (D1) first gives every token all coordinates; layer 2 then has a key for every grid
