@@ -81,7 +81,16 @@ def test_bounds_hold_for_any_range(scale: float, shift: float, eps: float) -> No
     with torch.no_grad():
         model[0].weight.mul_(scale)
         model[0].bias.add_(shift)
-    result, report = af.convert(model, X, eps=eps)
+    size = float(F.gelu(model[0](X)).detach().abs().max())
+    refused, found = "", None
+    try:
+        found = af.convert(model, X, eps=eps)
+    except af.PrecisionError as error:
+        refused = str(error)
+    if found is None:  # outputs so small that eps of them is below what float32 can do on the range
+        assert eps * size < 1e-6 and "of its output's scale" in refused
+        return
+    result, report = found
     (site,) = report.sites
     assert site.relative <= eps
     y = torch.linspace(site.low, site.high, 5001)

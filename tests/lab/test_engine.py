@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from joblib.externals.loky import get_reusable_executor
 
 import attnforge as af
 from attnforge.errors import ArgumentError, AttnforgeError
@@ -33,6 +34,12 @@ def values(folder: Path, experiment: Experiment = TOY, quick: bool = True) -> di
     records = {cell.key: store.read(experiment, cell) for cell in experiment.grid(quick)}
     assert store.problems == []
     return {key: {n: v for n, v in r.values.items() if n != "process"} for key, r in records.items() if r is not None}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fresh_processes() -> None:
+    """Workers that an earlier test left behind were started with another path: end them, so that new ones start."""
+    get_reusable_executor().shutdown(wait=True)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
@@ -110,23 +111,47 @@ def _client(distributed: Any, address: Any, scheduler: str | None) -> Any:
         ) from error
 
 
-def _dask_backend(joblib: Any) -> Any:
-    """joblib's backend for dask, which also hears of a task that the cluster has given up.
+def _measured(items: list[Any]) -> list[Any]:
+    """A batch of calls, on a worker of a cluster."""
+    return [function(*arguments, **options) for function, arguments, options in items]
 
-    A task whose workers died again and again has an error but no result, and joblib's own backend calls back for
-    results only: the sweep would wait for ever.
+
+def _dask_backend(joblib: Any) -> Any:
+    """joblib's backend for dask, which asks for results until it has them, and hears of tasks that were given up.
+
+    A result that is lost with its worker, after it was announced and before it was fetched, is computed again when it
+    is asked for; a task whose workers died again and again has an error but no result. joblib's own backend takes what
+    is announced and calls back for results only: in both cases the sweep would wait for ever.
     """
     original: Any = require("joblib._dask", "lab").DaskDistributedBackend
 
     class Backend(original):  # type: ignore[misc]
         def submit(self, func: Any, callback: Any = None) -> Any:
-            future = super().submit(func, callback)
-            future.add_done_callback(lambda done: callback(done.exception()) if done.exception() else None)
-            return future
+            answer: Any = Future()
+            answer.get = answer.result  # what joblib calls it
+            task = self.client.submit(_measured, func.items, pure=False, **self.submit_kwargs)
+            running = self.__dict__.setdefault("running", set())
+            running.add(task)
+
+            def fetch(done: Any) -> None:
+                try:
+                    out = done.result()
+                except Exception as error:  # whatever it is, joblib raises it where the results are read
+                    out = error
+                running.discard(done)
+                answer.set_result(out)
+                callback(out)
+
+            task.add_done_callback(fetch)
+            return answer
 
         def retrieve_result_callback(self, out: Any) -> Any:
             if isinstance(out, BaseException):
                 raise out
-            return super().retrieve_result_callback(out)
+            return out
+
+        def abort_everything(self, ensure_ready: bool = True) -> None:
+            self.client.cancel(list(self.__dict__.get("running", ())))
+            super().abort_everything(ensure_ready)
 
     return Backend

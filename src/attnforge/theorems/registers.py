@@ -33,7 +33,7 @@ class Registers(nn.Module):
     >>> one, table = torch.tensor([[[1.0]]]), torch.tensor([[[1.0], [0.0]]])
     >>> group = Heads("memory", W_Q=one, b_Q=torch.zeros(1, 1), M_K=table, M_V=table, W_O=one)
     >>> y = torch.tensor([[0.3], [-2.0]])
-    >>> torch.equal(Registers(group)(y), group(y))
+    >>> torch.allclose(Registers(group)(y), group(y))
     True
     """
 
