@@ -45,8 +45,12 @@ setup: $(STAMP) ## install into .venv, editable, with every extra the tests use
 demo: $(STAMP) ## compile a formula, an MLP and a sequence function, fit heads, write pages to out/demo
 	@$(BIN)/attnforge demo
 
+# The lab's engine starts process pools and clusters and kills some of their workers: its tests have a process of their own.
+ENGINE := tests/lab/test_engine.py
+
 test: $(STAMP) $(if $(CI),browser) ## run all tests and the examples in the docstrings
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --ignore=$(ENGINE)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ENGINE)
 
 lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .
