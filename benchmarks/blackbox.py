@@ -29,10 +29,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from attnforge import Box  # noqa: E402
-from attnforge._compile import compile_program  # noqa: E402
 from attnforge.blackbox import approximate  # noqa: E402
 from attnforge.blackbox.ridge import RidgeApproximation  # noqa: E402
-from attnforge.ir.program import Builder  # noqa: E402
+from attnforge.compiler.pipeline import compile_program  # noqa: E402
+from attnforge.programs.program import Builder  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "blackbox.json"
 SQUARE, PUBLISHED = Box.cube(-1, 1, shape=2), Box.cube(0, 1, shape=(20, 5))

@@ -34,8 +34,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 from formulas import FORMULAS  # noqa: E402
 
 import attnforge as af  # noqa: E402
-from attnforge.compiled import CompiledNetwork  # noqa: E402
-from attnforge.ir.interpret import values  # noqa: E402
+from attnforge.compiler.compiled import CompiledNetwork  # noqa: E402
+from attnforge.programs.interpret import values  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "compile.json"
 GOALS = {"float32": (torch.float32, 1e-3), "float64": (torch.float64, 1e-6)}

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import attnforge as af
-from attnforge.convert.folder import embeddings, find_folder, read_model, read_texts, read_tokenizer, token_batches
+from attnforge.conversion.folder import embeddings, find_folder, read_model, read_texts, read_tokenizer, token_batches
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "convert.json"

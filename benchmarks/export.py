@@ -41,10 +41,10 @@ from readme import filled  # noqa: E402
 
 import attnforge as af  # noqa: E402
 from attnforge import export, theorems  # noqa: E402
-from attnforge.certify.certificate import upper_text  # noqa: E402
-from attnforge.certify.certified import CertifiedModule  # noqa: E402
-from attnforge.export.domain import domain  # noqa: E402
-from attnforge.ir.interpret import values  # noqa: E402
+from attnforge.certificates.certificate import upper_text  # noqa: E402
+from attnforge.certificates.certified import CertifiedModule  # noqa: E402
+from attnforge.export.verify import domain  # noqa: E402
+from attnforge.programs.interpret import values  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "export.json"
 POINTS, QUICK = 100_000, 2_000

@@ -24,9 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from attnforge.heads.fast import anchor_read
-from attnforge.heads.fast_activation import EXACT, FastActivation
-from attnforge.heads.fast_fit import GATES
+from attnforge.heads.fast.activation import EXACT, GATES, FastActivation
+from attnforge.heads.fast.read import anchor_read
 from attnforge.network import Heads
 
 LO, HI = -34.0, 50.0

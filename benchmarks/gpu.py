@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import attnforge as af
-from attnforge.ir.interpret import values
+from attnforge.programs.interpret import values
 
 HEADS = [
     ("gelu", -8.0, 8.0, False),

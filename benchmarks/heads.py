@@ -33,9 +33,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 import attnforge as af  # noqa: E402
-from attnforge.certify.certificate import upper_text  # noqa: E402
-from attnforge.certify.certified import CertifiedModule  # noqa: E402
-from attnforge.ir import functions as F  # noqa: E402
+from attnforge.certificates.certificate import upper_text  # noqa: E402
+from attnforge.certificates.certified import CertifiedModule  # noqa: E402
+from attnforge.functions import registry as F  # noqa: E402
 from attnforge.network import Heads  # noqa: E402
 from laws import FUNCTIONS, Instance, Points, Space, of_scalar, pairs, rows, scalars, search  # noqa: E402
 

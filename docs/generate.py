@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 def operations() -> str:
     """The table of PyTorch operations, those that are lowered the same way in one row."""
-    from attnforge.frontends.module import supported_operations
+    from attnforge.frontends.module.program import supported_operations
 
     alike: dict[str, list[str]] = {}
     for name, note in supported_operations():

@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 
 import attnforge as af
-from attnforge.convert.folder import embeddings, find_folder, read_model, read_tokenizer, token_batches
-from attnforge.convert.storage import save
+from attnforge.conversion.folder import embeddings, find_folder, read_model, read_tokenizer, token_batches
+from attnforge.conversion.storage import save
 
 CALIBRATION = [
     "The cat slept on the warm windowsill.",

@@ -22,7 +22,7 @@ from flint import arb, ctx
 from torch import Tensor
 
 import attnforge as af
-from attnforge.certify.certified import CertifiedModule
+from attnforge.certificates.certified import CertifiedModule
 
 DIGITS = 60
 BITS = int(DIGITS * 3.33) + 64

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from attnforge.frontends.module import supported_operations
+from attnforge.frontends.module.program import supported_operations
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "compiler.md").read_text("utf-8")

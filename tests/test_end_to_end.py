@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import attnforge as af
-from attnforge.compiled import CompiledNetwork
-from attnforge.ir.interpret import values
+from attnforge.compiler.compiled import CompiledNetwork
+from attnforge.programs.interpret import values
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from attnforge.census import Census, Offence, allow_custom, offences, purity, structural
+from attnforge.census import findings as tables
+from attnforge.census.graph import capture
+from attnforge.census.walk import Walk
 from attnforge.errors import ArgumentError, PurityError
 from attnforge.network import AttentionLayer, AttentionOnly, Heads
-from attnforge.purity import Census, Offence, allow_custom, offences, purity, structural, tables
-from attnforge.purity.trace import capture
-from attnforge.purity.walk import Walk
 
 N, C = 5, 8
 Function = Callable[..., Tensor]

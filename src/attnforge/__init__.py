@@ -14,8 +14,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .box import Box
-from .certify.certified import certify  # at once: the function, not the package of that name, is the attribute
-from .convert import convert  # likewise
+from .census import purity  # likewise
+from .certificates.certified import certify  # at once: the function, not the package of that name, is the attribute
+from .conversion import convert  # likewise
 from .errors import (
     ArgumentError,
     AttnforgeError,
@@ -29,29 +30,28 @@ from .errors import (
     PurityError,
     UnsupportedOperation,
 )
-from .purity import purity  # likewise
 
 if TYPE_CHECKING:
     from . import export, incontext, lab, theorems
-    from ._compile import compile
     from .blackbox import approximate
-    from .certify.certificate import Certificate
+    from .certificates.certificate import Certificate
+    from .compiler.pipeline import compile
+    from .compiler.routes import plan
     from .files import check, load
     from .heads import AnchorHead, GateHead, NormHead, ProductHead, TokenHead
-    from .planning import plan
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "approximate": ".blackbox",
-    "compile": "._compile",
-    "plan": ".planning",
+    "compile": ".compiler.pipeline",
+    "plan": ".compiler.routes",
     "AnchorHead": ".heads",
     "GateHead": ".heads",
     "NormHead": ".heads",
     "ProductHead": ".heads",
     "TokenHead": ".heads",
-    "Certificate": ".certify.certificate",
+    "Certificate": ".certificates.certificate",
     "check": ".files",
     "export": ".export",
     "load": ".files",

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from . import demo_networks as networks
-from .certify.certificate import upper_text
-from .certify.certified import CertifiedModule
+from .certificates.certificate import upper_text
+from .certificates.certified import CertifiedModule
 from .errors import ArgumentError, closest
-from .heads.anchor import AnchorHead
-from .heads.gate import GateHead
-from .heads.norm import NormHead
-from .heads.product import ProductHead
+from .heads.anchor.head import AnchorHead
+from .heads.gate.head import GateHead
+from .heads.norm.head import NormHead
+from .heads.product.head import ProductHead
 from .report.demo_page import Shown, demo_page
 from .report.figures import Comparison, comparison_figure, save
 from .report.pictures import figure_of

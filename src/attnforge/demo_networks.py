@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from . import files
-from ._compile import compile
 from .box import Box
-from .certify.certificate import upper_text
-from .compiled import CompiledNetwork
+from .certificates.certificate import upper_text
+from .compiler.compiled import CompiledNetwork
+from .compiler.pipeline import compile
 from .errors import CertificateError
 from .report.errors import Measured, measure
 from .report.network import network_page

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnforge import ArgumentError, Box, CertificateError, certify, purity
-from attnforge._compile import compile_program
+from attnforge import ArgumentError, Box, CertificateError, certify
+from attnforge import census as purity
 from attnforge.blackbox import approximate
 from attnforge.blackbox.ridge import RidgeApproximation, Rows, draw_rows, fit
 from attnforge.blackbox.target import Target
+from attnforge.compiler.pipeline import compile_program
 from attnforge.files import check, load
-from attnforge.ir.program import Builder
+from attnforge.programs.program import Builder
 
 SQUARE = Box.cube(-1, 1, shape=2)
 PUBLISHED = Box.cube(0, 1, shape=(20, 5))  # tokens by channels

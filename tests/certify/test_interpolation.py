@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnforge as af
-from attnforge.certify.interpolation import AnchorWeights, anchor_bound
-from attnforge.heads.potential import Potential
-from attnforge.heads.solve import Shape
-from attnforge.ir import functions as F
+from attnforge.functions import registry as F
+from attnforge.heads.anchor.bound import AnchorWeights, anchor_bound
+from attnforge.heads.anchor.fit import Shape
+from attnforge.heads.anchor.potential import Potential
 from laws import BITS, FUNCTIONS
 
 SPANS = {"gelu": (-6.0, 5.0), "sin": (-3.0, 4.0), "exp": (-4.0, 1.0), "log": (0.05, 20.0), "relu": (-2.0, 3.0)}

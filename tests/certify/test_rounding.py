@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnforge.certify.rounding import (
+from attnforge.certificates.rounding import (
     ASSUMPTIONS,
     EXP_ULPS,
     TINY,

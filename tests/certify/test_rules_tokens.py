@@ -11,14 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnforge as af
-from attnforge._compile import compile_program as build
-from attnforge.certify.rules import LOCALS, PASSES, Propagation
-from attnforge.certify.rules_tokens import scaled, worst
-from attnforge.ir.enclose import Range, ranges
-from attnforge.ir.ops import Op
-from attnforge.ir.program import Builder, Program
-from attnforge.lower.assemble import BUILDERS
-from attnforge.lower.assemble_tokens import HEADS
+from attnforge.compiler.assemble import BUILDERS, HEADS
+from attnforge.compiler.pipeline import compile_program as build
+from attnforge.compiler.propagation import LOCALS, PASSES, Propagation, scaled, worst
+from attnforge.programs.enclose import Range, ranges
+from attnforge.programs.ops import Op
+from attnforge.programs.program import Builder, Program
 
 N, D, SOURCES = 3, 4, 2
 Long = np.ndarray
@@ -192,7 +190,7 @@ def test_ranges_of_norms_and_attention_hold_their_values(seed: int, spread: floa
     program = make.program(total, "all of them")
     middle, half = rng.uniform(-1, 1, (5, N, D)), 10.0**spread * rng.random((5, N, D))
     found = ranges(program, middle - half, middle + half)
-    from attnforge.ir.interpret import every_value
+    from attnforge.programs.interpret import every_value
 
     for _ in range(20):
         x = torch.from_numpy(

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import attnforge as af
-from attnforge.certify.rules import Propagation
-from attnforge.certify.split import FIRST, NetworkBound, network_bound, outward_cells
-from attnforge.compiled import CompiledNetwork
-from attnforge.ir.enclose import ranges
-from attnforge.ir.interpret import values
+from attnforge.compiler.compiled import CompiledNetwork
+from attnforge.compiler.propagation import Propagation
+from attnforge.compiler.split import FIRST, NetworkBound, network_bound, outward_cells
+from attnforge.programs.enclose import ranges
+from attnforge.programs.interpret import values
 
 XY = af.Box(x=(-1, 1), y=(0.5, 2))
 

@@ -26,7 +26,7 @@ from attnforge.cli.common import box as box_from
 from attnforge.cli.common import console, guarded, interval, number, table
 from attnforge.cli.functions import EXAMPLES, domain_text
 from attnforge.cli.head import GATES
-from attnforge.ir import functions as registry
+from attnforge.functions import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

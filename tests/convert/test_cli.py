@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import attnforge as af
 from attnforge.cli import app
-from attnforge.convert.folder import embeddings, read_model, read_texts, read_tokenizer, token_batches
+from attnforge.conversion.folder import embeddings, read_model, read_texts, read_tokenizer, token_batches
 
 pytest.importorskip("transformers", reason="pip install 'attnforge[convert]'")
 

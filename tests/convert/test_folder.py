@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnforge.convert.folder import (
+from attnforge.conversion.folder import (
     MAX_CONFIG,
     embeddings,
     find_folder,

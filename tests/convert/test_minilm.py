@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import attnforge as af
-from attnforge.certify.certificate import weights_hash
-from attnforge.convert.folder import embeddings, find_folder, read_model, read_texts, read_tokenizer, token_batches
+from attnforge.certificates.certificate import weights_hash
+from attnforge.conversion.folder import embeddings, find_folder, read_model, read_texts, read_tokenizer, token_batches
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "benchmarks" / "data"

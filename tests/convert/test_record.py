@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import attnforge as af
-from attnforge.convert.record import Conversion, Left, Site
+from attnforge.conversion.record import Conversion, Left, Site
 
 SITE = Site("body.1", "gelu", "ffn", "fast", -16.0, 16.0, 2.0, 31, 96, 1e-6, 4.0, -3.1, 4.0, 0.25, True, calls=1)
 NORM = Site("body.2", "layer_norm", "pure", "norm", 0.01, 9.0, 30.0, 18, 54, 1e-5, 5.0, kind="norm", ranged="variance")

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from attnforge.certify.certificate import upper_text
-from attnforge.convert.record import Conversion, Left, Site
-from attnforge.convert.report_page import DRAWN, TICKS, _label, bounds_figure, page, ranges_figure
+from attnforge.certificates.certificate import upper_text
+from attnforge.conversion.record import Conversion, Left, Site
+from attnforge.conversion.report_page import DRAWN, TICKS, _label, bounds_figure, page, ranges_figure
 from attnforge.errors import ArgumentError
 from attnforge.report.style import DARK, LIGHT, style
 

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import attnforge as af
-from attnforge.convert.activations import recognise
-from attnforge.convert.build import whole_line, widened, widened_ratio
-from attnforge.convert.find import norm_of
-from attnforge.convert.norm import NativeNorm, NormSite
-from attnforge.convert.pointwise import ActivationSite, ProductSite
-from attnforge.convert.site import outside
+from attnforge.conversion.build import whole_line, widened, widened_ratio
+from attnforge.conversion.find import norm_of, recognise
+from attnforge.conversion.norm import NativeNorm, NormSite
+from attnforge.conversion.site import ActivationSite, ProductSite, outside
 from attnforge.heads import AnchorHead, ProductHead
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import attnforge as af
-from attnforge.convert import storage
-from attnforge.convert.folder import read_model, read_tokenizer, token_batches
-from attnforge.convert.record import Conversion
+from attnforge.conversion import storage
+from attnforge.conversion.folder import read_model, read_tokenizer, token_batches
+from attnforge.conversion.record import Conversion
 
 transformers = pytest.importorskip("transformers", reason="pip install 'attnforge[convert]'")
 

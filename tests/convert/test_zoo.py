@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import attnforge as af
-from attnforge.convert.gated import GatedUnit
-from attnforge.convert.measure import outputs
-from attnforge.convert.norm import NormSite
-from attnforge.convert.pointwise import ActivationSite
-from attnforge.convert.record import Conversion
-from attnforge.heads.fast_activation import FastActivation
+from attnforge.conversion.engine import outputs
+from attnforge.conversion.norm import NormSite
+from attnforge.conversion.record import Conversion
+from attnforge.conversion.site import ActivationSite, GatedUnit
+from attnforge.heads.fast.activation import FastActivation
 
 transformers = pytest.importorskip("transformers", reason="pip install 'attnforge[convert]'")
 

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 import attnforge as af
 from attnforge import theorems
-from attnforge.certify.certificate import upper_text
+from attnforge.certificates.certificate import upper_text
 from attnforge.cli import app
-from attnforge.compiled import CompiledNetwork
-from attnforge.export import hf as module
+from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.export import load_hf, to_hf, to_plain
-from attnforge.export.card import card
+from attnforge.export.hf import folder as module
+from attnforge.export.hf.folder import card
 
 BOX = af.Box(x=(-1, 1), y=(0.5, 2))
 FORMULA = "sin(x*y) + abs(x)/y"
@@ -47,7 +47,7 @@ def copied(folder: Path, to: Path) -> Path:
 def test_from_pretrained_brings_the_network_back(net: CompiledNetwork, folder: Path, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModel
 
-    from attnforge.export.hf_model import AttnforgeModel
+    from attnforge.export.hf.model import AttnforgeModel
 
     x, plain = BOX.sample(50, dtype=torch.float32), to_plain(net)
     models = [AttnforgeModel.from_pretrained(folder), AutoModel.from_pretrained(folder), load_hf(folder)]

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 import attnforge as af
 from attnforge import theorems
-from attnforge.certify.certified import CertifiedModule
-from attnforge.compiled import CompiledNetwork
+from attnforge.certificates.certified import CertifiedModule
+from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.export import run_onnx, session, to_onnx, to_plain
-from attnforge.export.domain import domain
-from attnforge.export.onnx_graph import Graph
+from attnforge.export.onnx.graph import Graph
+from attnforge.export.verify import domain
 
 FORMULA = "sin(x*y) + exp(-x**2)/y"
 BOX = af.Box(x=(-1, 1), y=(0.5, 2))

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import attnforge as af
-from attnforge.compiled import CompiledNetwork
+from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.export import PlainSpec, PlainTransformer, to_plain
-from attnforge.export.plain_columns import FLAG, exclusion, lay_columns
+from attnforge.export.plain.spec import FLAG, exclusion, lay_columns
 
 FORMULAS = {
     "mixed": ("sin(x*y) + exp(-x**2)/y", {"x": (-1.0, 1.0), "y": (0.5, 2.0)}),

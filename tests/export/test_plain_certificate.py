@@ -17,21 +17,27 @@ from hypothesis import strategies as st
 from torch import nn
 
 import attnforge as af
-from attnforge.certify.rounding import TINY, unit
-from attnforge.certify.split import network_bound
-from attnforge.compiled import CompiledNetwork
+from attnforge.certificates.rounding import TINY, unit
+from attnforge.compiler.compiled import CompiledNetwork
+from attnforge.compiler.split import network_bound
 from attnforge.export import PlainTransformer, to_plain
-from attnforge.export.plain_build import assembled
-from attnforge.export.plain_certificate import certificate_of, refuse_leaks
-from attnforge.export.plain_columns import FLAG
-from attnforge.export.plain_fold import Fold, Stored
-from attnforge.export.plain_norms import norm_extra
-from attnforge.export.plain_rules import PlainPropagation, _erring_queries, _self_gain
-from attnforge.heads.norm_fit import fit, layer_error
-from attnforge.heads.product_bounds import Sides, product_error
-from attnforge.heads.product_specs import ProductSpec, gain_for
-from attnforge.ir.enclose import Range
-from attnforge.ir.ops import Normalise
+from attnforge.export.plain.build import assembled
+from attnforge.export.plain.certificate import (
+    Fold,
+    PlainPropagation,
+    Stored,
+    _erring_queries,
+    _self_gain,
+    certificate_of,
+    norm_extra,
+    refuse_leaks,
+)
+from attnforge.export.plain.spec import FLAG
+from attnforge.heads.norm.fit import fit, layer_error
+from attnforge.heads.product.bound import Sides, product_error
+from attnforge.heads.product.construction import ProductSpec, gain_for
+from attnforge.programs.enclose import Range
+from attnforge.programs.ops import Normalise
 
 BOX = af.Box(x=(-1.0, 1.0), y=(0.5, 2.0))
 

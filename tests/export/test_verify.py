@@ -15,12 +15,11 @@ from torch import Tensor
 
 import attnforge as af
 from attnforge import theorems
-from attnforge.compiled import CompiledNetwork
+from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.export import Artefact, Verification, load_plain, to_plain, verify
 from attnforge.export.artefact import free_file, free_folder
-from attnforge.export.domain import domain
 from attnforge.export.fresh import receive, send
-from attnforge.export.verify import _compared, _Other, _Pair
+from attnforge.export.verify import _compared, _Other, _Pair, domain
 
 BOX = af.Box(x=(-1, 1), y=(0.5, 2))
 

@@ -15,7 +15,7 @@ import torch
 from attnforge.box import Box
 from attnforge.errors import ArgumentError, AttnforgeError, DomainError, FormulaError, UnsupportedOperation
 from attnforge.frontends.formula import lower_formula
-from attnforge.ir.interpret import values
+from attnforge.programs.interpret import values
 
 X, Y = sympy.symbols("x y")
 BOX = Box(x=(0.5, 1.5), y=(1, 2))

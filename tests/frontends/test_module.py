@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from attnforge.box import Box
 from attnforge.errors import ArgumentError, UnsupportedOperation
-from attnforge.frontends.graph.simplify import simplify
-from attnforge.frontends.module import join, lower_module
-from attnforge.ir.interpret import values
-from attnforge.ir.ops import Apply, Attention, Linear, Mix, Normalise, Product, Softmax
-from attnforge.ir.program import Builder, Program
+from attnforge.frontends.module.program import join, lower_module
+from attnforge.frontends.module.simplify import simplify
+from attnforge.programs.interpret import values
+from attnforge.programs.ops import Apply, Attention, Linear, Mix, Normalise, Product, Softmax
+from attnforge.programs.program import Builder, Program
 
 torch.manual_seed(0)
 VECTOR, POSITIVE, SEQUENCE = Box.cube(-1, 1, shape=4), Box.cube(0.2, 0.8, shape=4), Box.cube(-1, 1, shape=(4, 3))
@@ -311,7 +311,7 @@ def test_modules_used_by_a_function_are_evaluated_and_restored() -> None:
 
 
 def test_a_wrong_program_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnforge.frontends.graph import ops_pointwise
+    from attnforge.frontends.module.handlers import pointwise as ops_pointwise
 
     monkeypatch.setitem(ops_pointwise._UNARY, "sin", "cos")
     with pytest.raises(AssertionError, match="differs from it by"):

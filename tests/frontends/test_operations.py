@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from attnforge.box import Box
-from attnforge.frontends.graph.capture import FunctionModule, traced
-from attnforge.frontends.module import Reading, _attempt, join, lower_module, supported_operations
-from attnforge.ir.functions import names
-from attnforge.ir.interpret import values
-from attnforge.ir.ops import Apply, Attention, MaxTokens, Mix, Product, Softmax
-from attnforge.ir.program import Program
+from attnforge.frontends.module.capture import FunctionModule, traced
+from attnforge.frontends.module.program import Reading, _attempt, join, lower_module, supported_operations
+from attnforge.functions.registry import names
+from attnforge.programs.interpret import values
+from attnforge.programs.ops import Apply, Attention, MaxTokens, Mix, Product, Softmax
+from attnforge.programs.program import Program
 
 torch.manual_seed(0)
 VECTOR, POSITIVE, SEQUENCE = Box.cube(-1, 1, shape=4), Box.cube(0.2, 0.8, shape=4), Box.cube(-1, 1, shape=(4, 3))

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnforge as af
-from attnforge.heads.potential import Potential
-from attnforge.ir import functions as F
+from attnforge.functions import registry as F
+from attnforge.heads.anchor.potential import Potential
 
 fit = af.AnchorHead.fit
 FLOAT64 = torch.float64

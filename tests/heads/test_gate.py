@@ -17,14 +17,14 @@ from flint import arb, ctx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnforge.certify.certified import CertifiedModule, certify
-from attnforge.certify.rounding import unit
-from attnforge.certify.storage import check, load, save
+from attnforge.census import purity
+from attnforge.certificates.certified import CertifiedModule, certify
+from attnforge.certificates.rounding import unit
+from attnforge.certificates.storage import check, load, save
 from attnforge.errors import ArgumentError, CertificateError, DomainError, DomainWarning, PrecisionError
-from attnforge.heads.gate import KINK, GateHead, gate_bound, sharpness_for
-from attnforge.heads.gate_specs import BUILDERS, gate_spec
+from attnforge.heads.gate.construction import BUILDERS, gate_spec
+from attnforge.heads.gate.head import KINK, GateHead, gate_bound, sharpness_for
 from attnforge.heads.self_head import pack
-from attnforge.purity import purity
 
 DIGITS = 200  # bits of the reference: 60 decimal digits
 XS, YS = [-2.0, -1.0, 0.3, 1.0, 2.0], [0.0, 1.0, -1.0, 2.0, 2.5]

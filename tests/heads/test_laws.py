@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnforge as af
-from attnforge.certify.certified import CertifiedModule
-from attnforge.heads.gate import GateHead
-from attnforge.heads.norm import NormHead
-from attnforge.heads.product import ProductHead
-from attnforge.heads.token import TokenHead
-from attnforge.ir import functions as F
+from attnforge.certificates.certified import CertifiedModule
+from attnforge.functions import registry as F
+from attnforge.heads.gate.head import GateHead
+from attnforge.heads.norm.head import NormHead
+from attnforge.heads.product.head import ProductHead
+from attnforge.heads.token.head import TokenHead
 from laws import (
     FUNCTIONS,
     LAWS,

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import attnforge as af
-from attnforge.certify.certified import certify
-from attnforge.certify.storage import check, load, save
+from attnforge.certificates.certified import certify
+from attnforge.certificates.storage import check, load, save
 from attnforge.errors import ArgumentError, CertificateError, DomainError, DomainWarning, PrecisionError
-from attnforge.heads.norm import NormHead
-from attnforge.heads.norm_fit import NormSpec, fit_error
+from attnforge.heads.norm.fit import NormSpec, fit_error
+from attnforge.heads.norm.head import NormHead
 
 ROWS = ("gaussian", "outlier", "two values", "one sign", "sparse", "shifted")
 WIDE = (0.4, 130.0)
@@ -251,7 +251,7 @@ def test_chunks_agree_with_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     leaves = (x, *head.parameters())
     whole = head(x)
     slopes = torch.autograd.grad(whole[:, :5].square().sum(), leaves)
-    monkeypatch.setattr("attnforge.heads.norm.CHUNK", 24 * 7)
+    monkeypatch.setattr("attnforge.heads.norm.head.CHUNK", 24 * 7)
     parts = head(x)
     assert torch.equal(parts, whole)
     for slope, again in zip(slopes, torch.autograd.grad(parts[:, :5].square().sum(), leaves), strict=True):

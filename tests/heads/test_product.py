@@ -16,14 +16,14 @@ from flint import arb, ctx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnforge.certify.certified import CertifiedModule, certify
-from attnforge.certify.rounding import unit
-from attnforge.certify.storage import check, load, save
+from attnforge.census import purity
+from attnforge.certificates.certified import CertifiedModule, certify
+from attnforge.certificates.rounding import unit
+from attnforge.certificates.storage import check, load, save
 from attnforge.errors import ArgumentError, CertificateError, DomainError, DomainWarning, PrecisionError
-from attnforge.heads.product import ProductHead, product_constant
-from attnforge.heads.product_specs import ProductSpec, gain_for, gauss_lobatto, remainder
+from attnforge.heads.product.construction import ProductSpec, gain_for, gauss_lobatto, remainder
+from attnforge.heads.product.head import ProductHead, product_constant
 from attnforge.heads.self_head import pack
-from attnforge.purity import purity
 
 DTYPES = [torch.float32, torch.float64]
 BOXES = [

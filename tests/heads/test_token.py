@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import attnforge as af
-from attnforge.certify.certified import certify
-from attnforge.certify.storage import check, load, save
+from attnforge.certificates.certified import certify
+from attnforge.certificates.storage import check, load, save
 from attnforge.errors import ArgumentError, CertificateError, DomainError, DomainWarning, PrecisionError
-from attnforge.heads.token import TokenHead
-from attnforge.heads.token_bounds import lambert_upper
+from attnforge.heads.token.bound import lambert_upper
+from attnforge.heads.token.head import TokenHead
 
 N, C = 5, 3
 GENERATOR = torch.Generator().manual_seed(3)

@@ -10,17 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnforge.census import purity
 from attnforge.errors import ArgumentError
-from attnforge.heads.anchor import AnchorHead
-from attnforge.incontext.blocks import Block, Momentum, frozen
+from attnforge.heads.anchor.head import AnchorHead
+from attnforge.incontext.blocks import Block, Lean, Momentum, frozen
 from attnforge.incontext.certificate import aggregation_error, prediction_error
-from attnforge.incontext.extrapolation import evens, levels, pairs
-from attnforge.incontext.lean import Lean
-from attnforge.incontext.reads import LinearRead
+from attnforge.incontext.heads import EDGE, LinearRead, evens, levels, pairs
 from attnforge.incontext.spectrum import curvature_bound, enclosure
-from attnforge.incontext.tables import EDGE
 from attnforge.network import AttentionLayer, AttentionOnly, Heads
-from attnforge.purity import purity
 
 LOSSES = ("linear", "logistic", "softmax", "poisson", "huber", "anchors")
 DTYPES = (torch.float64, torch.float32)

@@ -23,8 +23,7 @@ from attnforge.incontext import (
     Ridge,
     depth_for,
 )
-from attnforge.incontext.audit import Made, quadratic
-from attnforge.incontext.certificate import factors
+from attnforge.incontext.certificate import Made, factors, quadratic
 
 Long = np.longdouble
 Array = np.ndarray[Any, Any]

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from attnforge import incontext
+from attnforge.census import purity, structural
 from attnforge.incontext import (
     ElasticNet,
     HuberRegressor,
@@ -25,7 +26,6 @@ from attnforge.incontext import (
     Ridge,
 )
 from attnforge.network import AttentionLayer, Heads
-from attnforge.purity import purity, structural
 
 ALL = (
     LinearRegression(condition=64.0), Ridge(0.5, condition=64.0), Lasso(0.05, condition=64.0),

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnforge as af
-from attnforge.ir.enclose import ranges
-from attnforge.ir.interpret import every_value
-from attnforge.ir.program import Builder, Program
+from attnforge.programs.enclose import ranges
+from attnforge.programs.interpret import every_value
+from attnforge.programs.program import Builder, Program
 
 N, D = 2, 16
 

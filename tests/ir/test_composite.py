@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attnforge.errors import ArgumentError, DomainError, FormulaError
-from attnforge.ir import functions
-from attnforge.ir.composite import composite
-from attnforge.ir.defined import is_bounded
-from attnforge.ir.domain import REALS
+from attnforge.expressions.composite import composite
+from attnforge.expressions.defined import is_bounded
+from attnforge.functions import registry as functions
+from attnforge.functions.univariate import REALS
 
 m = mpmath
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnforge.box import Box
+from attnforge.compiler import plan, sensitivity
+from attnforge.compiler.layout import FAMILIES
 from attnforge.frontends.formula import lower_formula
-from attnforge.ir import enclose, interpret, ops
-from attnforge.ir.enclose import Range, cells, ranges
-from attnforge.ir.interpret import every_value
-from attnforge.ir.program import Builder, Program
-from attnforge.lower import plan, sensitivity
-from attnforge.lower.layout import FAMILIES
+from attnforge.programs import enclose, interpret, ops
+from attnforge.programs.enclose import Range, cells, ranges
+from attnforge.programs.interpret import every_value
+from attnforge.programs.program import Builder, Program
 
 OPERATIONS = {
     thing for thing in vars(ops).values() if isinstance(thing, type) and issubclass(thing, ops.Op) and thing.word
@@ -32,7 +32,7 @@ def test_every_operation_is_in_every_table(table: dict[type[ops.Op], Any]) -> No
 
 def test_every_operation_that_is_not_affine_has_a_head() -> None:
     assert set(plan.CHOICES) == OPERATIONS - FREE
-    from attnforge.certify.rules import LOCALS, PASSES
+    from attnforge.compiler.propagation import LOCALS, PASSES
 
     assert set(PASSES) == set(FAMILIES)
     assert set(LOCALS) | {"anchor", "gate", "product", "square"} == set(FAMILIES)

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnforge.errors import ArgumentError, DomainError, UnsupportedOperation
-from attnforge.ir.constants import constant_call, constant_pi, constant_power, constant_text, rational, settled
-from attnforge.ir.evaluate import Formula, tensors
-from attnforge.ir.expression import Expr, reachable
-from attnforge.ir.functions import get
-from attnforge.ir.graph import Graph
-from attnforge.ir.interval import added, product
+from attnforge.expressions.constants import constant_call, constant_pi, constant_power, constant_text, rational, settled
+from attnforge.expressions.evaluate import Formula, tensors
+from attnforge.expressions.expression import Expr, reachable
+from attnforge.expressions.graph import Graph
+from attnforge.expressions.interval import added, product
+from attnforge.functions.registry import get
 
 
 def graph() -> tuple[Graph, Expr, Expr, Expr]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnforge.errors import ArgumentError, AttnforgeError, DomainError
-from attnforge.ir import functions as F
+from attnforge.functions import registry as F
 
 # Where each function is tried; everything else is tried on [-30, 30].
 SPAN = {

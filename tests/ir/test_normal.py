@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 
 from attnforge.box import Box
 from attnforge.errors import ArgumentError
+from attnforge.expressions.normal import STYLES, Style, applies
 from attnforge.frontends.formula import lower_formula
-from attnforge.ir.forms import applies
-from attnforge.ir.interpret import values
-from attnforge.ir.normal import STYLES, Style
-from attnforge.ir.ops import Apply, Linear, Product
-from attnforge.ir.program import Program
+from attnforge.programs.interpret import values
+from attnforge.programs.ops import Apply, Linear, Product
+from attnforge.programs.program import Program
 
 UNIT, POSITIVE, SMALL = (-1.0, 1.0), (1.0, 5.0), (0.2, 0.9)
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from attnforge.box import Box
 from attnforge.errors import ArgumentError
-from attnforge.ir.functions import from_callable
-from attnforge.ir.interpret import VALUES, every_value, values
-from attnforge.ir.ops import OPS, Apply, Attention, Constant, Input, Linear, Mix, Normalise, Product
-from attnforge.ir.program import Builder, Program
-from attnforge.ir.serial import _READERS
+from attnforge.functions.registry import from_callable
+from attnforge.programs.interpret import VALUES, every_value, values
+from attnforge.programs.ops import OPS, Apply, Attention, Constant, Input, Linear, Mix, Normalise, Product
+from attnforge.programs.program import _READERS, Builder, Program
 
 
 def everything(tokens: int = 3, width: int = 2) -> Program:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnforge.errors import ArgumentError, DomainError
-from attnforge.ir import functions as F
-from attnforge.ir.rounding import lower, precision, split, upper
+from attnforge.functions import registry as F
+from attnforge.functions.directed import lower, precision, split, upper
 
 SPAN = {
     "log": (1e-6, 1e6),

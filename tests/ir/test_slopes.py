@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnforge.ir.functions import get
-from attnforge.ir.slopes import lipschitz
+from attnforge.functions.queries import lipschitz
+from attnforge.functions.registry import get
 
 SMOOTH = ("gelu", "tanh", "silu", "sin", "exp", "sigmoid", "softplus", "relu", "abs")
 

@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attnforge.lab.experiment import Experiment, Record
-from attnforge.lab.registry import select
+from attnforge.lab.experiment import Experiment, Record, select
 from attnforge.lab.store import Store
 
 FILE = Path(__file__).with_name("records.json")

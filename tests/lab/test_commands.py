@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from attnforge.cli import app
 from attnforge.errors import ArgumentError, closest
-from attnforge.lab import registry
+from attnforge.lab import experiment as registry
 from attnforge.lab.experiment import Experiment
 from lab.toy import BROKEN, TOY
 

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from attnforge.errors import ArgumentError
 from attnforge.lab import verdicts
 from attnforge.lab.chart import Figure, Heat, Panel, Series
-from attnforge.lab.experiment import AGREES, BETTER, FAILS, Cell, Finding, Record, grid, plain
-from attnforge.lab.fits import Mean, Slope, mean, slope, student
-from attnforge.lab.registry import find, names
+from attnforge.lab.experiment import AGREES, BETTER, FAILS, Cell, Finding, Record, find, grid, names, plain
+from attnforge.lab.verdicts import Mean, Slope, mean, slope, student
 from lab.toy import TOY
 
 SETTINGS = st.dictionaries(

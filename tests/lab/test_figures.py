@@ -6,11 +6,9 @@ import re
 
 import pytest
 
-from attnforge.lab.experiment import VERDICTS
+from attnforge.lab.experiment import VERDICTS, find, names
 from attnforge.lab.interactive import interactive
-from attnforge.lab.registry import find, names
-from attnforge.lab.results import result
-from attnforge.lab.store import Gathered
+from attnforge.lab.store import Gathered, result
 from attnforge.report.lab import page_of
 from lab.images import check
 from lab.kept import records

@@ -17,8 +17,7 @@ import pytest
 from attnforge.errors import ArgumentError
 from attnforge.lab import run
 from attnforge.lab.experiment import AGREES, Finding
-from attnforge.lab.results import results, tally, write
-from attnforge.lab.store import Store
+from attnforge.lab.store import Store, results, tally, write
 from attnforge.report.lab import lab_page, number, page_of, row
 from lab.toy import TOY
 

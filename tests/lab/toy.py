@@ -17,7 +17,7 @@ import torch
 
 from attnforge.lab import verdicts
 from attnforge.lab.experiment import Cell, Experiment, Figure, Finding, Heat, Panel, Record, Series, grid
-from attnforge.lab.fits import slope
+from attnforge.lab.verdicts import slope
 
 SIZES = (4, 8, 16, 32)
 

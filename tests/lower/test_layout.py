@@ -8,15 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnforge._compile import compile
 from attnforge.box import Box
+from attnforge.compiler.assemble import affine_map
+from attnforge.compiler.layout import Layout, Site, forms, is_head, lay_out, levels
+from attnforge.compiler.pipeline import compile
 from attnforge.errors import ArgumentError
 from attnforge.frontends.formula import lower_formula
-from attnforge.ir.interpret import every_value
-from attnforge.ir.program import Program
-from attnforge.lower.assemble import affine_map
-from attnforge.lower.forms import forms, is_head, levels
-from attnforge.lower.layout import Layout, Site, lay_out
+from attnforge.programs.interpret import every_value
+from attnforge.programs.program import Program
 
 XY = Box(x=(-1, 1), y=(0.5, 2))
 

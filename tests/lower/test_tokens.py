@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 import attnforge as af
-from attnforge._compile import compile_program as build
-from attnforge.compiled import CompiledNetwork
+from attnforge.compiler.compiled import CompiledNetwork
+from attnforge.compiler.pipeline import compile_program as build
 from attnforge.errors import CertificateError, DomainError, PrecisionError
-from attnforge.ir.interpret import values
-from attnforge.ir.ops import Apply, Attention, Constant, Linear, MaxTokens, Mix, Normalise, Product, Softmax
-from attnforge.ir.positions import average, positions_of, prepared, reads
-from attnforge.ir.program import Builder, Program
+from attnforge.programs.interpret import values
+from attnforge.programs.ops import Apply, Attention, Constant, Linear, MaxTokens, Mix, Normalise, Product, Softmax
+from attnforge.programs.positions import average, positions_of, prepared, reads
+from attnforge.programs.program import Builder, Program
 
 DTYPES = (torch.float32, torch.float64)
 N, D = 4, 6

@@ -18,8 +18,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from attnforge.errors import ArgumentError, MissingExtra
+from attnforge.extras import require
 from attnforge.report import Comparison, HeadPicture, comparison_figure, head_figure, save, svg, upper_text
-from attnforge.report._optional import require
 from attnforge.report.style import DARK, LIGHT, Builder, Theme, style
 
 

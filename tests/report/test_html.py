@@ -21,8 +21,7 @@ from PIL import Image
 
 from attnforge.errors import ArgumentError
 from attnforge.report import Comparison, Page, comparison_figure, svg
-from attnforge.report.html import VERSIONS_OF
-from attnforge.report.mathml import clean
+from attnforge.report.html import VERSIONS_OF, clean
 from attnforge.report.style import render, style
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

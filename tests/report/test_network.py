@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import attnforge as af
-from attnforge.certify.certificate import upper_text
-from attnforge.compiled import CompiledNetwork
-from attnforge.heads.potential import Potential
+from attnforge.certificates.certificate import upper_text
+from attnforge.compiler.compiled import CompiledNetwork
+from attnforge.heads.anchor.potential import Potential
 from attnforge.report.drawing import FAMILIES, drawing
 from attnforge.report.errors import measure, slices
-from attnforge.report.mathml import clean
+from attnforge.report.html import clean
 from attnforge.report.network import network_page
 from attnforge.report.structure import kappa, structure
 from attnforge.report.typeset import typeset

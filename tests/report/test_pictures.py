@@ -12,8 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from attnforge.errors import ArgumentError
-from attnforge.heads.anchor import AnchorHead
-from attnforge.heads.gate import GateHead
+from attnforge.heads.anchor.head import AnchorHead
+from attnforge.heads.gate.head import GateHead
 from attnforge.report.pictures import figure_of, head_picture, slots_picture
 from attnforge.report.style import LIGHT, Builder, style, svg
 from attnforge.report.sweeps import Curve, Panel, Shapes, sweep_figure

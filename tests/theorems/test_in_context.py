@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnforge.census import purity
 from attnforge.errors import ArgumentError
-from attnforge.purity import purity
 from attnforge.theorems.in_context import emulate_head, gradient_descent, gradient_step
 
 

@@ -12,15 +12,13 @@ import numpy as np
 import torch
 
 from ..box import Box
-from ..certify.certificate import upper_text
-from ..certify.rounding import unit
+from ..certificates.certificate import upper_text
+from ..certificates.rounding import unit
 from ..errors import ArgumentError, PrecisionError, closest
-from .additive import build_additive
-from .grid import MEMORY, Grid, GridApproximation, build_grid, bytes_of, ideal_spacing, plan_grid
-from .lipschitz import refuse_samples
+from .grid import MEMORY, Grid, GridApproximation, build_grid, bytes_of, ideal_spacing, plan_grid, refuse_samples
 from .result import DTYPES, Approximation, Held
 from .ridge import SAMPLES, WIDTHS, Rows, because, build_ridge, draw_rows, fit, largest_error
-from .spectral import MOST_SAMPLES, PER_AXIS, build_spectral, sample_count
+from .spectral import MOST_SAMPLES, PER_AXIS, build_additive, build_spectral, sample_count
 from .target import Function, Progress, Target
 
 Route = Literal["auto", "grid", "spectral", "ridge", "additive"]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..box import Box
-from ..certify.certificate import Certificate
-from ..certify.certified import CertifiedModule
-from ..compiled import Size
+from ..certificates.certificate import Certificate
+from ..certificates.certified import CertifiedModule
+from ..compiler.compiled import Size
 from ..errors import ArgumentError, CertificateError
 from ..network import AttentionLayer, Heads
 from .target import Array, Target

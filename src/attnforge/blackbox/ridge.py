@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._compile import compile_program
-from ..certify.certificate import Certificate
-from ..compiled import CompiledNetwork, Size
+from ..certificates.certificate import Certificate
+from ..compiler.compiled import CompiledNetwork, Size
+from ..compiler.pipeline import compile_program
 from ..errors import ArgumentError, PrecisionError
-from ..ir.program import Builder, Program
+from ..programs.program import Builder, Program
 from .result import About, Approximation, Held
 from .target import Array, Target
 

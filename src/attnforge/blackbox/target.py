@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..box import Box
-from ..certify.rounding import UNIT
+from ..certificates.rounding import UNIT
 from ..errors import ArgumentError
 from ..progress import PATIENCE
 

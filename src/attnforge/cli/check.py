@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .. import files
-from ..convert.storage import is_converted
+from ..conversion.storage import is_converted
 from ..errors import ArgumentError
 from .common import say, waiting
 

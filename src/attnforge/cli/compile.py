@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from .._compile import compile as build
-from ..certify.certificate import upper_text
-from ..compiled import CompiledNetwork
+from ..certificates.certificate import upper_text
+from ..compiler.compiled import CompiledNetwork
+from ..compiler.pipeline import compile as build
 from ..errors import ArgumentError
-from ..report._optional import require
+from ..extras import require
 from ..report.errors import measure
 from .common import DType, box, number, refuse_overwriting, say, waiting
 

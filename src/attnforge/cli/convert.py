@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ..convert import folder as pretrained
-from ..convert.engine import convert as build
-from ..convert.record import Conversion
-from ..convert.storage import prepare, save
-from ..report._optional import require
+from ..conversion import folder as pretrained
+from ..conversion.engine import convert as build
+from ..conversion.record import Conversion
+from ..conversion.storage import prepare, save
+from ..extras import require
 from .common import number, say, waiting, whole
 
 

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from .. import files
-from ..certify.certificate import upper_text
-from ..certify.certified import CertifiedModule
-from ..compiled import CompiledNetwork
+from ..certificates.certificate import upper_text
+from ..certificates.certified import CertifiedModule
+from ..compiler.compiled import CompiledNetwork
 from ..errors import ArgumentError
 from ..report.structure import Structure, Unit, structure
 from .common import say, table, waiting

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from .. import files
-from ..certify.certificate import upper_text
-from ..certify.certified import CertifiedModule
+from ..certificates.certificate import upper_text
+from ..certificates.certified import CertifiedModule
 from ..errors import ArgumentError, closest
 from ..export import PlainTransformer, to_hf, to_lens, to_onnx, to_plain
 from ..export.artefact import Artefact, free_file, free_folder
 from ..export.steps import steps
-from ..report._optional import require
+from ..extras import require
 from .common import refuse_overwriting, say
 from .compile import FORCE
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..ir import functions as registry
+from ..functions import registry
 from .common import say, table
 
 EXAMPLES = ("power(2.5)", "leaky_relu(0.2)", "elu(1.5)", "piecewise_linear([-1, 0, 1], [0, 1, 0])")

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ArgumentError
-from ..heads.anchor import AnchorHead
-from ..heads.gate import GateHead
-from ..ir.functions import get
+from ..functions.registry import get
+from ..heads.anchor.head import AnchorHead
+from ..heads.gate.head import GateHead
 from ..report.figures import save
 from ..report.pictures import figure_of
 from .common import DType, number, say, waiting, whole

@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from ..errors import ArgumentError
-from ..lab import engine, registry
-from ..lab.results import Result, results, tally, write
+from ..lab import engine
+from ..lab import experiment as registry
+from ..lab.store import Result, results, tally, write
 from ..report.lab import HEADER, TITLE, page_of, row
 from .common import CHECK_FAILED, Forge, console, say, table, waiting, whole
 

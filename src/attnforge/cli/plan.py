@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..planning import plan as sizes_of
+from ..compiler.routes import plan as sizes_of
 from .common import DType, box, number, say, waiting, whole
 from .compile import BOX, FORMULAS, formulas_of
 

@@ -18,7 +18,7 @@ from .. import theorems
 from ..box import Box
 from ..errors import ArgumentError, closest
 from ..frontends.formula import lower_formula
-from ..ir.interpret import values
+from ..programs.interpret import values
 from .common import DType, box, number, say, waiting, whole
 
 SCALAR = ("ramp", "ramp_heads", "relu", "leaky_relu", "hard_tanh", "clipped_relu")

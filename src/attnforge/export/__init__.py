@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from .artefact import Artefact
-from .hf import load_hf, to_hf
+from .hf.folder import load_hf, to_hf
 from .lens import Lens, load_lens, to_lens
-from .onnx import run_onnx, session, to_onnx
-from .plain import PlainTransformer
-from .plain_build import to_plain
-from .plain_file import load_plain
-from .plain_spec import PlainHead, PlainSize, PlainSpec
+from .onnx.file import run_onnx, session, to_onnx
+from .plain.build import to_plain
+from .plain.spec import PlainHead, PlainSize, PlainSpec
+from .plain.transformer import PlainTransformer, load_plain
 from .verify import Verification, verify
 
 __all__ = [

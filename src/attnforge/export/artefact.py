@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..certify.certified import CertifiedModule
+from ..certificates.certified import CertifiedModule
 from ..errors import ArgumentError
 
 if TYPE_CHECKING:

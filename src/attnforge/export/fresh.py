@@ -68,20 +68,20 @@ def _onnx(path: str) -> tuple[Run, int]:
 
 
 def _plain(path: str) -> tuple[Run, int]:
-    from attnforge.export.plain_file import load_plain
+    from .plain.transformer import load_plain
 
     return _numbers(load_plain(path).core), MOST
 
 
 def _lens(path: str) -> tuple[Run, int]:
-    from attnforge.export.lens import load_lens
+    from .lens import load_lens
 
     found = load_lens(path)
     return _numbers(found), max(1, min(MOST, ENTRIES // (found.cfg.n_heads * found.cfg.n_ctx**2)))
 
 
 def _hf(path: str) -> tuple[Run, int]:
-    from attnforge.export.hf import load_hf
+    from .hf.folder import load_hf
 
     return _numbers(load_hf(path).run), MOST
 

@@ -17,16 +17,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from ..certify.certificate import Certificate
-from ..certify.certified import CertifiedModule
-from ..certify.storage import MAX_HEADER
+from ..certificates.certificate import Certificate
+from ..certificates.certified import CertifiedModule
+from ..certificates.storage import MAX_HEADER
 from ..errors import ArgumentError, CertificateError, MissingExtra
-from ..report._optional import require
-from .plain import PlainTransformer
-from .plain_build import to_plain
-from .plain_spec import PlainHead, PlainSpec
-from .quiet import quiet
-from .steps import steps
+from ..extras import require
+from .plain.build import to_plain
+from .plain.spec import PlainHead, PlainSpec
+from .plain.transformer import PlainTransformer
+from .steps import quiet, steps
 
 if TYPE_CHECKING:
     from transformer_lens import ActivationCache, HookedTransformer

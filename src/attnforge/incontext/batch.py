@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from .blocks import Kind, frozen
-from .extrapolation import shipped
-from .lean import Lean
+from .blocks import Kind, Lean, frozen
+from .heads import shipped
 from .prompt import MARGIN, step_size
 
 Method = Literal["least squares", "ridge", "lasso"]

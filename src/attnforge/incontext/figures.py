@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from ..errors import MissingExtra
-from .kernel_network import KernelNetwork
-from .lean import Lean
+from .blocks import Lean
+from .kernel import KernelNetwork
 from .problem import Problem, Rounding
 from .prompt import Array, tensor
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .base import InContextEstimator
+    from .estimator import InContextEstimator
 
 SHOWN = 64  # steps and tokens of an attention map
 GRID = 48

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
-from ._sklearn import RegressorMixin
-from .base import InContextEstimator
+from .estimator import InContextEstimator, RegressorMixin
 from .problem import Problem, Rounding, U
 from .prompt import Array, Scaling, column_scale
-from .staged import solve
+from .solver import solve
 
 
 class PoissonRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc]

@@ -17,17 +17,15 @@ import numpy as np
 import torch
 
 from ..errors import ArgumentError
-from ._sklearn import RegressorMixin
-from .audit import GROWN
-from .base import InContextEstimator
-from .certificate import ConvergenceCertificate
+from .blocks import Lean
+from .certificate import GROWN, ConvergenceCertificate
+from .estimator import InContextEstimator, RegressorMixin
 from .glm import check_alpha, with_ones
-from .lean import Lean
+from .heads import EDGE
 from .problem import Problem, Rounding, U
 from .prompt import Array, Scaling, tensor
+from .solver import Solution, solve
 from .spectrum import enclosure
-from .staged import Solution, solve
-from .tables import EDGE
 
 NOISE = {torch.float64: 1e-13, torch.float32: 3e-5}  # how well the scale heads know the scale, relatively
 SCALE_CHOICE = "secant steps on the scale, between runs (attention reads the mean square that decides them)"

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
-from ._sklearn import MultiOutputMixin, RegressorMixin
-from .base import InContextEstimator
-from .centring import Centred, centred
-from .problem import Problem
+from .estimator import InContextEstimator, MultiOutputMixin, RegressorMixin
+from .problem import Centred, Problem, centred
 from .prompt import AFFINE, STOPPING, Array, Scaling, column_scale
+from .solver import Solution, solve
 from .spectrum import curvature_bound
-from .staged import Solution, solve
 
 LIVE_CURVATURE = "the smallest curvature of the columns in use, which picks the momentum, between stages"
 

@@ -15,13 +15,10 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._sklearn import MultiOutputMixin, RegressorMixin
-from .audit import Made, quadratic
-from .base import InContextEstimator
 from .blocks import Block, frozen
-from .centring import centred
-from .certificate import ConvergenceCertificate
-from .problem import Problem
+from .certificate import ConvergenceCertificate, Made, quadratic
+from .estimator import InContextEstimator, MultiOutputMixin, RegressorMixin
+from .problem import Problem, centred
 from .prompt import (
     LARGEST_DOUBLINGS,
     MARGIN,

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
-from ._sklearn import ClassifierMixin, check_classification_targets
-from .base import InContextEstimator
 from .blocks import Loss
+from .estimator import ClassifierMixin, InContextEstimator, check_classification_targets
 from .problem import Problem, Rounding, U
 from .prompt import Array, Scaling, column_scale
-from .staged import solve
+from .solver import solve
 
 HOPELESS = 500  # steps towards an optimum that is not there
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .blocks import Kind
-from .layout import Channels
+from .heads import Channels
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 MARGIN = 1.15  # the largest curvature is kept this far below the edge of what the momentum is made for

@@ -17,9 +17,8 @@ import math
 import numpy as np
 import torch
 
-from ..certify.rounding import gamma
-from .blocks import frozen
-from .lean import Lean
+from ..certificates.rounding import gamma
+from .blocks import Lean, frozen
 from .prompt import Array
 
 POWER = 8

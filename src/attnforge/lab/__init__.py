@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 from .engine import Progress, Summary, run
-from .experiment import Cell, Experiment, Figure, Finding, Heat, Panel, Record, Series, Zone, grid
-from .registry import find, names
-from .results import Result, results
+from .experiment import Cell, Experiment, Figure, Finding, Heat, Panel, Record, Series, Zone, find, grid, names
+from .store import Result, results
 
 __all__ = [
     "Cell", "Experiment", "Figure", "Finding", "Heat", "Panel", "Progress", "Record", "Result", "Series", "Summary",

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..report._optional import require
+from ..extras import require
 from ..report.style import DARK, LIGHT, Builder, Pair, Theme, new_figure, render, style
 from .chart import Figure, Heat, Panel, Series
 from .looks import CURVE, LETTER, MARKERS, Look, looks, places, shape, tick, visible

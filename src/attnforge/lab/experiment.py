@@ -2,11 +2,14 @@
 
 One file for each experiment, with an `EXPERIMENT`. Measuring writes records; figures and verdicts only read them, so
 that they can be drawn again without measuring again, and nothing on the page comes from anywhere but a record.
+
+The experiments by name. Each is loaded when it is asked for, from the file that bears its name.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import itertools
 import json
 import math
@@ -15,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, closest
 from .chart import Figure, Heat, Panel, Series, Zone
 
 __all__ = [
@@ -216,3 +219,52 @@ class Experiment:
                 f"the grid of '{self.name}' is empty or has a cell twice: {', '.join(twice) or 'empty'}"
             )
         return cells
+
+
+#: In the order in which they are listed, run and reported.
+NAMES = (
+    "rate-anchors",
+    "rate-heads",
+    "range",
+    "heatmap",
+    "temperature",
+    "boundary",
+    "length",
+    "sequence",
+    "in-context",
+    "universality",
+    "training-from-construction",
+)
+
+
+def names() -> tuple[str, ...]:
+    """The experiments there are.
+
+    >>> names()[:2]
+    ('rate-anchors', 'rate-heads')
+    """
+    return NAMES
+
+
+def find(name: str) -> Experiment:
+    """The experiment of that name.
+
+    >>> find("rate-anchor")
+    Traceback (most recent call last):
+    attnforge.errors.ArgumentError: there is no experiment 'rate-anchor'; did you mean 'rate-anchors'?...
+    """
+    asked = name.strip().lower().replace("_", "-")
+    if asked not in NAMES:
+        raise ArgumentError(
+            f"there is no experiment '{name}'{closest(asked, NAMES)}; known are {', '.join(NAMES)}, and all"
+        )
+    module = importlib.import_module(f"{__package__}.experiments.{asked.replace('-', '_')}")
+    experiment = module.EXPERIMENT
+    assert isinstance(experiment, Experiment)
+    assert experiment.name == asked
+    return experiment
+
+
+def select(name: str) -> tuple[Experiment, ...]:
+    """The experiment of that name, or every one for "all"."""
+    return tuple(map(find, NAMES)) if name == "all" else (find(name),)

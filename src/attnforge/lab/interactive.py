@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..report._optional import require
+from ..extras import require
 from .chart import Figure, Heat, Panel, Series
 from .looks import CURVE, SYMBOLS, Look, looks, places, shape, tick, visible
 

@@ -1,4 +1,11 @@
-"""Training as published: the ramp task, the loop, and what is measured of a trained network.
+"""The published trained networks (arXiv 2504.15956, its experiments): affine maps, learned extra tokens, attention.
+
+Three of them: one layer for ramps, two layers for sequence maps, and one layer whose keys carry the theorem's
+coordinate, for the heat maps. Weights start where the published scripts start them: uniform in +-1/sqrt(inputs), extra
+tokens evenly spaced in [-1, 1], every token scaled by ones. `Stream` draws in the published order, so that a seed means
+the same data, the same split and the same first weights here and there.
+
+Training as published: the ramp task, the loop, and what is measured of a trained network.
 
 The task (arXiv 2504.15956, experiments): x uniform in [-5, 5], one standard normal w_i and t_i for each of n tokens,
 y_i = clip(w_i.x_i + t_i, a, b); 1,000 samples, 80 % for training; Adam at 1e-3, batches of 32, 50 epochs; mean squared
@@ -8,15 +15,184 @@ which changes no number and saves what the published code spends on the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss, pad
+from torch.nn.functional import mse_loss, pad, scaled_dot_product_attention
 
+from ..errors import ArgumentError
 from .machine import device
-from .training_models import KeyedLayer, OneLayer, Stream
+
+
+class Stream:
+    """Random numbers of one seed, in the order in which the published scripts draw them.
+
+    >>> Stream(1234).order(5) == Stream(1234).order(5)
+    True
+    """
+
+    def __init__(self, seed: int):
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def uniform(self, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=self.generator)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+    def split(self, count: int, share: float) -> tuple[Tensor, Tensor]:
+        """Which samples are for training and which for testing."""
+        order = torch.randperm(count, generator=self.generator)
+        return order[: int(share * count)], order[int(share * count) :]
+
+    def number(self) -> int:
+        """A whole number, as a data loader draws one for its workers or for its order."""
+        return int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+
+    def order(self, count: int) -> list[int]:
+        """The order of one epoch: a number for workers that there are none of, then a seed for the shuffle."""
+        self.number()
+        shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(self.number()))
+        return [int(i) for i in shuffled]
+
+    def linear(self, inputs: int, outputs: int) -> nn.Linear:
+        """An affine map with weights, then biases, uniform in +-1/sqrt(inputs)."""
+        layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+        reach = 1 / math.sqrt(inputs)
+        with torch.no_grad():
+            for table in (layer.weight, layer.bias):
+                table.uniform_(-reach, reach, generator=self.generator)
+        return layer
+
+
+class Extended(nn.Module):
+    """The paper's map A, learned: tokens are projected and scaled one by one, extra tokens are appended."""
+
+    def __init__(self, stream: Stream, channels: int, hidden: int, tokens: int, anchors: int):
+        super().__init__()
+        if anchors < tokens:
+            raise ArgumentError(f"anchors (p) must be at least the number of tokens ({tokens}), got {anchors}")
+        self.project = stream.linear(channels, hidden)
+        self.scale = nn.Parameter(torch.ones(tokens, hidden))
+        self.extra = nn.Parameter(torch.linspace(-1, 1, anchors - tokens)[:, None].repeat(1, hidden))
+
+    def forward(self, X: Tensor) -> Tensor:
+        tokens = self.project(X) * self.scale
+        return torch.cat([tokens, self.extra.expand(*X.shape[:-2], *self.extra.shape)], -2)
+
+
+class Attention(nn.Module):
+    """Softmax attention with H heads. Their width is hidden/H as published, or a given one whatever H is."""
+
+    def __init__(self, stream: Stream, hidden: int, heads: int, width: int | None = None):
+        super().__init__()
+        if width is None and hidden % heads:
+            raise ArgumentError(f"heads must divide hidden = {hidden}, got {heads}; or give width=")
+        self.heads, self.width = heads, hidden // heads if width is None else width
+        inner = self.heads * self.width
+        self.query, self.key, self.value = (stream.linear(hidden, inner) for _ in range(3))
+        self.out = stream.linear(inner, hidden)
+
+    def parts(self, Z: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of the first rows, keys and values of all, each (batch, head, token, width)."""
+        apart = lambda x: x.unflatten(-1, (self.heads, self.width)).transpose(-3, -2)  # noqa: E731
+        return apart(self.query(Z[..., :rows, :])), apart(self.key(Z)), apart(self.value(Z))
+
+    def forward(self, Z: Tensor, rows: int) -> Tensor:
+        """The output of the first `rows` tokens: nobody reads the others."""
+        q, k, v = self.parts(Z, rows)
+        if Z.is_cuda:  # the fused kernels there add up in an order that changes from run to run
+            read = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(self.width), -1) @ v
+        else:
+            read = scaled_dot_product_attention(q, k, v)
+        return self.out(read.transpose(-3, -2).flatten(-2))
+
+    def weights(self, Z: Tensor, rows: int) -> Tensor:
+        """The attention of the first `rows` tokens, (batch, head, token, key)."""
+        q, k, _ = self.parts(Z, rows)
+        return torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(self.width), -1)
+
+
+class OneLayer(nn.Module):
+    """Tokens and extra tokens, one attention layer; the wanted number is in the first of `hidden` channels.
+
+    >>> model = OneLayer(Stream(0), channels=3, tokens=4, anchors=6, heads=2)
+    >>> model(torch.zeros(5, 4, 3)).shape, model.weights(torch.zeros(5, 4, 3)).shape
+    (torch.Size([5, 4, 32]), torch.Size([5, 2, 4, 6]))
+    """
+
+    def __init__(
+        self, stream: Stream, channels: int, tokens: int, anchors: int, heads: int, width: int | None = None,
+        hidden: int = 32,
+    ):  # fmt: skip
+        super().__init__()
+        self.tokens = tokens
+        self.extend = Extended(stream, channels, hidden, tokens, anchors)
+        self.attend = Attention(stream, hidden, heads, width)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.attend(self.extend(X), self.tokens)
+
+    def weights(self, X: Tensor) -> Tensor:
+        return self.attend.weights(self.extend(X), self.tokens)
+
+
+class TwoLayer(nn.Module):
+    """The published sequence-to-sequence network: two attention layers, affine maps between and after them."""
+
+    def __init__(
+        self, stream: Stream, channels: int, tokens: int, anchors: int, heads: int, hidden: int,
+        width: int | None = None,
+    ):  # fmt: skip
+        super().__init__()
+        self.tokens, self.anchors = tokens, anchors
+        self.extend = Extended(stream, channels, hidden, tokens, anchors)
+        self.first = Attention(stream, hidden, heads, width)
+        self.between = stream.linear(hidden, hidden)
+        self.second = Attention(stream, hidden, heads, width)
+        self.last = stream.linear(hidden, channels)
+
+    def forward(self, X: Tensor) -> Tensor:
+        Z = self.between(self.first(self.extend(X), self.anchors))
+        return self.last(self.second(Z, self.tokens))
+
+
+class KeyedLayer(nn.Module):
+    """The published heat-map network: one learned head in which the theorem's key coordinate and values are put in.
+
+    Key k carries k (L_k + L_0) - 2k in its last coordinate and L_k in the first value channel; all else is learned, the
+    query too. Logits are multiplied by beta = 25.
+    """
+
+    BETA = 25.0
+    ends: Tensor
+    coordinate: Tensor
+
+    def __init__(self, stream: Stream, channels: int, tokens: int, a: float, b: float, hidden: int = 11):
+        super().__init__()
+        self.extend = Extended(stream, channels, hidden, tokens, tokens)
+        self.attend = Attention(stream, hidden, 1)
+        places, k = torch.linspace(a, b, tokens), torch.arange(tokens, dtype=torch.float32)
+        self.register_buffer("ends", places[:, None])
+        self.register_buffer("coordinate", (k * (places + places[0]) - 2 * k)[:, None])
+
+    def weights(self, X: Tensor) -> Tensor:
+        """(batch, token, key)."""
+        Z = self.extend(X)
+        learned = self.attend.key(Z)[..., :-1]
+        keys = torch.cat([learned, self.coordinate.expand(*learned.shape[:-1], 1)], -1)
+        scores = self.attend.query(Z) @ keys.transpose(-2, -1)
+        return torch.softmax(self.BETA / math.sqrt(keys.shape[-1]) * scores, -1)
+
+    def forward(self, X: Tensor) -> Tensor:
+        learned = self.attend.value(self.extend(X))[..., 1:]
+        values = pad(learned, (1, 0)) + pad(self.ends, (0, learned.shape[-1]))
+        out: Tensor = self.attend.out(self.weights(X) @ values)
+        return out
+
 
 SEEDS = tuple(range(1234, 1245))
 RATE, BATCH, SHARE = 1e-3, 32, 0.8

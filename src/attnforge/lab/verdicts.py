@@ -1,13 +1,124 @@
-"""Verdicts by stated rules. Each function applies one rule to numbers and writes the same rule into the finding."""
+"""Fits with intervals: the slope of an error against a size on logarithmic axes, and means over seeds.
+
+Verdicts by stated rules. Each function applies one rule to numbers and writes the same rule into the finding.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import flint
+import numpy as np
 
 from ..errors import ArgumentError
 from .experiment import AGREES, BETTER, FAILS, Finding
-from .fits import Mean, Slope
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A fitted exponent with its confidence interval, from n points: y ~ exp(intercept) * x**value."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    intercept: float = 0.0
+
+    def at(self, x: Sequence[float]) -> tuple[float, ...]:
+        """The fitted line, to be drawn among the points."""
+        return tuple(math.exp(self.intercept) * v**self.value for v in x)
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean with its confidence interval, the standard deviation of one value, and how many there were."""
+
+    value: float
+    low: float
+    high: float
+    spread: float
+    n: int
+
+
+def slope(x: Sequence[float], y: Sequence[float | None], confidence: float = CONFIDENCE) -> Slope:
+    """Least squares of log y on log x; the interval is Student's, for the points as they are given.
+
+    Several y at one x (seeds) are several points. Two points leave nothing to judge the scatter by: the interval is
+    then the whole line. Points where y is None are left out; zero and negative ones have no logarithm and are refused.
+
+    >>> fit = slope([1, 2, 4, 8], [1.0, 0.5, 0.25, 0.125])
+    >>> round(fit.value, 9), fit.n, fit.low <= -1 <= fit.high
+    (-1.0, 4, True)
+    """
+    if len(x) != len(y):
+        raise ArgumentError(f"a slope needs as many y as x, got {len(y)} and {len(x)}")
+    pairs = [(float(a), float(b)) for a, b in zip(x, y, strict=True) if b is not None and math.isfinite(b)]
+    if any(a <= 0 or b <= 0 for a, b in pairs):
+        raise ArgumentError("a slope on logarithmic axes needs positive x and y")
+    if len({a for a, _ in pairs}) < 2:
+        raise ArgumentError(f"a slope needs points at two x or more, got {len({a for a, _ in pairs})}")
+    u, v = np.log(np.array(pairs, dtype=float)).T
+    centre, n = u.mean(), len(u)
+    weight = float(((u - centre) ** 2).sum())
+    value = float(((u - centre) * v).sum()) / weight
+    intercept = float(v.mean()) - value * float(centre)
+    if n == 2:
+        return Slope(value, -math.inf, math.inf, n, intercept)
+    residual = v - intercept - value * u
+    deviation = math.sqrt(float((residual**2).sum()) / (n - 2) / weight)
+    # Points on an exact line leave a residual of rounding only; the interval still covers the rounding of the fit.
+    reach = student(confidence, n - 2) * deviation + 8 * n * np.finfo(float).eps * (1 + abs(value))
+    return Slope(value, value - float(reach), value + float(reach), n, intercept)
+
+
+def mean(values: Sequence[float | None], confidence: float = CONFIDENCE) -> Mean:
+    """The mean with Student's interval; None is left out, and one value alone has no interval but the whole line.
+
+    >>> found = mean([1.0, 2.0, 3.0])
+    >>> found.value, round(found.high - found.value, 3), found.spread
+    (2.0, 2.484, 1.0)
+    """
+    kept = [float(v) for v in values if v is not None and math.isfinite(v)]
+    if not kept:
+        raise ArgumentError("a mean needs at least one finite value")
+    centre = math.fsum(kept) / len(kept)
+    if len(kept) == 1:
+        return Mean(centre, -math.inf, math.inf, math.inf, 1)
+    spread = math.sqrt(math.fsum((v - centre) ** 2 for v in kept) / (len(kept) - 1))
+    reach = student(confidence, len(kept) - 1) * spread / math.sqrt(len(kept))
+    return Mean(centre, centre - reach, centre + reach, spread, len(kept))
+
+
+@lru_cache(maxsize=256)
+def student(confidence: float, freedom: int) -> float:
+    """The t with P(|T| <= t) = confidence for Student's distribution.
+
+    >>> round(student(0.95, 1), 4), round(student(0.95, 9), 4)
+    (12.7062, 2.2622)
+    """
+    if not 0 < confidence < 1 or freedom < 1:
+        raise ArgumentError(f"expected 0 < confidence < 1 and freedom >= 1, got {confidence!r} and {freedom!r}")
+
+    def outside(t: float) -> float:
+        x = freedom / (freedom + t * t)
+        return float(flint.arb(x).beta_lower(freedom / 2, 0.5, regularized=True).mid())
+
+    low, high = 0.0, 1.0
+    while outside(high) > 1 - confidence:
+        high *= 2
+    while high - low > 1e-12 * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if outside(middle) > 1 - confidence else (low, middle)
+    return high
+
 
 WIDE = 1.0  # an interval of an exponent that is wider says little
 

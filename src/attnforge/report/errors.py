@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..compiled import CompiledNetwork
-from ..ir.interpret import values
-from ..ir.ops import Array
+from ..compiler.compiled import CompiledNetwork
+from ..programs.interpret import values
+from ..programs.ops import Array
 
 POINTS = 20_000
 SLICE = 1201

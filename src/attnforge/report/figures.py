@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..certify.certificate import upper_text
+from ..certificates.certificate import upper_text
 from ..errors import ArgumentError
-from ._optional import require
+from ..extras import require
 from .style import DARK, LIGHT, Builder, Pair, Theme, new_figure, save, style, svg
 
 if TYPE_CHECKING:

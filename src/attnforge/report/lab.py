@@ -9,7 +9,7 @@ from ..lab.chart import Figure
 from ..lab.drawing import drawn
 from ..lab.experiment import FAILS, VERDICTS, Experiment, Finding, Record
 from ..lab.interactive import interactive
-from ..lab.results import Result, results, tally
+from ..lab.store import Result, results, tally
 from .html import Block, Page
 
 TITLE = "The theory of softmax attention, measured"

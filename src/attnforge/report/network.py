@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..box import Box
-from ..certify.certificate import upper_text
-from ..compiled import CompiledNetwork
+from ..certificates.certificate import upper_text
+from ..compiler.compiled import CompiledNetwork
 from ..network import AttentionLayer
 from .drawing import drawing
 from .errors import Measured, Slice, measure, slices

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from ..errors import ArgumentError
-from ..heads.anchor import AnchorHead
-from ..heads.gate import GateHead
-from ..heads.gate_bounds import Lines, Logistic
+from ..heads.anchor.head import AnchorHead
+from ..heads.gate.bound import Lines, Logistic
+from ..heads.gate.head import GateHead
 from .figures import Array, HeadPicture, _draw_error, _interval, _ramp, _short, head_figure
 from .style import Builder, Theme, new_figure
 

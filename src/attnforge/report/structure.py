@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ..certify.certificate import total
-from ..certify.rules import Propagation
-from ..compiled import CompiledNetwork
-from ..ir.ops import Apply, Array, Op
-from ..ir.positions import reads
-from ..lower.assemble import site_spec, tables_of
-from ..lower.forms import forms
-from ..lower.layout import Site, Stage
-from ..lower.plan import EXACT_GATES
+from ..certificates.certificate import total
+from ..compiler.assemble import site_spec, tables_of
+from ..compiler.compiled import CompiledNetwork
+from ..compiler.layout import Site, Stage, forms
+from ..compiler.plan import EXACT_GATES
+from ..compiler.propagation import Propagation
 from ..network import AttentionLayer
+from ..programs.ops import Apply, Array, Op
+from ..programs.positions import reads
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, closest
-from ._optional import require
+from ..extras import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

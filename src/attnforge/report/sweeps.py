@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ArgumentError
-from ._optional import require
+from ..extras import require
 from .figures import Array
 from .style import Builder, Theme, new_figure
 

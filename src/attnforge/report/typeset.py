@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from ..errors import FormulaError
-from ..ir.grammar import Token, tokens
+from ..expressions.grammar import Token, tokens
 
 SUM, PRODUCT, SIGN, POWER, ATOM = range(5)
 DEEPEST = 60

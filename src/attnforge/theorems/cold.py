@@ -16,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from ..certify.rounding import TINY, gamma, largest_mean, softmax_rounding, unit, up
+from ..certificates.rounding import TINY, gamma, largest_mean, softmax_rounding, unit, up
 
 Array = np.ndarray
 GONE = 100.0  # slots whose logit is this far below, after all errors, together weigh less than slots * exp(-100)

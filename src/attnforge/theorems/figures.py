@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..certify.certificate import upper_text
+from ..certificates.certificate import upper_text
 from ..errors import ArgumentError
-from ..report._optional import require
+from ..extras import require
 from ..report.style import LIGHT, Builder, Theme, new_figure, save, style
 from .heads import RampHeads
 from .max_affine import MaxAffine

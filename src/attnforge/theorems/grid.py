@@ -1,7 +1,11 @@
-"""A grid on a box, a user's function on it, and whether the function can be as smooth as was said."""
+"""How much f can change: a Lipschitz constant or a concave modulus of continuity.
+
+A grid on a box, a user's function on it, and whether the function can be as smooth as was said.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +18,27 @@ from torch import Tensor
 
 from ..box import Box
 from ..errors import ArgumentError, DomainError
-from .result import finite_values
+from .result import finite_values, number
+
+Modulus = Callable[[float], float]
+
+
+def modulus_of(lipschitz: float | None, modulus: Modulus | None) -> Modulus | None:
+    """omega from what was given; None when nothing was, and then there is no certificate."""
+    if lipschitz is not None and modulus is not None:
+        raise ArgumentError("give lipschitz or modulus, not both")
+    if lipschitz is not None:
+        slope = number("lipschitz", lipschitz, positive=True)
+        return lambda t: slope * t
+    if modulus is None:
+        return None
+    if not callable(modulus):
+        raise ArgumentError(f"modulus must be a function of a distance, got {type(modulus).__name__}")
+    probe = [float(modulus(10.0**-k)) for k in range(6)]
+    if not all(math.isfinite(v) and v >= 0 for v in probe) or any(x < y for x, y in itertools.pairwise(probe)):
+        raise ArgumentError("modulus must be a concave function that grows from 0, such as lambda t: 2 * t**0.5")
+    return modulus
+
 
 Function = Callable[[Any], Any]
 MOST_POINTS = 1 << 20

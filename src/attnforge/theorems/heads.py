@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from ..box import Box
-from ..certify.certificate import Certificate, Source, total
-from ..certify.rounding import ASSUMPTIONS, gamma, unit, up
+from ..certificates.certificate import Certificate, Source, total
+from ..certificates.rounding import ASSUMPTIONS, gamma, unit, up
 from ..errors import ArgumentError
 from ..network import CHUNK, AttentionLayer, Heads
 from .cold import PER_STEP, ColdTable, anchors, cold_table, distance, dot_error, head_rounding, nearest

@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..certify.rounding import gamma, unit
+from ..certificates.rounding import gamma, unit
 from ..errors import ArgumentError, closest
-from ..heads.anchor import AnchorHead
+from ..functions import registry as functions
+from ..heads.anchor.head import AnchorHead
 from ..incontext.blocks import Block, Loss, Momentum
 from ..incontext.certificate import prediction_error
-from ..incontext.extrapolation import shipped
-from ..incontext.reads import LinearRead
-from ..ir import functions
+from ..incontext.heads import LinearRead, shipped
 
 NAMED = ("linear", "logistic", "poisson", "huber")
 
@@ -173,7 +172,7 @@ def gradient_step(
 ) -> nn.Module:
     """One gradient step in context, in the paper's form (F5) or the efficient one (F1 to F3).
 
-    `form="paper"`: `loss` names the derivative f, a function of `attnforge.ir.functions` ("tanh", ...), and the module
+    `form="paper"`: `loss` names the derivative f, a function of `attnforge.functions.registry` ("tanh", ...), and the module
     maps (w, X, y) to all f(w.x_i - y_i) x_i. `form="efficient"`: attention layers on a sequence of tokens, an
     `incontext.Block` (`block.channels` lays it out), for "linear", "logistic", "poisson" and "huber"; for any other
     name the derivative f goes through an anchor head on `interval`. No form depends on n, the number of samples.

@@ -26,16 +26,15 @@ import torch
 from torch import Tensor, nn
 
 from ..box import Box
-from ..certify.certificate import Certificate, Source, total
-from ..certify.rounding import ASSUMPTIONS, EXP_ULPS, TINY, gamma, unit, up
+from ..certificates.certificate import Certificate, Source, total
+from ..certificates.rounding import ASSUMPTIONS, EXP_ULPS, TINY, gamma, unit, up
 from ..errors import ArgumentError, CertificateError, PrecisionError
 from ..network import AttentionLayer, Heads
 from .cold import nearest
-from .grid import SUSPECTS, Function, evaluated, refuse_between
-from .modulus import Modulus, modulus_of
+from .grid import SUSPECTS, Function, Modulus, evaluated, modulus_of, refuse_between
 from .registers import Registers, over_slots, read_as_is, tables_of, weights_of
 from .result import DTYPES, Construction, Size, form_of, leak, sum_of, tensor, whole
-from .universal_net import carry, gather_heads
+from .universal import carry, gather_heads
 
 SOFTNESS = 0.1  # tau over rho^2
 PROBES = (4096, 128, 32, 16)  # small boxes a side, by dimension, for the covering radius of scattered centres

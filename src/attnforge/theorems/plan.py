@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..certify.certificate import upper_text
+from ..certificates.certificate import upper_text
 from ..errors import ArgumentError, PrecisionError, closest
 from .heads import ramp_heads
 from .instances import VARIANTS, ramp

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from ..box import Box
-from ..certify.certificate import Certificate, Source, total
-from ..certify.rounding import ASSUMPTIONS, up
+from ..certificates.certificate import Certificate, Source, total
+from ..certificates.rounding import ASSUMPTIONS, up
 from ..errors import ArgumentError, PrecisionError
 from ..network import CHUNK
 from .cold import ColdTable, anchors, cells, cold_table, distance, dot_error, head_rounding, nearest

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..certify.certificate import Certificate, Source, Term, upper_text
-from ..certify.certified import CertifiedModule
+from ..certificates.certificate import Certificate, Source, Term, upper_text
+from ..certificates.certified import CertifiedModule
 from ..errors import ArgumentError, DomainError, PrecisionError
 
 FORMS = ("paper", "tokens")

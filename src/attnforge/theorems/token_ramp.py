@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..certify.rounding import up
+from ..certificates.rounding import up
 from ..errors import PrecisionError
 from ..network import Heads
 from .cold import ColdTable, cold_table, dot_error, nearest

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ..box import Box
-from ..certify.certificate import Certificate, Term, total
-from ..certify.interpolation import AnchorWeights, anchor_bound
-from ..certify.rounding import ASSUMPTIONS, up
+from ..certificates.certificate import Certificate, Term, total
+from ..certificates.rounding import ASSUMPTIONS, up
 from ..errors import ArgumentError, CertificateError, PrecisionError
-from ..heads.gate import GateHead
-from ..ir.functions import piecewise_linear
+from ..functions.registry import piecewise_linear
+from ..heads.anchor.bound import AnchorWeights, anchor_bound
+from ..heads.gate.head import GateHead
 from ..network import AttentionLayer, Heads
 from .cold import anchors, dot_error, nearest
 from .ramp import ScalarTarget, scalars

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..certify.certificate import Certificate, Source, total
-from ..certify.interpolation import AnchorWeights, anchor_bound
-from ..certify.rounding import ASSUMPTIONS, gamma, unit, up
+from ..certificates.certificate import Certificate, Source, total
+from ..certificates.rounding import ASSUMPTIONS, gamma, unit, up
 from ..errors import ArgumentError, PrecisionError
-from ..ir.functions import piecewise_linear
+from ..functions.registry import piecewise_linear
+from ..heads.anchor.bound import AnchorWeights, anchor_bound
 from .cold import anchors
 from .heads import TokenHeads
 from .result import DTYPES, number, sum_of

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnforge.lab.experiment import AGREES, FAILS, VERDICTS, Cell, Experiment, Figure, Record
-from attnforge.lab.registry import NAMES, find, names
+from attnforge.lab.experiment import AGREES, FAILS, NAMES, VERDICTS, Cell, Experiment, Figure, Record, find, names
 
 # The smallest cells that show what each experiment is about, some of them smaller than any of its grids.
 SMALL: dict[str, list[dict[str, Any]]] = {

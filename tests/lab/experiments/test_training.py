@@ -7,8 +7,20 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 from attnforge.errors import ArgumentError
-from attnforge.lab.training import SEEDS, Errors, fit, held_out, loss_of, ramp_data, trained_ramp
-from attnforge.lab.training_models import Attention, KeyedLayer, OneLayer, Stream, TwoLayer
+from attnforge.lab.training import (
+    SEEDS,
+    Attention,
+    Errors,
+    KeyedLayer,
+    OneLayer,
+    Stream,
+    TwoLayer,
+    fit,
+    held_out,
+    loss_of,
+    ramp_data,
+    trained_ramp,
+)
 
 
 def test_numbers_come_in_the_order_of_a_data_loader() -> None:

@@ -15,9 +15,8 @@ from torch import Tensor
 from ...theorems import Construction, ramp, ramp_heads
 from ..chart import Figure, Panel, Series
 from ..experiment import Finding, Record
-from ..fits import mean
 from ..training import SEEDS, Errors, RampData
-from ..verdicts import equal
+from ..verdicts import equal, mean
 from ._reading import column, line, where
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..chart import Series
 from ..experiment import Record
-from ..fits import Slope, mean, slope
+from ..verdicts import Slope, mean, slope
 
 
 def where(records: Sequence[Record], **wanted: Any) -> list[Record]:

@@ -12,8 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..._compile import compile
 from ...box import Box
+from ...compiler.pipeline import compile
 from ...heads import AnchorHead
 from ...theorems import Construction, ramp, ramp_heads
 from ..chart import Figure, Panel, Series

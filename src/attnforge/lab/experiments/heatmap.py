@@ -14,10 +14,8 @@ from torch import Tensor
 
 from ..chart import Figure, Heat, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..fits import mean
-from ..training import held_out, ramp_data, trained_map
-from ..training_models import Stream
-from ..verdicts import bound, threshold
+from ..training import Stream, held_out, ramp_data, trained_map
+from ..verdicts import bound, mean, threshold
 from ._ramps import built, task_errors
 from ._reading import line, pairs, where
 

@@ -15,8 +15,7 @@ import torch
 from ...theorems import ramp
 from ..chart import Figure, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..fits import slope
-from ..verdicts import bound, growth, threshold
+from ..verdicts import bound, growth, slope, threshold
 from ._reading import fitted, line, pairs, where
 
 LENGTHS = (50, 1_000, 10_000, 100_000)

@@ -7,8 +7,7 @@ from typing import Any
 
 from ..chart import Figure, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..training import SEEDS, held_out, ramp_data, trained_ramp
-from ..training_models import Stream
+from ..training import SEEDS, Stream, held_out, ramp_data, trained_ramp
 from ..verdicts import bound, growth
 from ._ramps import (
     CHANNELS,
@@ -21,7 +20,7 @@ from ._ramps import (
     published_figure,
     task_errors,
     values_of,
-)  # fmt: skip
+)
 from ._reading import fitted, line, pairs, where
 
 ANCHORS = 60

@@ -11,8 +11,7 @@ from typing import Any
 
 from ..chart import Figure, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..training import SEEDS, held_out, ramp_data, trained_ramp
-from ..training_models import Stream
+from ..training import SEEDS, Stream, held_out, ramp_data, trained_ramp
 from ..verdicts import bound, rate
 from ._ramps import (
     CHANNELS,
@@ -26,7 +25,7 @@ from ._ramps import (
     published_figure,
     task_errors,
     values_of,
-)  # fmt: skip
+)
 from ._reading import fitted, line, pairs, where
 
 A, B = -25.0, 25.0

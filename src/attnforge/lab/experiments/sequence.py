@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._compile import compile
 from ...box import Box
+from ...compiler.pipeline import compile
 from ...theorems import Construction, ramp_heads, relu
 from ..chart import Figure, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..training import SHARE, Data, Errors, fit, held_out
-from ..training_models import Stream, TwoLayer
+from ..training import SHARE, Data, Errors, Stream, TwoLayer, fit, held_out
 from ..verdicts import bound, rate, threshold
 from ._reading import column, fitted, line, pairs, where
 

@@ -18,10 +18,8 @@ from ...theorems.ramp import PaperRamp
 from ...theorems.variants import BALANCED
 from ..chart import Figure, Panel, Series
 from ..experiment import AGREES, FAILS, Cell, Experiment, Finding, Record, grid
-from ..fits import mean
-from ..training import SEEDS, RampData, fit, held_out, ramp_data
-from ..training_models import OneLayer, Stream
-from ..verdicts import threshold
+from ..training import SEEDS, OneLayer, RampData, Stream, fit, held_out, ramp_data
+from ..verdicts import mean, threshold
 from ._ramps import CHANNELS
 from ._reading import where
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._compile import compile
 from ...blackbox import approximate
 from ...box import Box
+from ...compiler.pipeline import compile
 from ...theorems import Universal, attention_then_softmax, max_affine, two_layer
 from ..chart import Figure, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid

@@ -1,0 +1,1 @@
+"""Certificates: what is known about the distance between a network and its target, and the files that hold it."""

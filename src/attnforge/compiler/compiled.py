@@ -1,0 +1,288 @@
+"""`CompiledNetwork`: an attention-only network with the program it was made from and its certificate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..box import Box
+from ..certificates.certificate import Certificate, Term, total, weights_hash
+from ..certificates.certified import CertifiedModule
+from ..certificates.rounding import ASSUMPTIONS
+from ..errors import ArgumentError, CertificateError
+from ..heads.anchor.bound import AnchorWeights
+from ..network import AttentionLayer, AttentionOnly
+from ..programs.ops import Array, Constant
+from ..programs.program import Program
+from .assemble import assemble
+from .layout import Layout, Site, lay_out
+from .propagation import Propagation
+from .split import EFFORT, FIRST, NetworkBound, network_bound
+
+STRETCHES = (0.0, 0.02, 0.3)
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a network is."""
+
+    layers: int
+    heads: int
+    anchors: int
+    parameters: int
+    largest_logit: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.layers} layers, {self.heads} heads, {self.anchors} anchors, {self.parameters} parameters, "
+            f"largest |logit| {self.largest_logit:.3g}"
+        )
+
+
+class CompiledNetwork(CertifiedModule):
+    """What `attnforge.compile` returns: softmax attention and affine maps that compute a program, with a
+    certificate."""
+
+    family = "network"
+    constants: Tensor | None
+
+    def __init__(
+        self,
+        layout: Layout,
+        tables: Sequence[AnchorWeights],
+        flats: Sequence[Array],
+        dtype: torch.dtype,
+        eps: float,
+        boxes: tuple[Box, ...] = (),
+        grid: int = FIRST,
+        rtol: float = 0.0,
+        strict: bool = False,
+    ):
+        super().__init__()
+        self.layout, self.flats = layout, [np.asarray(f) for f in flats]
+        self.eps, self.rtol, self.grid, self.strict, self.origin = eps, rtol, grid, strict, dtype
+        self.box = layout.program.box
+        self.boxes = boxes or (self.box,)
+        self.network: AttentionOnly = assemble(layout, tables, dtype)
+        self.register_buffer("constants", _constants(layout.program, dtype))
+
+    @property
+    def program(self) -> Program:
+        """What the network computes."""
+        return self.layout.program
+
+    @property
+    def size(self) -> Size:
+        """Layers, heads, anchors, parameters and the largest |logit| over the memory keys."""
+        groups = list(self.network.groups())
+        anchors = sum(g.slots for g in groups if g.scope == "memory")
+        count = sum(p.numel() for p in self.parameters())
+        return Size(len(self.layout.stages), sum(g.heads for g in groups), anchors, count, self._largest_logit())
+
+    def _largest_logit(self) -> float:
+        """The largest |key| times |query| bound over anchors and gates, from the intervals of their arguments."""
+        most = 0.0
+        for index, stage in enumerate(self.layout.stages):
+            layer = self.network.layers[2 * index + 1]
+            spans = [float(abs(v)) for site in stage.sites for pair in _pairs(site) for v in pair]
+            reach = max(spans, default=1.0)
+            for group in cast(AttentionLayer, layer).heads():
+                bias = 0.0 if group.b_Q is None else float(group.b_Q.detach().abs().max())
+                query = float(group.W_Q.detach().abs().max()) * reach + bias
+                keys = [t for t in (group.M_K, group.b_K) if t is not None]
+                most = max(most, query * max((float(t.detach().abs().sum(-1).max()) for t in keys), default=0.0))
+            most = max([most, *(float(site.config["logit"]) for site in stage.sites if "logit" in site.config)])
+        return most
+
+    def core(self, *inputs: Tensor) -> Tensor:
+        """The attention-only computation: lay the input out as tokens, run the layers, read the output off."""
+        program = self.program
+        batch = inputs[0].shape[: inputs[0].dim() - len(self.boxes[0].shape)]
+        flat = [x.reshape(*batch, box.dim) for x, box in zip(inputs, self.boxes, strict=True)]
+        x = flat[0] if len(flat) == 1 else torch.cat(flat, -1)
+        state = x.reshape(*batch, program.tokens, program.ops[0].width)
+        if self.constants is not None:
+            state = torch.cat([state, self.constants.expand(*batch, *self.constants.shape)], -1)
+        out = self.network(state)
+        rows = out if program.output_rows == "all" else out[..., :1, :]
+        return rows.reshape((*batch, *program.output_shape))
+
+    def guard(self, *inputs: Tensor) -> None:
+        if len(inputs) != len(self.boxes):
+            raise ArgumentError(f"expected {len(self.boxes)} input tensor(s), got {len(inputs)}")
+        for number, (x, box) in enumerate(zip(inputs, self.boxes, strict=True)):
+            name = "input" if len(inputs) == 1 else f"input {number}"
+            self.check_tensor(x, name)
+            shape = box.shape
+            if x.dim() < len(shape) or tuple(x.shape[x.dim() - len(shape) :]) != shape:
+                names = f": columns {', '.join(box.names)}" if box.names else ""
+                raise ArgumentError(
+                    f"expected {name} of shape ({', '.join(['...', *map(str, shape)])}){names}, got {tuple(x.shape)}"
+                )
+            self._check_box(x, box, name)
+
+    def _check_box(self, x: Tensor, box: Box, name: str) -> None:
+        """Raise on NaN and infinity; warn once, or raise if strict, about the first coordinate that leaves the box."""
+        if not x.numel():
+            return
+        lo, hi = _bounds(box, x.dtype)
+        flat = x.detach().reshape(-1, box.dim)
+        low, high = (end.cpu() for end in torch.aminmax(flat, dim=0))
+        if bool(((low >= lo) & (high <= hi)).all()):  # NaN compares false
+            return
+        outside = ~((low >= lo) & (high <= hi))
+        endless = ~(torch.isfinite(low) & torch.isfinite(high))
+        i = int(torch.nonzero(endless if bool(endless.any()) else outside)[0])
+        label = box.names[i] if box.names else f"{name}[{i}]"
+        self.check_range(label, float(low[i]), float(high[i]), float(lo[i]), float(hi[i]))
+
+    def example_input(self) -> tuple[Tensor, ...]:
+        return tuple(box.sample(2, dtype=self.dtype) for box in self.boxes)
+
+    def recertify(self) -> Certificate:
+        """The bound of the stored weights against the program, computed anew."""
+        self._check_structure()
+        return self.certificate_of(*self.analyse())
+
+    def analyse(self, effort: int = EFFORT) -> tuple[Propagation, NetworkBound]:
+        """The error analysis of the present weights, and the bound it gives."""
+        for stretch in STRETCHES:  # trained weights may push arguments out of the intervals their heads were built for
+            propagation = Propagation(self.layout, self.network, self.flats, self.dtype, self.origin, stretch)
+            found = network_bound(propagation, self.eps, self.rtol, effort, self.grid)
+            if math.isfinite(found.bound) or not self._trained():
+                break
+        return propagation, found
+
+    def _trained(self) -> bool:
+        """Whether the weights have changed since a certificate was last attached."""
+        return self._certificate is not None and self._certificate.weights != weights_hash(self)
+
+    def certificate_of(self, propagation: Propagation, found: NetworkBound) -> Certificate:
+        """An analysis as a certificate."""
+        if not math.isfinite(found.bound):
+            raise CertificateError("no finite bound can be proved for these weights")
+        names = [self.program.sites[site.op] or f"%{site.op}" for site in self.layout.sites]
+        terms = []
+        for site, name, part in zip(self.layout.sites, names, found.parts[:-1], strict=True):
+            local = propagation.local[site.op]
+            rounding = float(part) * (local.rounding / local.total if local.total else 0.0)
+            rest = float(part) - rounding
+            terms.append(Term(f"%{site.op} {name}", "interpolation", max(rest, 0.0), site.family))
+            terms.append(Term(f"%{site.op} {name}", "rounding", rounding, f"head error {local.total:.2e}"))
+        terms.append(Term("affine maps", "rounding", float(found.parts[-1]), "rounded weights and sums"))
+        rest = found.bound - total(t.value for t in terms)
+        if self.rtol and rest > 0:
+            terms.append(Term("elsewhere", "propagation", rest, "where the relative tolerance allows more"))
+        return Certificate(
+            "certified",
+            float(np.nextafter(found.bound, np.inf)),
+            str(self.dtype).removeprefix("torch."),
+            self.program.source,
+            self.box,
+            tuple(terms),
+            lemmas=("A4", "A5", "B", "C1", "H"),
+            assumptions=ASSUMPTIONS,
+        )
+
+    def _check_structure(self) -> None:
+        """Everything that training leaves alone must still be what the layout says."""
+        blank = [AnchorWeights(np.zeros(n), np.zeros(n), np.zeros(n), c, s) for n, c, s in self._table_shapes()]
+        wanted = dict(assemble(self.layout, blank, self.origin).to(self.dtype).named_parameters())
+        constants = _constants(self.program, self.origin)
+        constants = None if constants is None else constants.to(self.dtype)
+        if self.constants is not None and (constants is None or not torch.equal(self.constants.cpu(), constants)):
+            raise CertificateError(
+                "the constants next to the input are part of the network's structure and were changed"
+            )
+        for name, parameter in self.network.named_parameters():
+            if not wanted[name].requires_grad and not torch.equal(parameter.detach().cpu(), wanted[name].detach()):
+                raise CertificateError(
+                    f"{name} is part of the network's structure and was changed; only affine maps and anchor tables "
+                    "may be trained"
+                )
+
+    def _table_shapes(self) -> list[tuple[int, float, tuple[float, float]]]:
+        shapes: dict[int, tuple[int, float, tuple[float, float]]] = {}
+        for stage in self.layout.stages:
+            for site in stage.sites:
+                if site.family == "anchor":
+                    config = site.config
+                    skip = (float(config["skip"][0]), float(config["skip"][1]))
+                    shapes[int(config["table"])] = (int(config["anchors"]), float(config["centre"]), skip)
+        return [shapes[i] for i in sorted(shapes)]
+
+    def config(self) -> dict[str, Any]:
+        header, arrays = self.program.to_json()
+        return {
+            "program": header,
+            "arrays": {name: _listed(array) for name, array in arrays.items()},
+            "sites": [[site.op, site.family, dict(site.config)] for site in self.layout.sites],
+            "flats": [flat.tolist() for flat in self.flats],
+            "boxes": [box.to_json() for box in self.boxes],
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "origin": str(self.origin).removeprefix("torch."),
+            "eps": self.eps,
+            "rtol": self.rtol,
+            "grid": self.grid,
+            "strict": self.strict,
+        }
+
+    @classmethod
+    def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> CompiledNetwork:
+        arrays = {name: np.array(values, dtype=np.float64) for name, values in config["arrays"].items()}
+        program = Program.from_json(config["program"], arrays)
+        sites = {int(op): Site(int(op), str(family), dict(given)) for op, family, given in config["sites"]}
+        layout = lay_out(program, sites)
+        flats = [np.array(flat, dtype=np.float64) for flat in config["flats"]]
+        boxes = tuple(Box.from_json(box) for box in config["boxes"])
+        dtype, origin = DTYPES[config["dtype"]], DTYPES[config["origin"]]
+        shapes: dict[int, AnchorWeights] = {}
+        for site in layout.sites:
+            if site.family == "anchor":
+                zero = np.zeros(int(site.config["anchors"]))
+                skip = (float(site.config["skip"][0]), float(site.config["skip"][1]))
+                shapes[int(site.config["table"])] = AnchorWeights(zero, zero, zero, float(site.config["centre"]), skip)
+        tables = [shapes[i] for i in sorted(shapes)]
+        net = cls(
+            layout,
+            tables,
+            flats,
+            origin,
+            float(config["eps"]),
+            boxes,
+            int(config["grid"]),
+            float(config["rtol"]),
+            bool(config["strict"]),
+        )
+        return net.to(dtype)
+
+
+@lru_cache(maxsize=256)
+def _bounds(box: Box, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The bounds of a box, widened to numbers of a dtype, one entry per coordinate."""
+    wide = box.outward(dtype)
+    return wide.lower.reshape(-1).to(dtype), wide.upper.reshape(-1).to(dtype)
+
+
+def _pairs(site: Site) -> list[Sequence[float]]:
+    return [site.config["interval"]] if "interval" in site.config else list(site.config.get("intervals", []))
+
+
+def _constants(program: Program, dtype: torch.dtype) -> Tensor | None:
+    """The constant values of a program side by side: columns that stand next to the input."""
+    found = [op.value for op in program.ops if isinstance(op, Constant)]
+    return torch.from_numpy(np.concatenate(found, -1)).to(dtype) if found else None
+
+
+def _listed(array: Array) -> list[Any]:
+    """An array as nested lists; minus infinity, which JSON lacks and masks need, as text that numpy reads back."""
+    hidden = np.isneginf(array)
+    return np.where(hidden, "-inf", array.astype(object)).tolist() if hidden.any() else array.tolist()

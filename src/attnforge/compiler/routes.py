@@ -1,0 +1,170 @@
+"""`plan`: how large a network would be, by every route, before one is built; or what a given size can reach."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..box import Box
+from ..certificates.certificate import upper_text
+from ..errors import ArgumentError, AttnforgeError
+from .layout import is_head
+from .pipeline import SPEND, Attempt, Task, capture, enclose, tolerance_of
+from .plan import Style
+from .sensitivity import sensitivities
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way of building a network: its size, the bound it comes to, and why it may not do."""
+
+    name: str
+    layers: int
+    heads: float
+    anchors: float
+    parameters: float
+    bound: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Every route for a target at a wanted accuracy, smallest first."""
+
+    target: str
+    eps: float
+    dtype: str
+    routes: tuple[Route, ...]
+
+    @property
+    def best(self) -> Route | None:
+        """The smallest route whose bound is at most eps."""
+        good = [r for r in self.routes if r.bound is not None and r.bound <= self.eps]
+        return min(good, key=lambda r: r.parameters, default=None)
+
+    def __str__(self) -> str:
+        header = ("route", "layers", "heads", "anchors", "parameters", "bound", "note")
+        rows = [
+            (
+                r.name,
+                str(r.layers),
+                _count(r.heads),
+                _count(r.anchors),
+                _count(r.parameters),
+                upper_text(r.bound),
+                r.note,
+            )
+            for r in self.routes
+        ]
+        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+        lines = [
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]
+        ]
+        title = f"routes for {self.target} at eps = {self.eps:g}, {self.dtype}"
+        return "\n".join([title, lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+
+
+def plan(
+    target: Any,
+    box: Box | tuple[Box, ...],
+    eps: float | None = None,
+    *,
+    anchors: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Sizes:
+    """The size of every route to a network for `target` with error at most `eps`.
+
+    With `anchors` instead of eps, the question is turned round: the smallest eps that so many anchors in all can reach.
+
+    >>> sizes = plan("sin(x)*y", Box(x=(0, 1), y=(0, 1)), eps=1e-3)
+    >>> sizes.best.name
+    'compile'
+    """
+    boxes = box if isinstance(box, tuple) else (box,)
+    if (eps is None) == (anchors is None):
+        raise ArgumentError("give eps (how accurate) or anchors (how large), and not both")
+    if eps is None:
+        assert anchors is not None
+        if isinstance(anchors, bool) or not isinstance(anchors, int) or anchors < 2:
+            raise ArgumentError(f"anchors must be a whole number, at least 2, got {anchors!r}")
+        asked, eps = _reachable(target, boxes, anchors, dtype)
+    else:
+        asked = eps
+    wanted = tolerance_of(asked, 0.0, dtype)
+    names = ("compile", "compile, products by logarithms")
+    routes: list[Route] = []
+    source, task = "", None
+    for name, make in zip(names, capture(target, boxes), strict=False):
+        try:
+            other = enclose(make, wanted, (), lambda stage: None)
+            if task is not None and other.program == task.program:
+                continue
+            task = task or other
+            routes.append(_compiled(name, other))
+            source = task.program.source
+        except AttnforgeError as error:
+            if name == names[0]:
+                raise
+            routes.append(Route(name, 0, 0, 0, 0, None, str(error).splitlines()[0]))
+    assert task is not None
+    routes.append(_grid(task, eps))
+    ordered = sorted(routes, key=lambda r: (r.bound is None or r.bound > eps, r.parameters))
+    return Sizes(source, eps, wanted.name, tuple(ordered))
+
+
+def _attempt(task: Task) -> Attempt:
+    heads = [i for i in range(len(task.program.ops)) if is_head(task.program, i)]
+    return task.attempt({i: SPEND / max(1, len(heads)) for i in heads}, Style(), lambda stage: None)
+
+
+def _compiled(name: str, task: Task) -> Route:
+    """The first network that the compiler would try."""
+    found = _attempt(task)
+    size = found.net.size
+    note = "certified" if found.bound.bound <= task.tolerance.eps else "the compiler would tighten this"
+    bound = found.bound.bound if math.isfinite(found.bound.bound) else None
+    return Route(name, size.layers, size.heads, size.anchors, size.parameters, bound, note)
+
+
+def _grid(task: Task, eps: float) -> Route:
+    """Theorem E3: one head with a key for each point of a grid on the box; its size is exponential in the dimension."""
+    box = task.program.box
+    width = (box.upper - box.lower).numpy().reshape(-1)
+    live = width[width > 0]
+    slope = sensitivities(task.program, task.found)[0]
+    spacing = eps / max(slope * math.sqrt(max(len(live), 1) * 0.3), 1e-300)
+    points = float(np.prod(np.ceil(live / spacing) + 1)) if len(live) else 1.0
+    outputs = math.prod(task.program.output_shape)
+    note = f"E3: exponential in the {len(live)} dimensions of the box"
+    return Route("grid", 1, 1, points, points * (len(live) + 1 + outputs), eps, note)
+
+
+def _reachable(target: Any, boxes: tuple[Box, ...], anchors: int, dtype: torch.dtype) -> tuple[float, float]:
+    """What to ask of the compiler, to a factor of 1.5, so that it uses so many anchors; and the bound that gives."""
+    make = capture(target, boxes)[0]
+    base = enclose(make, tolerance_of(1.0, 0.0, dtype), (), lambda stage: None)
+    scale = float(base.found[base.program.output].size.max()) or 1.0
+
+    def fits(eps: float) -> tuple[bool, float]:
+        found = _attempt(Task(base.program, base.found, base.grid, tolerance_of(eps, 0.0, dtype)))
+        return found.anchors <= anchors, found.bound.bound
+
+    low, high, best = math.log(1e-15 * scale), math.log(scale), (math.inf, math.inf)
+    while high - low > math.log(1.5):
+        middle = 0.5 * (low + high)
+        good, bound = fits(math.exp(middle))
+        if good:
+            high, best = middle, min(best, (bound, math.exp(middle)))
+        else:
+            low = middle
+    if not math.isfinite(best[0]):
+        raise ArgumentError(f"{anchors} anchors are too few for '{base.program.source}' at any accuracy below its size")
+    return best[1], best[0]
+
+
+def _count(x: float) -> str:
+    return f"{x:,.0f}" if x < 1e9 else f"{x:.1e}"

@@ -1,0 +1,194 @@
+"""Converted norms: the heads of section G1, evaluated with the row's own products kept small.
+
+All heads of a norm read the same value c, the centred row, with weights that depend on v = c.c/d alone. So their mix is
+c times one number S(v) = sum_j a_j sigmoid(b_j - s_j v), and evaluating it costs d + H operations a row instead of d H.
+`NativeNorm` computes that; while a graph is traced it spells out the attention it equals. Sums are taken in two stages,
+so that a term goes through about 2 sqrt(d) roundings whatever order the processor adds in, and the certificate of the
+weights counts those.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..certificates.rounding import UNIT, gamma, up
+from ..heads.fast.read import exporting
+from ..heads.norm.bound import Roundings
+from ..heads.norm.head import NormHead
+from .site import SiteModule, full_precision, tracing, working
+
+CHUNK = 1 << 17  # row entries evaluated at once, without gradients: intermediate rows stay in the cache
+
+
+class NativeNorm(NormHead):
+    """A norm head whose mix over heads is evaluated first.
+
+    >>> norm = NativeNorm.fit(384, (0.4, 130.0))
+    >>> x = torch.randn(2, 384, generator=torch.Generator().manual_seed(0))
+    >>> exact = torch.nn.functional.layer_norm(x.double(), (384,))
+    >>> bool(((norm(x) - exact).abs().amax(-1) <= norm.bound * exact.abs().amax(-1)).all())
+    True
+    """
+
+    family = ""  # a way of evaluating norm heads, not another family
+
+    def core(self, *inputs: Tensor) -> Tensor:
+        (x,) = inputs
+        return self.evaluate(x, None, None)[0]
+
+    def evaluate(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The normed rows, and of every row its variance and (layer norm) its mean."""
+        mean = None
+        c = x
+        if self.kind == "layer":
+            mean = self._sum(x) / self.channels
+            c = x - mean
+            c = c - self._sum(c) / self.channels
+        square = self._sum(c * c)
+        size = torch.sigmoid(torch.addcmul(self.shift, square, self.scale, value=-1.0)) @ self.mix.unsqueeze(-1)
+        out = c * size
+        if weight is not None:
+            out = out * weight if bias is None else torch.addcmul(bias, out, weight)
+        elif bias is not None:
+            out = out + bias
+        return out, square, mean
+
+    def explicit(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """The same as the attention it is: for every head a self slot, logit shift - scale c.c and value c, and a sink
+        of logit 0 and value 0; then the mix."""
+        c = x
+        if self.kind == "layer":
+            c = x - self._sum(x) / self.channels
+            c = c - self._sum(c) / self.channels
+        blocks = c.unflatten(-1, _stages(self.channels))  # c.c in two stages, query against key
+        square = (blocks.unsqueeze(-2) @ blocks.unsqueeze(-1)).flatten(-3).sum(-1, keepdim=True)
+        logit = self.shift - self.scale * square
+        weights = torch.softmax(torch.stack([logit, torch.zeros_like(logit)], dim=-1), dim=-1)
+        out = (self.mix.unsqueeze(0) @ (weights[..., :1] @ c.unsqueeze(-2))).squeeze(-2)
+        out = out if weight is None else out * weight
+        return out if bias is None else out + bias
+
+    def _sum(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, _stages(self.channels)).sum(-1).sum(-1, keepdim=True)
+
+    def roundings(self) -> Roundings:
+        """Two stages of sums, in any order each; heads mixed in any order, and one product with the value."""
+        outer, inner = _stages(self.channels)
+        return Roundings(outer + inner - 1, outer + inner - 1, self.heads + 2)
+
+
+def _stages(channels: int) -> tuple[int, int]:
+    """channels = outer * inner, as square as divisors allow, inner the larger.
+
+    >>> _stages(384), _stages(7)
+    ((16, 24), (1, 7))
+    """
+    outer = max(k for k in range(1, math.isqrt(channels) + 1) if channels % k == 0)
+    return outer, channels // outer
+
+
+class NormSite(SiteModule):
+    """Layer norm or rms norm of a converted model, under the names of the module it stands for.
+
+    `weight` and `bias` are the model's own parameters. `unit` adds 1 to the weight, as Gemma's norms do.
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        head: NativeNorm,
+        shape: tuple[int, ...],
+        weight: nn.Parameter | None,
+        bias: nn.Parameter | None,
+        path: str,
+        strict: bool = False,
+        unit: bool = False,
+    ):
+        super().__init__(path, *head.variance, strict, "variance" if head.kind == "layer" else "mean square")
+        self.normalized_shape, self.eps, self.unit = tuple(shape), head.eps_norm, unit
+        self.variance_epsilon = self.eps  # what some models call it
+        self.head = head.requires_grad_(False)  # a fit over decades: the step of an optimiser would wreck it
+        self.register_parameter("weight", weight)
+        self.register_parameter("bias", bias)
+
+    def tables(self) -> list[Tensor]:
+        return list(self.head.parameters())
+
+    def forward(self, input: Tensor, *unused: Any) -> Tensor:
+        table = self.head.scale.dtype
+        x = input.to(table) if input.dtype != table else input
+        weight, bias = (None if p is None else p.to(table) for p in (self.weight, self.bias))
+        if self.unit and weight is not None:
+            weight = weight + 1.0
+        if len(self.normalized_shape) > 1:
+            x = x.flatten(-len(self.normalized_shape))
+            weight, bias = (None if p is None else p.flatten() for p in (weight, bias))
+        with full_precision(x):
+            if exporting():
+                out = self.head.explicit(x, weight, bias)
+            elif tracing():
+                out = self.head.evaluate(x, weight, bias)[0]
+            else:
+                out = self._native(x, weight, bias)
+        out = out.unflatten(-1, self.normalized_shape) if len(self.normalized_shape) > 1 else out
+        return out.to(input.dtype) if out.dtype != input.dtype else out
+
+    def _native(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        step = max(1, CHUNK // self.head.channels)
+        if torch.is_grad_enabled() or x.numel() <= step * x.shape[-1]:
+            return self._checked(x, weight, bias)
+        rows = x.reshape(-1, x.shape[-1])
+        out = torch.empty_like(rows)
+        for part, piece in zip(rows.split(step), out.split(step), strict=True):
+            piece.copy_(self._checked(part, weight, bias))
+        return out.reshape(x.shape)
+
+    def _checked(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        out, square, mean = self.head.evaluate(x, weight, bias)
+        with torch.no_grad():
+            variance = square.detach() / self.head.channels
+            place = torch.zeros_like(variance) if mean is None else mean.detach().abs()
+            # A row that is constant up to rounding has nothing to norm: whatever its factor, the bias comes out.
+            constant = variance <= torch.finfo(x.dtype).eps ** 2 * (place * place + variance)
+            self.watch(torch.where(constant, self.low, variance))
+            if mean is not None:
+                ratio = torch.where(constant, 0.0, place / variance.sqrt())
+                self.watch(ratio, 0.0, self.head.offset, "mean of a row, in standard deviations,")
+        return out
+
+    def site_bound(self, dtype: torch.dtype) -> tuple[float, float]:
+        """The certified sup error and the scale of the outputs, in the dtype the site hands on.
+
+        A normalised row has entries of at most sqrt(d); the head's bound is relative to |weight| of that plus |bias|.
+        """
+        head, u = self.head, UNIT[working(dtype)]
+        assert head.bound is not None
+        relative = up(head.bound + gamma(3, u) * (1 + head.bound), 8)  # weight and bias: two roundings; 1 + weight: one
+        if dtype != working(dtype):
+            relative = up(relative + UNIT[dtype] * (1 + relative), 8)
+        weight = torch.ones(1) if self.weight is None else self.weight.detach().double() + float(self.unit)
+        bias = torch.zeros(1) if self.bias is None else self.bias.detach().double()
+        scale = float((weight.abs() * math.sqrt(head.channels) + bias.abs()).max()) or 1.0
+        return float(up(relative * scale, 8)), scale
+
+    def config(self) -> dict[str, Any]:
+        """What rebuilds this module besides its tensors."""
+        return {
+            "head": self.head.config(),
+            "heads": self.head.heads,
+            "shape": list(self.normalized_shape),
+            "unit": self.unit,
+            "weight": self.weight is not None,
+            "bias": self.bias is not None,
+            "dtype": str(self.head.dtype).removeprefix("torch."),
+        }
+
+    def extra_repr(self) -> str:
+        held = f"{self.what} in [{self.low:.4g}, {self.high:.4g}]"
+        return f"{self.normalized_shape}, eps={self.eps}, {self.head.heads} heads, certified for {held}"

@@ -1,0 +1,272 @@
+"""What all converted sites share: a range, a count of the values outside of it, one warning, precision that stays.
+
+Converted activations and products: a head, its range, and the dtype of the model around it.
+
+Gated units, down(act(gate(x)) * up(x)): SwiGLU, GEGLU and their kin, with the product as attention.
+
+The product stands in the unit's own `forward`, where no submodule can be exchanged. So the whole unit is replaced by
+one that computes the same with the same children under the same names, and with a product that is a module.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..certificates.certified import CertifiedModule
+from ..certificates.rounding import UNIT, up
+from ..errors import DomainError, DomainWarning
+from ..heads import ProductHead
+
+HALF = (torch.bfloat16, torch.float16)
+EVERY = 32  # calls on an accelerator between two looks at the range
+
+
+def working(dtype: torch.dtype) -> torch.dtype:
+    """The dtype heads are evaluated in: half precision is widened, as norms and softmax are in most models."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def tracing() -> bool:
+    """Whether a graph is being recorded: then checks and counters are left out of it."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing()
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """Autocast would round the logits of a head to half precision; inside a site it is off."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()
+
+
+def _outside(values: Tensor, least: float, most: float) -> Tensor:
+    return ((values < least) | (values > most) | values.isnan()).sum()
+
+
+def outside(model: nn.Module) -> dict[str, int]:
+    """How many values left the range of each site of a converted model so far, for sites where any did."""
+    counts = {module.path: int(module.outside) for module in model.modules() if isinstance(module, SiteModule)}
+    return {path: count for path, count in counts.items() if count}
+
+
+class SiteModule(nn.Module):
+    """Base of the modules that stand where a nonlinearity stood.
+
+    `outside` counts the values that left [low, high] since the conversion or the last `outside.zero_()`.
+    """
+
+    outside: Tensor
+
+    def __init__(self, path: str, low: float, high: float, strict: bool, what: str, everywhere: bool = False):
+        super().__init__()
+        self.path, self.low, self.high, self.strict, self.what = path, low, high, strict, what
+        self.warned = everywhere  # heads that are right on the whole line have nothing to warn about, only to count
+        self.calls = 0
+        self.register_buffer("outside", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    @torch.no_grad()
+    def watch(self, values: Tensor, least: float | None = None, most: float | None = None, what: str = "") -> None:
+        """Count what lies outside the range; warn once, or raise if `strict`. NaN goes on its way and is counted."""
+        least, most = self.low if least is None else least, self.high if most is None else most
+        if (math.isinf(least) and math.isinf(most)) or not values.numel():
+            return
+        if values.device.type != "cpu" and not self.strict and not self._due():
+            self.outside += _outside(values, least, most)  # nobody waits for the accelerator
+            return
+        low, high = (float(v) for v in torch.aminmax(values.detach()))
+        if low >= least and high <= most:
+            return
+        count = int(_outside(values, least, most))
+        self.outside += count
+        told = (
+            f"'{self.path}': {what or self.what} reaches {low if not low >= least else high:.6g}, "
+            f"outside [{least:.6g}, {most:.6g}], "
+            f"where its certificate holds ({count} of {values.numel()} values)"
+        )
+        if self.strict:
+            raise DomainError(f"{told}; calibrate on such data, or with a larger margin")
+        if not self.warned:
+            self.warned = True
+            warnings.warn(f"{told}; warned once per site, the module counts in .outside", DomainWarning, stacklevel=3)
+
+    def _due(self) -> bool:
+        """Looking at numbers on an accelerator means waiting for them: done now and then, until there was a warning."""
+        self.calls += 1
+        return not self.warned and self.calls % EVERY == 1
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """Moves tables to other devices, but never to half precision: their accuracy is the accuracy of the site."""
+        probe = fn(torch.zeros((), dtype=torch.float32))
+        if probe.dtype not in HALF:
+            return super()._apply(fn, recurse)
+        kept = {id(t) for t in self.tables()}
+
+        def careful(t: Tensor) -> Tensor:
+            return t.to(probe.device) if id(t) in kept else fn(t)
+
+        return super()._apply(careful, recurse)
+
+    def tables(self) -> list[Tensor]:
+        """The tensors that stay in the working precision."""
+        return list(self.parameters())
+
+
+class ActivationSite(SiteModule):
+    """An activation function as attention: one head (a few slots, shared by all channels) in the activation's place."""
+
+    def __init__(
+        self, head: CertifiedModule, function: str, low: float, high: float, path: str, strict: bool = False
+    ):
+        super().__init__(path, low, high, strict, "the input", everywhere=right_everywhere(head))
+        self.function, self.head = function, head
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not tracing():
+            self.watch(input)
+        y = input.to(self.head.dtype) if input.dtype != self.head.dtype else input
+        with full_precision(y):
+            out = self.head.core(y)
+        return out.to(input.dtype) if out.dtype != input.dtype else out
+
+    def extra_repr(self) -> str:
+        return f"{self.function}, certified on [{self.low:.4g}, {self.high:.4g}]"
+
+
+class ProductSite(SiteModule):
+    """x times y by product heads (lemma C1), elementwise."""
+
+    def __init__(self, head: ProductHead, path: str, strict: bool = False):
+        super().__init__(path, *head.box["y"], strict, "the second factor")
+        self.head = head
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if not tracing():
+            self.watch(x, *self.head.box["x"], "the first factor")
+            self.watch(y)
+        given, table = x.dtype, self.head.dtype
+        if given != table:
+            x, y = x.to(table), y.to(table)
+        with full_precision(x):
+            out = self.head.core(x, y)
+        return out.to(given) if given != table else out
+
+
+def right_everywhere(head: CertifiedModule) -> bool:
+    """Whether a head goes on as its function does beyond its interval: a gate, and a bump that has decayed."""
+    return head.family == "fast"
+
+
+def handed_on(bound: float, size: float, dtype: torch.dtype) -> float:
+    """A bound in the working precision, plus the rounding to the model's dtype of outputs up to `size`."""
+    if dtype == working(dtype):
+        return bound
+    return float(up(bound + UNIT[dtype] * (size + bound), 8))
+
+
+def describe(head: CertifiedModule) -> dict[str, Any]:
+    """What `attnforge.certificates.storage` would need to rebuild a head: its family and its configuration."""
+    return {"family": head.family, "config": head.config()}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The children of a gated unit by role; without `up` the projection `gate` yields both halves.
+
+    `first` says whether the activated half comes first.
+    """
+
+    gate: str
+    up: str | None
+    down: str
+    act: str
+    dropout: str | None = None
+    first: bool = True
+
+    def fits(self, module: nn.Module) -> bool:
+        children = dict(module.named_children())
+        wanted = {name for name in (self.gate, self.up, self.down, self.dropout) if name is not None}
+        # An activation may be a plain function, which is no child.
+        return wanted <= children.keys() and callable(getattr(module, self.act, None))
+
+
+LAYOUTS = (
+    Layout("gate_proj", "up_proj", "down_proj", "act_fn"),  # Llama, Mistral, Qwen, Gemma
+    Layout("gate_up_proj", None, "down_proj", "activation_fn"),  # Phi-3
+    Layout("wi_0", "wi_1", "wo", "act", "dropout"),  # T5 1.1
+    Layout("w1", "w3", "w2", "act_fn"),  # experts of Mixtral
+    Layout("Wi", None, "Wo", "act", "drop"),  # ModernBERT
+)
+
+
+class GatedUnit(nn.Module):
+    """A gated unit whose product is the module `product`; all other children are those of the original."""
+
+    def __init__(self, layout: Layout, children: Mapping[str, nn.Module], act: Any, product: nn.Module):
+        super().__init__()
+        self.layout = layout
+        for name, child in children.items():
+            self.add_module(name, child)
+        setattr(self, layout.act, act)
+        self.product = product
+
+    def forward(self, x: Tensor) -> Tensor:
+        layout = self.layout
+        inner = self.get_submodule(layout.gate)(x)
+        if layout.up is not None:
+            gate, up = inner, self.get_submodule(layout.up)(x)
+        else:
+            halves = inner.chunk(2, dim=-1)
+            gate, up = halves if layout.first else halves[::-1]
+        hidden = self.product(getattr(self, layout.act)(gate), up)
+        if layout.dropout is not None:
+            hidden = self.get_submodule(layout.dropout)(hidden)
+        return cast(Tensor, self.get_submodule(layout.down)(hidden))
+
+    @staticmethod
+    def config_of(layout: Layout) -> dict[str, Any]:
+        """The layout as JSON holds it."""
+        return asdict(layout)
+
+
+class Multiply(nn.Module):
+    """The plain product, for looking at what a unit multiplies before heads take over."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+
+def rebuilt(module: nn.Module, layout: Layout, product: nn.Module) -> GatedUnit:
+    """The unit with `product` in it, over the children of `module`."""
+    children = dict(module.named_children())
+    unit = GatedUnit(layout, children, getattr(module, layout.act), product)
+    return unit.train(module.training)
+
+
+@torch.no_grad()
+def gated_layout(module: nn.Module) -> Layout | None:
+    """How a module is a gated unit, or None: by its children's names, then by its values on random rows."""
+    for layout in LAYOUTS:
+        if not layout.fits(module):
+            continue
+        weight = module.get_submodule(layout.gate).get_parameter("weight")
+        x = torch.randn(5, weight.shape[-1], generator=torch.Generator().manual_seed(0))
+        x = x.to(weight.device, weight.dtype)
+        training = module.training
+        module.eval()
+        try:
+            for flipped in (layout, Layout(**{**asdict(layout), "first": False})):
+                wanted, found = module(x), rebuilt(module, flipped, Multiply())(x)
+                if torch.allclose(wanted, found, rtol=1e-5, atol=1e-6 * float(wanted.abs().max())):
+                    return flipped
+        except (RuntimeError, TypeError, ValueError, IndexError):  # takes other arguments: not such a unit
+            continue
+        finally:
+            module.train(training)
+    return None

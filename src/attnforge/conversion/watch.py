@@ -1,0 +1,282 @@
+"""Calibration data: batches as the model takes them, checked, and a part of them held out.
+
+Looking at a model while calibration data runs through it: the range at every site, and calls of functions.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ..census.findings import reason
+from ..errors import ArgumentError
+
+HELD = 5  # one batch in so many is held out
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The arguments of one call."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, value in [*((f"argument {i}", v) for i, v in enumerate(self.args)), *self.kwargs.items()]:
+            if isinstance(value, Tensor):
+                yield name, value
+
+    @property
+    def rows(self) -> int:
+        """The size of the first dimension, 0 where tensors disagree or there are none."""
+        sizes = {t.shape[0] if t.dim() else 0 for _, t in self.tensors()}
+        return sizes.pop() if len(sizes) == 1 else 0
+
+    def part(self, rows: slice) -> Batch:
+        """The same call for some of the rows."""
+
+        def cut(value: Any) -> Any:
+            return value[rows] if isinstance(value, Tensor) else value
+
+        return Batch(tuple(map(cut, self.args)), {name: cut(value) for name, value in self.kwargs.items()})
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
+        """The same call on the model's device, floating tensors in the model's dtype."""
+
+        def move(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.to(device, dtype if value.is_floating_point() else None)
+
+        return Batch(tuple(map(move, self.args)), {name: move(value) for name, value in self.kwargs.items()})
+
+    def run(self, model: nn.Module) -> Any:
+        return model(*self.args, **self.kwargs)
+
+    @property
+    def example(self) -> tuple[Any, ...] | dict[str, Any]:
+        """The call as `attnforge.purity` takes it."""
+        return self.args if self.args else dict(self.kwargs)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Batches that set the ranges, batches that were held out, and what is to be said about the split."""
+
+    seen: tuple[Batch, ...]
+    held: tuple[Batch, ...]
+    note: str = ""
+
+
+def read(calibration: object) -> Data | None:
+    """The batches of `calibration`, split; None for None.
+
+    >>> data = read(torch.zeros(4, 2))
+    >>> data.seen[0].args[0].shape, data.held[0].args[0].shape
+    (torch.Size([3, 2]), torch.Size([1, 2]))
+    """
+    if calibration is None:
+        return None
+    single = isinstance(calibration, (Tensor, Mapping))
+    if not single and (isinstance(calibration, (str, bytes)) or not isinstance(calibration, Iterable)):
+        raise ArgumentError(
+            f"calibration must be an iterable of batches (dict, tuple or tensor), or one batch, "
+            f"got {type(calibration).__name__}"
+        )
+    given = [calibration] if single else list(calibration)  # type: ignore[call-overload]
+    batches = tuple(_batch(number, each) for number, each in enumerate(given))
+    if not batches:
+        raise ArgumentError("calibration holds no batch; give at least one, or None for ranges without data")
+    if len(batches) > 1:
+        held = max(1, len(batches) // HELD)
+        return Data(batches[:-held], batches[-held:])
+    (only,) = batches
+    if only.rows < 2:
+        why = "one batch that cannot be split: the change was measured on the calibration data itself, nothing held out"
+        return Data(batches, batches, why)
+    cut = only.rows - max(1, only.rows // HELD)
+    return Data((only.part(slice(0, cut)),), (only.part(slice(cut, None)),))
+
+
+def _batch(number: int, given: object) -> Batch:
+    if isinstance(given, Tensor):
+        batch = Batch((given,), {})
+    elif isinstance(given, Mapping):
+        batch = Batch((), {str(name): value for name, value in given.items()})
+    elif isinstance(given, (tuple, list)):
+        batch = Batch(tuple(given), {})
+    else:
+        raise ArgumentError(
+            f"calibration batch {number} must be a dict of keyword arguments, a tuple or a tensor, "
+            f"got {type(given).__name__}"
+        )
+    for name, tensor in batch.tensors():
+        if not tensor.numel():
+            raise ArgumentError(f"calibration batch {number}: '{name}' is empty, its shape is {tuple(tensor.shape)}")
+        if tensor.is_floating_point() and bool(tensor.isnan().any()):
+            raise ArgumentError(f"calibration batch {number}: '{name}' holds NaN")
+    return batch
+
+
+ACTIVATION = reason("relu")
+
+
+@dataclass
+class Seen:
+    """What calibration met at one site: of an activation its input, of a norm the variance of rows and |mean|/std."""
+
+    low: float = math.inf
+    high: float = -math.inf
+    other: tuple[float, float] = (math.inf, -math.inf)
+    offset: float = 0.0
+    calls: int = 0
+    device: torch.device | None = None
+    """Where the site computes: models may be spread over several devices."""
+
+    def take(self, path: str, values: Tensor) -> None:
+        low, high = _ends(path, values)
+        self.device = values.device
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.calls += 1
+
+    def take_other(self, path: str, values: Tensor) -> None:
+        low, high = _ends(path, values)
+        self.other = min(self.other[0], low), max(self.other[1], high)
+
+
+def _ends(path: str, values: Tensor) -> tuple[float, float]:
+    low, high = (float(v) for v in torch.aminmax(values.detach().float() if values.dtype != torch.float64 else values))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ArgumentError(f"calibration brings NaN or infinity to '{path}': look at the data, or the model's masks")
+    return low, high
+
+
+def activation_hook(path: str, seen: Seen) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        values = args[0] if args else next(iter(kwargs.values()))
+        if values.numel():
+            seen.take(path, values)
+
+    return hook
+
+
+def product_hook(path: str, seen: Seen) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.take(path, args[1])
+        seen.take_other(path, args[0])
+
+    return hook
+
+
+def norm_hook(path: str, seen: Seen, layer: bool, dims: int) -> Callable[..., None]:
+    """Rows that are constant have no variance and leave any norm as its bias: they say nothing about the range."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = args[0] if args else next(iter(kwargs.values()))
+        rows = (given.detach().float() if given.dtype != torch.float64 else given.detach()).flatten(-dims)
+        _ends(path, rows)
+        mean = rows.mean(-1, keepdim=True) if layer else torch.zeros_like(rows[..., :1])
+        variance = (rows - mean).square().mean(-1)
+        live = variance > torch.finfo(rows.dtype).eps ** 2 * rows.square().mean(-1)
+        if bool(live.any()):
+            seen.take(path, variance[live])
+            seen.offset = max(seen.offset, float((mean.squeeze(-1).abs()[live] / variance[live].sqrt()).max()))
+
+    return hook
+
+
+@dataclass(frozen=True)
+class Call:
+    """A nonlinear function that a module calls in its own `forward`."""
+
+    path: str
+    operation: str
+    source: str
+
+
+class Calls(TorchFunctionMode):
+    """Records calls of activation functions, with the path of the module whose `forward` is running."""
+
+    def __init__(self, model: nn.Module, known: Sequence[str]):
+        super().__init__()
+        self.known, self.stack, self.found = frozenset(known), [""], set[Call]()
+        self._handles = []
+        for path, module in model.named_modules():
+            self._handles.append(module.register_forward_pre_hook(self._enter(path)))
+            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+
+    def _enter(self, path: str) -> Callable[..., None]:
+        return lambda module, args: self.stack.append(path)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.stack.pop()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "").rstrip("_")
+        if reason(name) == ACTIVATION and not self.known.intersection(self.stack):
+            frame = sys._getframe(1)
+            while frame.f_back is not None and "torch" in frame.f_globals.get("__name__", "").split("."):
+                frame = frame.f_back
+            source = f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+            self.found.add(Call(self.stack[-1], name, source))
+        return func(*args, **(kwargs or {}))
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; every module gets its own mode back."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        for model in models:
+            model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def look(model: nn.Module, hooks: Sequence[tuple[nn.Module, Callable[..., None]]], known: Sequence[str],
+         batches: Sequence[Batch]) -> list[Call]:  # fmt: skip
+    """Run the batches with the hooks in place; the calls of activation functions outside the `known` paths."""
+    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks]
+    calls = Calls(model, known)
+    try:
+        with evaluating(model):
+            for number, batch in enumerate(batches):
+                if number == 0:
+                    with calls:
+                        _run(model, batch, number)
+                    calls.close()
+                else:
+                    _run(model, batch, number)
+    finally:
+        calls.close()
+        for handle in handles:
+            handle.remove()
+    return sorted(calls.found, key=lambda call: (call.path, call.operation, call.source))
+
+
+def _run(model: nn.Module, batch: Batch, number: int) -> None:
+    try:
+        batch.run(model)
+    except (TypeError, RuntimeError, IndexError, AttributeError, KeyError) as error:
+        text = str(error).strip().splitlines()
+        raise ArgumentError(
+            f"the model does not take calibration batch {number}: {type(error).__name__}: {text[0] if text else ''}; "
+            "a batch is a dict of keyword arguments, a tuple of positional ones, or a tensor"
+        ) from error

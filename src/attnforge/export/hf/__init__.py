@@ -1,0 +1,1 @@
+"""Networks as Hugging Face folders."""

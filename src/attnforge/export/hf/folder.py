@@ -1,0 +1,281 @@
+"""The README.md of an exported folder: what the network computes, where, how well, how large, how to load it.
+
+Networks as Hugging Face folders: config.json, model.safetensors and a model card.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ...certificates.certificate import Certificate, upper_text
+from ...certificates.certified import CertifiedModule
+from ...certificates.storage import MAX_HEADER
+from ...compiler.compiled import CompiledNetwork
+from ...errors import CertificateError, MissingExtra
+from ...extras import require
+from ...programs.interpret import values
+from ...report.style import Builder, Theme, new_figure, save
+from ...theorems.result import Construction
+from ..artefact import Artefact, free_folder
+from ..plain.build import to_plain
+from ..plain.transformer import PlainTransformer
+from ..steps import quiet, steps
+from ..verify import domain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..verify import Verification
+
+FIGURE = "error.png"
+POINTS = 801  # along the diagonal
+SHOWN = 12  # variables, sites and heads listed before the rest is counted
+
+
+def card(
+    net: CertifiedModule,
+    figures: Mapping[str, object],
+    verification: Verification | None,
+    loading: str,
+    picture: str | None = None,
+) -> str:
+    """A model card as Markdown with the header that the Hub reads; `figures` are rows of the table of sizes."""
+    found = net.certificate
+    lines = [
+        "---", "library_name: transformers", "tags:", "- attnforge", "- attention-only", "- certified", "---", "",
+        f"# {_title(found.target)}", "",
+        "An attention-only transformer: softmax attention and affine maps, no activation, no norm. Its weights were "
+        "compiled, not trained.", "",
+        "## Target", "", "```text", found.target, "```", "", *_box(found), "",
+        "## Accuracy", "", *_accuracy(found, verification), "",
+    ]  # fmt: skip
+    if picture is not None:
+        lines += [f"![Output and error along a diagonal of the box]({picture})", ""]
+    lines += ["## Figures", "", "| figure | value |", "|---|---|"]
+    lines += [f"| {_cell(name)} | {value} |" for name, value in figures.items()]
+    lines.append("")
+    lines += ["## Use", "", "```python", loading.strip(), "```", ""]
+    if found.terms:
+        lines += ["## Where the bound comes from", "", "| site | source | at most |", "|---|---|---|"]
+        terms = sorted(found.terms, key=lambda term: -term.value)
+        lines += [f"| {_cell(t.site)} | {t.source} | {upper_text(t.value)} |" for t in terms[:SHOWN]]
+        if len(terms) > SHOWN:
+            rest = upper_text(sum(t.value for t in terms[SHOWN:]) * (1 + 1e-9))
+            lines.append(f"| {len(terms) - SHOWN} more | | {rest} |")
+        lines.append("")
+    if found.assumptions:
+        lines += ["The bound assumes:", "", *(f"- {line}" for line in found.assumptions), ""]
+    return "\n".join(lines)
+
+
+def draw(net: CertifiedModule, path: Path) -> str | None:
+    """The figure of a card beside it, if matplotlib is there and the target can be evaluated: its file name."""
+    builder = _picture(net)
+    if builder is None:
+        return None
+    try:
+        require("matplotlib", "report")
+    except MissingExtra:  # a card without a picture is still a card
+        return None
+    save(builder, path)
+    return path.name
+
+
+def _title(target: str) -> str:
+    return target if len(target) <= 60 else f"{target[:57]}..."
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _box(found: Certificate) -> list[str]:
+    box = found.box
+    if box.names is None:
+        return [f"on `{box!r}`: tensors of shape {box.shape}, batch dimensions first."]
+    sides = list(zip(box.names, box.intervals(), strict=True))
+    rows = ["| variable | from | to |", "|---|---|---|"]
+    rows += [f"| {name} | {lo:.9g} | {hi:.9g} |" for name, (lo, hi) in sides[:SHOWN]]
+    return rows + ([f"| {len(sides) - SHOWN} more | | |"] if len(sides) > SHOWN else [])
+
+
+def _accuracy(found: Certificate, verification: Verification | None) -> list[str]:
+    unit = " of the target's size" if found.relative else ""
+    if found.bound is None:
+        lines = [f"Calibrated, not certified: the largest error measured is {found.measured:.3e}{unit}."]
+    else:
+        lines = [
+            f"Certified: |network - target| is at most **{upper_text(found.bound)}**{unit} everywhere on the box, "
+            f"rounding of {found.dtype} included. Outside the box the certificate says nothing."
+        ]
+    if verification is not None:
+        lines += [
+            "",
+            f"Measured: these files, loaded by a fresh process, differ from the network they were exported from by at "
+            f"most {verification.largest:.2e} at {verification.points:,} random, corner and adversarial points.",
+        ]
+    return lines
+
+
+@torch.no_grad()
+def _picture(net: CertifiedModule) -> Builder | None:
+    """Output and target, and the error below its bound, from the lowest to the highest corner of the box."""
+    if isinstance(net, PlainTransformer) and net._source:
+        net = net._source[0]
+    where = domain(net)
+    t = torch.linspace(0, 1, POINTS, dtype=torch.float64).unsqueeze(-1)
+    points = (where.lower + t * (where.upper - where.lower)).to(net.dtype)
+    inputs = where.split(points)
+    if isinstance(net, CompiledNetwork):
+        target = values(net.program, points.double().reshape(-1, *net.program.box.shape))
+    elif isinstance(net, Construction):
+        target = net.target(inputs[0])
+    else:
+        return None
+    output = net.core(*inputs).double()
+    truth, found = (x.reshape(POINTS, -1).numpy() for x in (target, output))
+    error = np.abs(found - truth).max(-1)
+    bound = None if net.certificate.relative else net.certificate.bound
+    at = t.squeeze(-1).numpy()
+
+    def build(theme: Theme) -> Figure:
+        figure = new_figure(8.0, 3.2)
+        left, right = figure.subplots(1, 2)
+        left.plot(at, truth[:, 0], color=theme.target, linewidth=3, alpha=0.5, label="target")
+        left.plot(at, found[:, 0], color=theme.output, linewidth=1.2, label="network")
+        left.set_title("output" if truth.shape[1] == 1 else f"output 1 of {truth.shape[1]}")
+        right.semilogy(at, np.maximum(error, 1e-18), color=theme.output, linewidth=1, label="|network - target|")
+        if bound is not None:
+            right.axhline(bound, color=theme.bound, linewidth=1.5, linestyle="--", label="certified bound")
+        right.set_title("error")
+        for axes in (left, right):
+            axes.set_xlabel("from the lowest to the highest corner of the box")
+            axes.legend(loc="best")
+        return figure
+
+    return build
+
+
+if TYPE_CHECKING:
+    from ..verify import Verification
+    from .model import AttnforgeModel
+
+MAX_WEIGHTS = 4 << 30  # bytes that we are willing to read
+
+
+def to_hf(
+    net: CertifiedModule, folder: str | Path, *, tokens: int | None = None, verify: bool = True, force: bool = False
+) -> Artefact:
+    """Write a network, in plain form, as a folder that `from_pretrained` loads.
+
+    The folder holds config.json, model.safetensors (no pickle, no code) and a model card, README.md, with target, box,
+    bound and sizes. It is then loaded by a fresh process and compared with the network, unless `verify=False`. A folder
+    that is there already, and not empty, is refused unless `force=True`. Publishing it is up to you.
+    """
+    target = free_folder(folder, force)
+    with steps() as step:
+        step("loading transformers")
+        require("transformers", "convert")
+        with quiet(), _no_bars():
+            from .model import AttnforgeConfig, AttnforgeModel
+
+            step("plain form")
+            plain = net if isinstance(net, PlainTransformer) else to_plain(net, tokens)
+            described = {"network": plain.config(), "certificate": plain.certificate.to_json()}
+            AttnforgeModel(AttnforgeConfig(**described, dtype=plain.dtype), plain).save_pretrained(target)
+        done = Artefact("hf", target).verified(net, verify)
+        step("the model card")
+        _write_card(net, plain, target, done.verification)
+    return done
+
+
+def load_hf(folder: str | Path) -> AttnforgeModel:
+    """The model of a folder that `to_hf` wrote, from local files only; `CertificateError` if it is none, or changed."""
+    require("transformers", "convert")
+    source = Path(folder)
+    _refuse_strange(source)
+    with quiet(), _no_bars():
+        from .model import AttnforgeModel
+
+        try:
+            model = AttnforgeModel.from_pretrained(
+                source, local_files_only=True, use_safetensors=True, trust_remote_code=False, dtype="auto"
+            ).eval()
+        except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CertificateError(f"'{source}' does not hold a network written by attnforge: {error}") from error
+    model.certificate  # noqa: B018  (raises if the weights are not those that were certified)
+    return model
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without progress bars for what takes milliseconds."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _refuse_strange(source: Path) -> None:
+    """Refuse before anything is loaded: wrong folder, wrong kind of model, files larger than any of ours."""
+    limits = {"config.json": MAX_HEADER, "model.safetensors": MAX_WEIGHTS}
+    for name, limit in limits.items():
+        file = source / name
+        if not file.is_file():
+            raise CertificateError(f"'{source}' holds no {name}: it was not written by attnforge.export.to_hf")
+        if file.stat().st_size > limit:
+            raise CertificateError(f"'{file}' has {file.stat().st_size:,} bytes; at most {limit:,} are read")
+    try:
+        config = json.loads((source / "config.json").read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CertificateError(f"'{source / 'config.json'}' is not JSON: {error}") from error
+    if not isinstance(config, dict) or config.get("model_type") != "attnforge":
+        kind = config.get("model_type") if isinstance(config, dict) else None
+        raise CertificateError(f"'{source}' holds a model of the type {kind!r}, not 'attnforge'")
+
+
+def _write_card(net: CertifiedModule, plain: PlainTransformer, target: Path, found: Verification | None) -> None:
+    size = plain.size
+    figures = {
+        "layers": size.layers,
+        "heads": size.heads,
+        "register tokens": size.registers,
+        "data tokens": plain.tokens,
+        "width of the residual stream": size.channels,
+        "attention": "causal" if plain.causal else "bidirectional",
+        "parameters": f"{size.parameters:,}",
+        "dtype": str(plain.dtype).removeprefix("torch."),
+        "largest |logit|": f"{size.largest_logit:.3g}",
+        "largest |activation|": f"{size.largest_activation:.3g}",
+    }
+    picture = draw(net, target / FIGURE)
+    text = card(plain, figures, found, _loading(plain, target.name), picture)
+    (target / "README.md").write_text(text, "utf-8")
+
+
+def _loading(plain: PlainTransformer, folder: str) -> str:
+    """How the card says that the folder is used."""
+    boxes = plain.spec.boxes
+    lines = ["import torch", "from attnforge.export.hf_model import AttnforgeModel", ""]
+    lines.append(f'model = AttnforgeModel.from_pretrained("{folder}")')
+    names = ["x"] if len(boxes) == 1 else [f"x{i}" for i in range(len(boxes))]
+    for name, box in zip(names, boxes, strict=True):
+        shape = box.shape if plain.spec.fixed else (plain.tokens, *box.shape)
+        middle = [float(f"{(lo + hi) / 2:.4g}") for lo, hi in box.intervals()]
+        if box.dim <= SHOWN and shape == (box.dim,):
+            lines.append(f"{name} = torch.tensor([{middle}], dtype=model.dtype)")
+        else:
+            lines.append(f"{name} = torch.zeros(1, {', '.join(map(str, shape))}, dtype=model.dtype)")
+    return "\n".join([*lines, f"y = model({', '.join(names)}).output", "print(y, model.certificate)"])

@@ -1,0 +1,91 @@
+"""The model class that `from_pretrained` loads: a plain transformer under the interface of Hugging Face transformers.
+
+Importing this module registers the class, after which `AutoModel.from_pretrained(folder)` finds it as well. There is no
+code in a folder and none is fetched: `config.json` describes the network, `model.safetensors` holds its weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers.utils.generic import ModelOutput
+
+from ...certificates.certificate import Certificate
+from ..plain.spec import PlainSpec
+from ..plain.transformer import PlainTransformer
+
+
+class AttnforgeConfig(PretrainedConfig):
+    """`config.json`: the description of a plain transformer and its certificate."""
+
+    model_type = "attnforge"
+
+    def __init__(self, network: dict[str, Any] | None = None, certificate: dict[str, Any] | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.network, self.certificate = network, certificate
+
+
+@dataclass
+class AttnforgeOutput(ModelOutput):  # type: ignore[misc]
+    """`output` is what the network returns; the rest is there if it was asked for."""
+
+    output: Tensor | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class AttnforgeModel(PreTrainedModel):  # type: ignore[misc]
+    """A compiled network as a Hugging Face model: `model(x).output`, with `output_attentions=True` if wanted."""
+
+    config_class = AttnforgeConfig
+    base_model_prefix = ""
+    main_input_name = "x"
+    _no_split_modules = ["PlainBlock"]  # noqa: RUF012
+
+    def __init__(self, config: AttnforgeConfig, plain: PlainTransformer | None = None):
+        super().__init__(config)
+        self.plain = _empty(config) if plain is None else plain
+        self.post_init()
+
+    def forward(
+        self,
+        *inputs: Tensor,
+        x: Tensor | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> AttnforgeOutput | tuple[Tensor, ...]:
+        """The network at points with batch dimensions first; several inputs in their order, or one as `x=...`."""
+        given = inputs if x is None else (*inputs, x)
+        seen = tuple(self.plain.attention(*given)) if output_attentions else None
+        found = AttnforgeOutput(output=self.plain(*given), attentions=seen)
+        return found.to_tuple() if return_dict is False else found
+
+    def run(self, *inputs: Tensor) -> Tensor:
+        """The output itself, without checks of the input."""
+        return self.plain.core(*inputs)
+
+    @property
+    def certificate(self) -> Certificate:
+        """The certificate of these weights; raises `CertificateError` if they have changed since it was made."""
+        if self.plain._certificate is None and self.config.certificate is not None:
+            self.plain._certificate = Certificate.from_json(self.config.certificate)
+        return self.plain.certificate
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Nothing: every weight comes from the file."""
+
+
+def _empty(config: AttnforgeConfig) -> PlainTransformer:
+    """A plain transformer of the described shape, its weights still to be filled in."""
+    network = config.network or {}
+    dtype = {"float32": torch.float32, "float64": torch.float64}[network["dtype"]]
+    built = PlainTransformer(PlainSpec.from_json(network), dtype)
+    built.strict = bool(network["strict"])
+    return built
+
+
+AutoConfig.register(AttnforgeConfig.model_type, AttnforgeConfig, exist_ok=True)
+AutoModel.register(AttnforgeConfig, AttnforgeModel, exist_ok=True)

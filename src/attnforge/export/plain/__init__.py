@@ -1,0 +1,1 @@
+"""Tier `plain`: a stock attention-only transformer."""

@@ -1,0 +1,298 @@
+"""Plain transformers from files: weights, description and certificate in one safetensors file, as `save` writes it.
+
+The network that a plain transformer was made from, out of the plain transformer's own file.
+
+A compiled network is its program, its sites and the tables of its anchors. The first two go into the description of the
+plain form as JSON; the tables are there already, as keys and values of registers. So a file of a plain transformer can
+be checked like any other: rebuild the network, export it again, compare bit by bit, and analyse.
+
+Tier `plain`: a stock attention-only transformer, x <- x + MultiheadAttention(x), repeated.
+
+The sequence is registers first, then tokens. A learned position embedding tells them apart: registers carry one-hot
+ids, tokens a flag, one-hot positions where heads need them, and constants. The embedding puts the input into columns
+of the residual stream; every head writes columns of its own, nothing is overwritten; an affine map reads the output
+off the tokens. There is no mask but an optional causal one: what a head may see comes from W_Q and W_K
+(`plain_columns`).
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ...certificates.certificate import Certificate
+from ...certificates.certified import CertifiedModule
+from ...certificates.storage import load
+from ...compiler.assemble import ANCHORS
+from ...compiler.compiled import CompiledNetwork
+from ...errors import ArgumentError, CertificateError
+from ...network import CHUNK, AttentionLayer
+from .spec import PlainHead, PlainSize, PlainSpec
+
+
+def load_plain(path: str | Path) -> PlainTransformer:
+    """Read back what `plain.save(path)` wrote; `attnforge.load` reads it as well, among all other kinds of network."""
+    found = load(path)
+    if not isinstance(found, PlainTransformer):
+        raise CertificateError(
+            f"{Path(path).name} holds a network of the kind '{found.family}', not a plain transformer"
+        )
+    return found
+
+
+def origin_of(net: CertifiedModule) -> dict[str, Any] | None:
+    """JSON from which `network_of` rebuilds a compiled network; None for a theorem, whose target no file can hold.
+
+    Affine maps come with the program, unless they were trained: then as numbers.
+    """
+    if not isinstance(net, CompiledNetwork):
+        return None
+    config = net.config()
+    fresh = dict(CompiledNetwork.rebuild(config, {}).named_parameters())
+    mine = {name: p.detach().cpu() for name, p in net.named_parameters() if ".M_" not in name}
+    trained = {name: p.tolist() for name, p in mine.items() if not torch.equal(p, fresh[name].detach())}
+    return {"config": config, "trained": trained}
+
+
+@torch.no_grad()
+def network_of(plain: PlainTransformer) -> CertifiedModule:
+    """The network that a plain transformer was made from: the one it knows, or the one its file describes."""
+    if plain._source:
+        return plain._source[0]
+    if plain._origin is None:
+        raise CertificateError(
+            "this plain transformer does not know the network it was made from (layers without a target, or a file of "
+            "a theorem, whose target no file can hold): there is nothing to certify it against; build that network "
+            "again and export it with to_plain"
+        )
+    try:
+        net = CompiledNetwork.rebuild(plain._origin["config"], {})
+        parameters = dict(net.named_parameters())
+        for name, numbers in plain._origin["trained"].items():
+            parameters[name].copy_(torch.tensor(numbers, dtype=net.dtype))
+        _fill_tables(plain, net)
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise CertificateError(f"the file does not describe the network it was made from: {error}") from error
+    return net
+
+
+def _fill_tables(plain: PlainTransformer, net: CompiledNetwork) -> None:
+    """Read the anchors' keys and values off the registers."""
+    for block, row in zip(plain.blocks, plain.heads, strict=True):
+        attention = cast(PlainBlock, block).attention
+        for h, head in enumerate(row):
+            layer, group, number = head.place
+            if not head.purpose or number != 0:
+                continue
+            found = cast(AttentionLayer, net.network.layers[layer]).heads()[group]
+            if found.purpose.startswith(ANCHORS):
+                for third, table in ((1, found.M_K), (2, found.M_V)):
+                    table.copy_(_registers(attention, third, h, head.slots, table.shape[-1]))
+
+
+def _registers(attention: nn.MultiheadAttention, third: int, head: int, slots: int, width: int) -> torch.Tensor:
+    """Keys (third 1) or values (third 2) of registers 1 to `slots`: the columns of their ids follow the flag's."""
+    start = third * attention.embed_dim + head * attention.head_dim
+    return attention.in_proj_weight[start : start + width, 2 : 2 + slots].T
+
+
+class PlainBlock(nn.Module):
+    """x <- x + MultiheadAttention(x). The weights are asked for, which makes PyTorch take its explicit softmax: its
+    fused kernels, of unknown rounding, would not be covered by the certificate."""
+
+    def __init__(self, stream: int, heads: int, dtype: torch.dtype):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(stream, heads, bias=False, batch_first=True, dtype=dtype)
+
+    def attend(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What the heads add, and their weights (batch, head, query, key)."""
+        found = self.attention(x, x, x, need_weights=True, average_attn_weights=False, attn_mask=mask)
+        return cast(tuple[Tensor, Tensor], found)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x + self.attend(x, mask)[0]
+
+
+class PlainTransformer(CertifiedModule):
+    """A network as a stock transformer; `to_plain` builds it. It takes and returns what the network does.
+
+    `embed` and `positions` make the residual stream, `blocks` are `torch.nn.MultiheadAttention` with a skip, `readout`
+    is affine. `channels` says what each column of the stream carries, `heads[layer][h]` what each head does.
+    """
+
+    family = "plain"
+
+    def __init__(self, spec: PlainSpec, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        self.spec, self.box, self.strict = spec, spec.box, False
+        self.embed = nn.Linear(len(spec.inputs), spec.stream, bias=False, dtype=dtype)
+        self.positions = nn.Parameter(torch.zeros(spec.registers + spec.tokens, spec.stream, dtype=dtype))
+        self.blocks = nn.ModuleList(PlainBlock(spec.stream, len(row), dtype) for row in spec.heads)
+        self.readout = nn.Linear(spec.stream, spec.outputs, dtype=dtype)
+        self._source: tuple[CertifiedModule, ...] = ()  # a tuple: the network it was made from is no part of it
+        self._origin: dict[str, Any] | None = None  # what a file says of that network
+
+    @property
+    def registers(self) -> int:
+        """How many register tokens stand before the data."""
+        return self.spec.registers
+
+    @property
+    def tokens(self) -> int:
+        """How many data tokens there are positions for."""
+        return self.spec.tokens
+
+    @property
+    def causal(self) -> bool:
+        """Whether the blocks run under a causal mask."""
+        return self.spec.causal
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """What each column of the residual stream carries."""
+        return self.spec.channels
+
+    @property
+    def heads(self) -> tuple[tuple[PlainHead, ...], ...]:
+        """What each head of each block does: the ground truth for whoever looks at the weights."""
+        return self.spec.heads
+
+    @property
+    def size(self) -> PlainSize:
+        """Registers, channels, layers, heads, parameters, largest |logit| (exclusion apart) and |activation|."""
+        count = sum(p.numel() for p in self.parameters())
+        used = sum(bool(head.purpose) for row in self.heads for head in row)
+        logit = max((head.logit for row in self.heads for head in row), default=0.0)
+        return PlainSize(
+            self.registers, len(self.channels), len(self.blocks), used, count, logit, self.spec.largest_activation
+        )
+
+    def residual(self, *inputs: Tensor) -> Tensor:
+        """The residual stream that enters the first block, (batch..., registers + tokens, channels)."""
+        return self._stream(self._lay_in(*inputs))
+
+    def attention(self, *inputs: Tensor) -> list[Tensor]:
+        """The attention weights of every block, (batch..., head, query, key); registers come first."""
+        stream = self.residual(*inputs)
+        batch, x, found = stream.shape[:-2], stream.reshape(-1, *stream.shape[-2:]), []
+        mask = self.mask(x)
+        for block in self.blocks:
+            out, weights = cast(PlainBlock, block).attend(x, mask)
+            found.append(weights.reshape(*batch, *weights.shape[1:]))
+            x = x + out
+        return found
+
+    def mask(self, x: Tensor) -> Tensor | None:
+        """The causal mask, True where a key comes later than the query, or None."""
+        if not self.causal:
+            return None
+        return torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool, device=x.device).triu(1)
+
+    def core(self, *inputs: Tensor) -> Tensor:
+        """The network without checks of its input: stream, blocks, read-out."""
+        tokens = self._lay_in(*inputs)
+        flat = tokens.reshape(-1, *tokens.shape[-2:])
+        rows = self.registers + flat.shape[-2]
+        most = max((len(row) for row in self.heads), default=1)
+        step = max(1, CHUNK // (rows * rows * most))
+        if torch.compiler.is_compiling() or flat.shape[0] <= step:
+            out = self._run(flat)
+        else:
+            out = torch.cat([self._run(part) for part in flat.split(step)])
+        return self._lay_out(out.reshape((*tokens.shape[:-1], self.spec.outputs)))
+
+    def _run(self, tokens: Tensor) -> Tensor:
+        x = self._stream(tokens)
+        mask = self.mask(x)
+        for block in self.blocks:
+            x = block(x, mask)
+        return cast(Tensor, self.readout(x[..., self.registers :, :]))
+
+    def _stream(self, tokens: Tensor) -> Tensor:
+        n = tokens.shape[-2]
+        first = self.positions[: self.registers].expand(*tokens.shape[:-2], -1, -1)
+        return torch.cat([first, self.embed(tokens) + self.positions[self.registers : self.registers + n]], -2)
+
+    def _lay_in(self, *inputs: Tensor) -> Tensor:
+        """The inputs as tokens, (batch..., tokens, input columns)."""
+        spec = self.spec
+        if not spec.fixed:
+            return inputs[0]
+        batch = inputs[0].shape[: inputs[0].dim() - len(spec.boxes[0].shape)]
+        flat = [x.reshape((*batch, box.dim)) for x, box in zip(inputs, spec.boxes, strict=True)]
+        joined = flat[0] if len(flat) == 1 else torch.cat(flat, -1)
+        return joined.reshape((*batch, spec.tokens, len(spec.inputs)))
+
+    def _lay_out(self, rows: Tensor) -> Tensor:
+        """What the read-out gives for every token, in the shape that the network returns."""
+        if self.spec.output_shape is None:
+            return rows
+        kept = rows[..., :1, :] if self.spec.first_row else rows
+        return kept.reshape((*rows.shape[:-2], *self.spec.output_shape))
+
+    def guard(self, *inputs: Tensor) -> None:
+        """Refuse what cannot be evaluated; warn once about, or if `strict` refuse, what lies outside the box."""
+        boxes = self.spec.boxes
+        if len(inputs) != len(boxes):
+            raise ArgumentError(f"expected {len(boxes)} input tensor(s), got {len(inputs)}")
+        for number, (x, box) in enumerate(zip(inputs, boxes, strict=True)):
+            name = "input" if len(inputs) == 1 else f"input {number}"
+            self.check_tensor(x, name)
+            shape = box.shape if self.spec.fixed else (self.tokens, *box.shape)
+            lead = x.dim() - len(shape)
+            found = tuple(x.shape[lead:]) if lead >= 0 else ()
+            fits = found == shape or (not self.spec.fixed and found[1:] == shape[1:] and 0 < found[0] <= self.tokens)
+            if lead < 0 or not fits:
+                wanted = ", ".join(["...", *map(str, shape)]) + ("" if self.spec.fixed else ", or fewer tokens")
+                raise ArgumentError(f"expected {name} of shape ({wanted}), got {tuple(x.shape)}")
+            if x.numel():
+                wide = box.outward(self.dtype)
+                ends = torch.aminmax(x.detach().reshape(-1, box.dim), dim=0)
+                names = box.names or [f"{name}[{i}]" for i in range(box.dim)]
+                for i, (label, (lo, hi)) in enumerate(zip(names, wide.intervals(), strict=True)):
+                    self.check_range(label, float(ends.min[i]), float(ends.max[i]), lo, hi)
+
+    def example_input(self) -> tuple[Tensor, ...]:
+        """Two points of the box, for tracing."""
+        if self.spec.fixed:
+            return tuple(box.sample(2, dtype=self.dtype) for box in self.spec.boxes)
+        (box,) = self.spec.boxes
+        return (box.sample(2 * self.tokens, dtype=self.dtype).reshape(2, self.tokens, -1),)
+
+    def recertify(self) -> Certificate:
+        """The bound of the present weights, computed anew; they must be those that the source network gives."""
+        from .certificate import recertified
+        pass
+
+        return recertified(self, network_of(self))
+
+    def config(self) -> dict[str, Any]:
+        """What, besides the weights, describes this module; JSON only."""
+        pass
+
+        origin = origin_of(self._source[0]) if self._source else self._origin
+        about = {"dtype": str(self.dtype).removeprefix("torch."), "strict": self.strict, "origin": origin}
+        return {**self.spec.to_json(), **about}
+
+    @classmethod
+    def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> PlainTransformer:
+        """The module that `config` and `state_dict` describe."""
+        dtype = {"float32": torch.float32, "float64": torch.float64}[config["dtype"]]
+        built = cls(PlainSpec.from_json(config), dtype)
+        built.load_state_dict(tensors)
+        built.strict, built._origin = bool(config["strict"]), config["origin"]
+        return built.eval()
+
+    def extra_repr(self) -> str:
+        return f"{self.registers} registers, {self.tokens} token(s){', causal' if self.causal else ''}"
+
+
+def scale_of(width: int) -> float:
+    """sqrt(d), what W_Q is multiplied by because `MultiheadAttention` divides by it: a power of two."""
+    root = math.isqrt(width)
+    assert width == 4 ** (root.bit_length() - 1), "a head's dimension is a power of 4"
+    return float(root)

@@ -1,0 +1,268 @@
+"""Points of the box where a formula is undefined or unbounded, found by search and confirmed in ball arithmetic.
+
+A refusal names such a point. Where the search finds none nothing is refused: the enclosure of the ranges has the last
+word, and an argument of a root may touch 0 (mathematics H1, item 8).
+
+Is a formula defined and bounded on its box? Refusals name a point (mathematics H1, item 8).
+
+First the formula as it was written: no root or logarithm of a negative number, even where it cancels later. Then the
+normal form: no pole, unless the function of one scalar around it is bounded all the same, as sin(x)/x is.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from flint import arb
+from torch import Tensor
+
+from ..box import Box
+from ..errors import ArgumentError, DomainError
+from ..functions.directed import precision
+from ..functions.registry import power
+from ..functions.univariate import Domain, Univariate
+from .composite import PREFIX, composite
+from .constants import ball
+from .evaluate import Formula, balls, tensors
+from .expression import Call, Expr, Product, Sum, reachable
+from .graph import Graph, Partial
+from .normal import Cuts, by_scalar, univariate
+
+_SAMPLES, _CORNERS, _ROUNDS = 512, 256, 60
+_TINY = 1e-30  # an argument this close to a pole counts as meeting it
+_LARGEST = sys.float_info.max
+Score = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Search:
+    """Where to look for witnesses: the box, by the names of its variables."""
+
+    box: Box
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.box.names or ()
+
+    def refuse(self, partial: Partial, stated: Domain | None = None) -> None:
+        """Raise `DomainError` when the box has a point at which the argument leaves the domain or meets a pole.
+
+        The message speaks of the domain that is `stated`, where that is another one.
+        """
+        words = stated or partial.domain
+        domain, argument = partial.domain, partial.argument
+        below, above = domain.reaches(*argument.range)
+        formula = Formula.of(argument)
+        if below:
+            relation = f"{'>=' if words.lo_closed else '>'} {domain.lo:g}"
+            point = self._lowest(formula, argument, lambda v: v - domain.lo)
+            value = self.exact(formula, point)
+            if value < domain.lo or (not domain.lo_closed and self._meets(formula, point, domain.lo)):
+                raise DomainError(self._undefined(partial, point, value, relation))
+        if above:
+            relation = f"{'<=' if words.hi_closed else '<'} {domain.hi:g}"
+            point = self._lowest(formula, argument, lambda v: domain.hi - v)
+            value = self.exact(formula, point)
+            if value > domain.hi or (not domain.hi_closed and self._meets(formula, point, domain.hi)):
+                raise DomainError(self._undefined(partial, point, value, relation))
+        pole = domain.pole_in(*argument.range) if math.isfinite(sum(argument.range)) else None
+        for place in (pole,) if domain.period is not None else domain.poles:
+            if place is not None and argument.range[0] <= place <= argument.range[1]:
+                self._refuse_pole(partial, formula, place)
+
+    def refuse_overflow(self, root: Expr) -> None:
+        """Raise `DomainError` when a subexpression certainly exceeds float64 at one of the points looked at."""
+        formula, points = Formula.of(root), self.points()
+        found = tensors(formula, {name: points[:, i] for i, name in enumerate(self.names)})
+        for node in formula.order:
+            for point in points[found[node].isinf()][:4]:
+                value = self.exact(Formula.of(node), point)
+                if abs(value) > _LARGEST:
+                    raise DomainError(
+                        f"{node.short()} overflows float64 (1.8e308) at {self.words(point)}; choose a smaller box"
+                    )
+
+    def _undefined(self, partial: Partial, point: Tensor, value: arb, relation: str) -> str:
+        argument = partial.argument.short()
+        return (
+            f"{partial.text} is undefined at {self.words(point)}: there {argument} is {_number(value)}, "
+            f"but it must be {relation}; choose a box on which it is"
+        )
+
+    def _refuse_pole(self, partial: Partial, formula: Formula, place: float) -> None:
+        argument = partial.argument
+        point = self._crossing(formula, argument, place)
+        if point is not None:
+            name = "0" if place == 0 else f"{place:.10g}"
+            raise DomainError(
+                f"{partial.text} is unbounded: {argument.short()} is {name} at {self.words(point)}; "
+                f"choose a box on which {argument.short()} stays away from {name}"
+            )
+
+    def _crossing(self, formula: Formula, argument: Expr, place: float) -> Tensor | None:
+        points = self.points()
+        values = self._values(formula, argument, points) - place
+        low, high = points[values.argmin()], points[values.argmax()]
+        if values.min() < 0 < values.max() and self.exact(formula, low) < place and self.exact(formula, high) > place:
+            for _ in range(80):
+                middle = 0.5 * (low + high)
+                under = bool(self._values(formula, argument, middle[None])[0] < place)
+                low, high = (middle, high) if under else (low, middle)
+            return high
+        point = self._lowest(formula, argument, lambda v: (v - place).abs())
+        return point if self._meets(formula, point, place) else None
+
+    def _meets(self, formula: Formula, point: Tensor, place: float) -> bool:
+        """Whether the argument equals the place, as far as float64 can tell: up to the rounding of its terms."""
+        value, argument = self.exact(formula, point), formula.roots[0]
+        size = abs(arb(place))
+        if isinstance(argument, Sum):
+            parts = Formula.of(*(term for term, _ in argument.terms))
+            found = self._balls(parts, point)
+            size += sum((abs(found[term] * ball(c)) for term, c in argument.terms), abs(ball(argument.constant)))
+        return bool(abs(value - place) < _TINY + size * arb(2) ** -51)
+
+    def exact(self, formula: Formula, point: Tensor) -> arb:
+        """A tight ball of the formula's only root at a point; NaN where it is undefined."""
+        return self._balls(formula, point)[formula.roots[0]]
+
+    def _balls(self, formula: Formula, point: Tensor) -> dict[Expr, arb]:
+        with precision(256):
+            return balls(formula, {name: arb(x) for name, x in zip(self.names, point.tolist(), strict=True)})
+
+    def points(self) -> Tensor:
+        """Corners, the centre, the centres of the faces, and uniform points."""
+        low, high = self.box.lower, self.box.upper
+        middle = 0.5 * (low + high)
+        faces = middle.repeat(2 * len(middle), 1)
+        for i in range(len(middle)):
+            faces[2 * i, i], faces[2 * i + 1, i] = low[i], high[i]
+        # 0 is where quotients fail: a copy of the centre with every coordinate that can be 0 set to it
+        origin = torch.where((low <= 0) & (high >= 0), torch.zeros_like(middle), middle)
+        parts = (self.box.corners(_CORNERS), middle[None], origin[None], faces, self.box.sample(_SAMPLES, seed=1))
+        return torch.cat(parts)
+
+    def _values(self, formula: Formula, argument: Expr, points: Tensor) -> Tensor:
+        return tensors(formula, {name: points[:, i] for i, name in enumerate(self.names)})[argument]
+
+    def _lowest(self, formula: Formula, argument: Expr, score: Score) -> Tensor:
+        """The point of the lowest score: the best sample, improved by a pattern search unless it is below 0 already."""
+        points = self.points()
+        scores = score(self._values(formula, argument, points)).nan_to_num(nan=math.inf)
+        best, value = points[scores.argmin()], float(scores.min())
+        low, high = self.box.lower, self.box.upper
+        step = 0.25 * (high - low)
+        directions = torch.cat([torch.eye(len(low)), -torch.eye(len(low))]).double()
+        for _ in range(_ROUNDS):
+            if value < 0 or not float(step.max()) > 0:
+                break
+            tries = torch.minimum(torch.maximum(best + directions * step, low), high)
+            scores = score(self._values(formula, argument, tries)).nan_to_num(nan=math.inf)
+            if float(scores.min()) < value:
+                best, value = tries[scores.argmin()], float(scores.min())
+            else:
+                step = step * 0.5
+        return best
+
+    def words(self, point: Tensor) -> str:
+        return ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.names, point.tolist(), strict=True))
+
+
+def _number(value: arb) -> str:
+    return f"{float(value):.6g}" if value.is_finite() else "undefined"
+
+
+_MOST_CELLS = 2000
+
+
+def refuse_undefined(graph: Graph, roots: Sequence[Expr], box: Box) -> None:
+    """Raise `DomainError`, with a witness, where the expressions are undefined or unbounded on the box."""
+    search = Search(box)
+    seen: set[tuple[Expr, Domain]] = set()
+    for partial in graph.partial:
+        closed = replace(partial.domain, lo_closed=True, hi_closed=True, poles=())
+        if (partial.argument, closed) not in seen and any(closed.reaches(*partial.argument.range)):
+            seen.add((partial.argument, closed))
+            search.refuse(replace(partial, domain=closed), stated=partial.domain)
+    _Visit(graph, search).visit(roots)
+    for root in roots:
+        if not all(map(math.isfinite, root.range)):
+            search.refuse_overflow(root)
+
+
+def _partials(node: Expr) -> list[Partial]:
+    """The arguments of a node that must lie in a domain."""
+    if isinstance(node, Call):
+        return [Partial(node.short(), node.argument, node.function.domain)]
+    if isinstance(node, Product):
+        single = [node.graph.product([factor]).short() for factor in node.factors]
+        return [Partial(t, b, power(float(p)).domain) for t, (b, p) in zip(single, node.factors, strict=True)]
+    return []
+
+
+def _touches(partial: Partial) -> bool:
+    """Whether the argument's range meets a pole or an open end; closed ends have been looked at already."""
+    domain, (low, high) = partial.domain, partial.argument.range
+    ends = (low <= domain.lo and not domain.lo_closed) or (high >= domain.hi and not domain.hi_closed)
+    return ends or any(low <= pole <= high for pole in domain.poles) or domain.offence("", low, high) is not None
+
+
+class _Visit:
+    def __init__(self, graph: Graph, search: Search):
+        self.graph, self.search, self.cuts = graph, search, Cuts(graph)
+
+    def visit(self, roots: Sequence[Expr]) -> None:
+        """Walk down; below a function of one scalar that is shown to be bounded only the scalar matters."""
+        todo, done = list(roots), set()
+        while todo:
+            node = todo.pop()
+            if node in done:
+                continue
+            done.add(node)
+            if not any(_touches(partial) for part in reachable([node]) for partial in _partials(part)):
+                continue
+            scalar = self.cuts.cut(node)
+            if scalar is not None and scalar is not node and self._bounded(node, scalar):
+                todo.append(scalar)
+                continue
+            parts = by_scalar(self.graph, self.cuts, node) if isinstance(node, Product) else []
+            if len(parts) > 1:
+                todo.extend(parts)
+                continue
+            for partial in _partials(node):
+                if _touches(partial):
+                    self.search.refuse(partial)
+            todo.extend(node.children)
+
+    def _bounded(self, node: Expr, scalar: Expr) -> bool:
+        inner, a, b = univariate(self.graph, node, scalar)
+        argument = self.graph.sum([(scalar, a)], b)
+        if inner.text is None or isinstance(inner, Sum):
+            return False
+        try:
+            function = composite(f"{PREFIX} {inner.text}")
+        except ArgumentError:
+            return False
+        return is_bounded(function, *argument.range)
+
+
+def is_bounded(function: Univariate, lo: float, hi: float) -> bool:
+    """Whether ball arithmetic shows the function to be finite on [lo, hi], splitting where it does not at once."""
+    if function.domain.offence("", lo, hi) is not None:
+        return False
+    cells, count = [(lo, hi)], 0
+    with precision():
+        while cells:
+            a, b = cells.pop()
+            count += 1
+            middle = 0.5 * a + 0.5 * b
+            if function.ball(arb(a).union(arb(b))).is_finite():
+                continue
+            if count > _MOST_CELLS or not a < middle < b:
+                return False
+            cells += [(a, middle), (middle, b)]
+    return True

@@ -1,0 +1,546 @@
+"""On which single scalar does an expression depend? (fusion, mathematics H1, item 2)
+
+The cut of a node is the deepest expression s such that the node is a function of s alone: a variable, a linear form
+up to scale and offset, a monomial up to a power. sin(2x + 2y) + cos(x + y) depends on x + y only, and
+1/sqrt(1 - v**2/c**2) on v/c only. A node that mixes several scalars is its own cut.
+
+Sums arranged to need few products (mathematics H1, item 9): squares, differences of squares, common factors.
+
+Affine forms over the values of a program under construction: affine operations are merged, not emitted singly.
+
+From expressions to a program of few operations (mathematics H1, items 1, 2 and 9).
+
+- Affine parts are merged into the operations that read them.
+- Fusion: what depends on one scalar becomes one application of a composite function.
+- Monomials are grouped by scalar, factors of one exponent share one power, and the rest is multiplied in balance.
+- Sums take out perfect squares, differences of squares and common factors.
+
+Styles: "product" as above; "log" writes monomials of three and more positive factors as exp(sum of logarithms); "plain"
+fuses nothing beyond the functions of the registry.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from ..box import Box
+from ..errors import ArgumentError
+from ..functions.registry import get, power
+from ..functions.univariate import Univariate
+from ..programs.ops import Apply, Constant, Input, Linear
+from ..programs.program import Builder, Program
+from .composite import PREFIX, VARIABLE, affine, composite
+from .constants import settled
+from .expression import Call, Expr, Number, Product, Sum, Terms, Variable, reachable
+from .graph import Graph, rebuilt
+from .interval import WHOLE
+
+Factors = list[tuple[Expr, Fraction]]
+
+
+class Cuts:
+    """Cuts of the nodes of one graph, remembered."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self._known: dict[Expr, Expr | None] = {}
+
+    def cut(self, node: Expr) -> Expr | None:
+        """The scalar that the node is a function of; None for a number."""
+        todo = [node]
+        while todo:
+            top = todo[-1]
+            if top in self._known:
+                todo.pop()
+                continue
+            missing = [child for child in top.children if child not in self._known]
+            if missing:
+                todo.extend(missing)
+            else:
+                self._known[top] = self._from_children(top)
+        return self._known[node]
+
+    def _from_children(self, node: Expr) -> Expr | None:
+        match node:
+            case Number():
+                return None
+            case Variable():
+                return node
+            case Call():
+                return self._known[node.argument]
+        below = {self._known[child] for child in node.children} - {None}
+        if len(below) == 1:
+            return below.pop()
+        if isinstance(node, Product):
+            absorbing = [s for s in below if isinstance(s, Product) and _rest_depends_on(self, node, s)]
+            if absorbing:
+                return absorbing[0]
+        scalar = primitive(self.graph, node)[0]
+        self._known[scalar] = scalar
+        return scalar
+
+    def groups(self, node: Product) -> dict[Expr, Factors]:
+        """The factors of a product by their scalar; powers of a monomial that is one of the scalars belong to it."""
+        groups: dict[Expr, Factors] = {}
+        for base, p in node.factors:
+            scalar = self.cut(base)
+            assert scalar is not None, "a base of a product is no number"
+            groups.setdefault(scalar, []).append((base, p))
+        for monomial in [s for s in groups if isinstance(s, Product)]:
+            held = extracted(node, monomial)
+            if held and held[0][0] is monomial and all(len(groups.get(b, ())) == 1 for b in monomial.children):
+                groups[monomial].append(held[0])
+                for base in monomial.children:
+                    del groups[base]
+        return groups
+
+
+def extracted(node: Product, monomial: Expr) -> Terms:
+    """The factors of the product with the power of the monomial that they hold taken out as one, if they hold one."""
+    if not isinstance(monomial, Product) or monomial is node:
+        return node.factors
+    held = dict(node.factors)
+    ratios = {held.get(base, Fraction(0)) / p for base, p in monomial.factors}
+    ratio = ratios.pop() if len(ratios) == 1 else Fraction(0)
+    if not ratio or ratio.denominator != 1:
+        return node.factors
+    return ((monomial, ratio), *((base, p) for base, p in node.factors if base not in monomial.children))
+
+
+def _rest_depends_on(cuts: Cuts, node: Product, scalar: Product) -> bool:
+    parts = extracted(node, scalar)
+    return parts is not node.factors and all(b is scalar or cuts.cut(b) is scalar for b, _ in parts)
+
+
+def primitive(graph: Graph, node: Expr) -> tuple[Expr, Fraction, Fraction]:
+    """(s, a, b): a sum is a * s + b, a product s ** a (b is 0); nodes that differ in a and b only have the same s."""
+    if isinstance(node, Sum):
+        lead = node.terms[0][1]
+        return graph.sum([(term, c / lead) for term, c in node.terms]), lead, node.constant
+    if isinstance(node, Product):
+        content = _content([p for _, p in node.factors])
+        if content.denominator != 1 and any(base.range[0] < 0 for base in node.children):
+            content = Fraction(1)
+        if all(p < 0 for _, p in node.factors):
+            content = -content
+        inner = graph.product([(base, p / content) for base, p in node.factors])
+        if isinstance(inner, Product):
+            return inner, content, Fraction(0)
+    return node, Fraction(1), Fraction(0)
+
+
+def _content(exponents: list[Fraction]) -> Fraction:
+    """The largest rational of which all exponents are whole multiples."""
+    bottom = math.lcm(*(p.denominator for p in exponents))
+    return Fraction(math.gcd(*(int(p * bottom) for p in exponents)), bottom)
+
+
+_MOST_TERMS = 300  # a longer sum is taken as it is: the search for factors is quadratic in its length
+Weighted = list[tuple[Expr, Fraction]]
+
+
+def arranged(graph: Graph, cuts: Cuts, terms: Sequence[tuple[Expr, Fraction]], known: Container[Expr]) -> Weighted:
+    """Terms with the same sum that cost fewer products; what is `known` costs nothing already and stays."""
+    if len(terms) > _MOST_TERMS:
+        return list(terms)
+    loose = [(term, c) for term, c in terms if term not in known]
+    kept = [(term, c) for term, c in terms if term in known]
+    return kept + common_factors(graph, cuts, squares(graph, cuts, loose))
+
+
+def squares(graph: Graph, cuts: Cuts, terms: Weighted) -> Weighted:
+    """a u^2 + b u v + c v^2 with b^2 = 4ac as one square; a u^2 - c v^2 as one product of linear forms."""
+    rest = dict(terms)
+    single = {base: term for term, _ in terms if (base := _squared(graph, cuts, term)) is not None}
+    out: Weighted = []
+    for term, d in terms:
+        if not isinstance(term, Product) or [p for _, p in term.factors] != [1, 1]:
+            continue
+        u, v = term.children
+        if not (single.get(u) in rest and single.get(v) in rest and term in rest):
+            continue
+        a, c = rest[single[u]], rest[single[v]]
+        k = _root(c / a)
+        if k is not None and d * d == 4 * a * c:
+            out.append((graph.product([(graph.sum([(u, 1), (v, k if d * a > 0 else -k)]), 2)]), a))
+            for used in (single[u], single[v], term):
+                del rest[used]
+    for u, one in single.items():
+        for v, other in single.items():
+            if one not in rest or other not in rest or not rest[one] > 0 > rest[other]:
+                continue
+            k = _root(-rest[other] / rest[one])
+            if k is not None:
+                ends = [(graph.sum([(u, 1), (v, k)]), 1), (graph.sum([(u, 1), (v, -k)]), 1)]
+                out.append((graph.product(ends), rest[one]))
+                del rest[one], rest[other]
+    return [*rest.items(), *out]
+
+
+def _squared(graph: Graph, cuts: Cuts, term: Expr) -> Expr | None:
+    """u, when the term is u ** 2 for a scalar u that costs nothing."""
+    if isinstance(term, Product) and [p for _, p in term.factors] == [2]:
+        base = term.children[0]
+        return base if is_bare(graph, cuts, base) else None
+    return None
+
+
+def is_bare(graph: Graph, cuts: Cuts, base: Expr) -> bool:
+    """Whether the expression is its own scalar, up to scale and offset: no application could be saved on it."""
+    return base is cuts.cut(base) or primitive(graph, base)[0] is cuts.cut(base)
+
+
+def _root(x: Fraction) -> Fraction | None:
+    """The rational square root of a positive rational, if there is one."""
+    if x <= 0:
+        return None
+    root = Fraction(math.isqrt(x.numerator), math.isqrt(x.denominator))
+    return root if root * root == x else None
+
+
+def common_factors(graph: Graph, cuts: Cuts, terms: Weighted) -> Weighted:
+    """x*y + x*z as x*(y + z), the most frequent factor first; factors of one scalar count as one."""
+    rest = list(terms)
+    groups: dict[Expr, list[Expr]] = {}
+    while True:
+        for term, _ in rest:
+            if term not in groups:
+                groups[term] = by_scalar(graph, cuts, term) if isinstance(term, Product) else []
+        count = Counter(part for term, _ in rest if len(groups[term]) > 1 for part in groups[term])
+        shared = [(n, part) for part, n in count.items() if n > 1]
+        if not shared:
+            return rest
+        best = max(shared, key=lambda pair: (pair[0], pair[1].order))[1]
+        inside = [(term, c) for term, c in rest if len(groups[term]) > 1 and best in groups[term]]
+        shared_by_all = [part for part in groups[inside[0][0]] if all(part in groups[term] for term, _ in inside)]
+        common = graph.product([(part, 1) for part in shared_by_all])
+        quotient = graph.sum([(graph.product([(term, 1), (common, -1)]), c) for term, c in inside])
+        taken = {term for term, _ in inside}
+        product = graph.product([(common, 1), (quotient, 1)])
+        rest = [(term, c) for term, c in rest if term not in taken]
+        if not isinstance(product, Product) or product in dict(rest):
+            return [*rest, *inside]
+        rest.append((product, Fraction(1)))
+
+
+def by_scalar(graph: Graph, cuts: Cuts, node: Product) -> list[Expr]:
+    """The factors of a product, those of one scalar multiplied together."""
+    return [graph.product(group) for group in cuts.groups(node).values()]
+
+
+@dataclass(frozen=True)
+class Form:
+    """constant + sum of coefficient * column j of the input + sum of coefficient * value i."""
+
+    columns: dict[int, Fraction] = field(default_factory=dict)
+    values: dict[int, Fraction] = field(default_factory=dict)
+    constant: Fraction = Fraction(0)
+
+    def plus(self, other: Form, factor: Fraction = Fraction(1)) -> Form:
+        return Form(
+            _merged(self.columns, other.columns, factor),
+            _merged(self.values, other.values, factor),
+            self.constant + factor * other.constant,
+        )
+
+    def scaled(self, factor: Fraction, offset: Fraction = Fraction(0)) -> Form:
+        return Form(constant=offset).plus(self, factor)
+
+    def lead(self) -> Fraction:
+        """The coefficient, when the form is a number times one value or column; else 1."""
+        parts = [*self.columns.values(), *self.values.values()]
+        return parts[0] if len(parts) == 1 and not self.constant else Fraction(1)
+
+
+def _merged(one: dict[int, Fraction], other: dict[int, Fraction], factor: Fraction) -> dict[int, Fraction]:
+    out = dict(one)
+    for key, c in other.items():
+        out[key] = out.get(key, Fraction(0)) + factor * c
+    return {key: c for key, c in out.items() if c}
+
+
+class Emitter:
+    """A program builder for values of width 1, with the depth of each value."""
+
+    def __init__(self, box: Box):
+        self.build = Builder(box)
+        self.depth: dict[int, int] = {0: 0}
+
+    def value(self, form: Form, site: str) -> int:
+        """The index of a value that equals the form."""
+        columns, values = form.columns, form.values
+        if not columns and not values:
+            return self._settle(self.build.constant([float(form.constant)], site))
+        if not form.constant and list(columns.values()) + list(values.values()) == [1]:
+            return self._settle(self.build.column(next(iter(columns))) if columns else next(iter(values)))
+        return self._settle(self.build.linear(self._weights([form]), [float(form.constant)], site))
+
+    def _weights(self, forms: list[Form]) -> list[tuple[int, npt.ArrayLike]]:
+        """For every value that the forms read, the matrix of coefficients with one column for each form."""
+        out: list[tuple[int, npt.ArrayLike]] = []
+        if any(form.columns for form in forms):
+            weight = np.zeros((self.build.width(0), len(forms)))
+            for k, form in enumerate(forms):
+                for j, c in form.columns.items():
+                    weight[j, k] = float(c)
+            out.append((0, weight))
+        for i in sorted({i for form in forms for i in form.values}):
+            out.append((i, np.array([[float(form.values.get(i, 0)) for form in forms]])))
+        return out
+
+    def apply(self, form: Form, function: Univariate, site: str, argument: str) -> Form:
+        return self._form(self.build.apply(self.value(form, argument), function, site))
+
+    def product(self, left: int, right: int, site: str) -> Form:
+        return self._form(self.build.product(min(left, right), max(left, right), site))
+
+    def _form(self, i: int) -> Form:
+        return Form(values={self._settle(i): Fraction(1)})
+
+    def _settle(self, i: int) -> int:
+        if i not in self.depth:
+            op = self.build.ops[i]
+            below = max((self.depth[j] for j in op.inputs), default=0)
+            self.depth[i] = below + (0 if isinstance(op, (Input, Constant, Linear)) else 1)
+        return i
+
+    def program(self, forms: list[Form], sites: list[str], source: str, several: bool) -> Program:
+        if not several:
+            return self.build.program(self.value(forms[0], sites[0]), source, ())
+        weights = self._weights(forms)
+        bias = np.array([float(form.constant) for form in forms])
+        output = self.build.linear(weights, bias, "outputs") if weights else self.build.constant(bias, "outputs")
+        return self.build.program(output, source, (len(forms),))
+
+
+def applies(program: Program) -> list[str]:
+    """The names of the functions that a program applies, for tests and reports."""
+    return [op.function.name for op in program.ops if isinstance(op, Apply)]
+
+
+Style = Literal["product", "log", "plain"]
+STYLES: tuple[Style, ...] = get_args(Style)
+#: Composites that have a name in the registry, and heads of their own.
+_KNOWN = {"y*sigmoid(y)": "silu", "y*tanh(softplus(y))": "mish"}
+
+
+def lower(
+    graph: Graph, roots: Sequence[Expr], box: Box, source: str, several: bool = False, style: Style = "product"
+) -> Program:
+    """The program that computes the expressions; `several` outputs make a last dimension."""
+    if style not in STYLES:
+        raise ArgumentError(f"style is one of {', '.join(STYLES)}, not {style!r}")
+    if style == "log":
+        roots = with_logarithms(graph, roots)
+    lowering = _Lowering(graph, box, fuse=style != "plain")
+    forms = [lowering.form(root) for root in roots]
+    return lowering.emit.program(forms, [root.short() for root in roots], source, several)
+
+
+def with_logarithms(graph: Graph, roots: Sequence[Expr]) -> list[Expr]:
+    """Every product of three and more positive factors as exp(sum of exponent * log(base))."""
+
+    def rewrite(node: Expr) -> Expr:
+        if not isinstance(node, Product):
+            return node
+        positive = [(base, p) for base, p in node.factors if base.range[0] > 0]
+        if len(positive) < 3:
+            return node
+        logs = graph.sum([(graph.call("log", base), p) for base, p in positive])
+        return graph.product([(graph.call("exp", logs), 1), *((b, p) for b, p in node.factors if not b.range[0] > 0)])
+
+    return rebuilt(graph, roots, rewrite=rewrite)
+
+
+class _Lowering:
+    def __init__(self, graph: Graph, box: Box, fuse: bool):
+        self.graph, self.fuse = graph, fuse
+        self.emit, self.cuts = Emitter(box), Cuts(graph)
+        self.columns = {name: j for j, name in enumerate(box.names or ())}
+        self.forms: dict[Expr, Form] = {}
+
+    def form(self, node: Expr) -> Form:
+        """The node as an affine form over values; emits the operations it needs."""
+        if node not in self.forms:
+            self.forms[node] = self._form(node)
+        return self.forms[node]
+
+    def _form(self, node: Expr) -> Form:
+        match node:
+            case Number():
+                return Form(constant=node.value)
+            case Variable():
+                return Form(columns={self.columns[node.name]: Fraction(1)})
+            case Sum():
+                return self._sum(node)
+        scalar = self.cuts.cut(node)
+        if scalar is not None and scalar is not node and not self._better_apart(node, scalar):
+            fused = self._fused(node, scalar)
+            if fused is not None:
+                return fused
+        if isinstance(node, Call):
+            return self.emit.apply(self.form(node.argument), node.function, node.short(), node.argument.short())
+        assert isinstance(node, Product)
+        return self._product(node)
+
+    # -- one scalar
+
+    def _better_apart(self, node: Expr, scalar: Expr) -> bool:
+        """A bare power of a quotient: x**2/y**2 as two powers and a product is as cheap as (x/y)**2 and less deep."""
+        if not isinstance(node, Product) or primitive(self.graph, node)[0] is not scalar:
+            return False
+        return isinstance(scalar, Product) and len({p for _, p in node.factors}) > 1
+
+    def _fused(self, node: Expr, scalar: Expr) -> Form | None:
+        """The node as one function of the scalar, or None where it cannot be one."""
+        inner, a, b = univariate(self.graph, node, scalar)
+        factor, constant = Fraction(1), Fraction(0)
+        if isinstance(inner, Sum):
+            # A constant, and a factor common to all terms, belong to the affine part of what follows.
+            sizes = {c for _, c in inner.terms}
+            factor = sizes.pop() if len(sizes) == 1 else abs(sizes.pop()) if len(set(map(abs, sizes))) == 1 else factor
+            constant = inner.constant
+            inner = inner.graph.sum([(term, c / factor) for term, c in inner.terms])
+        function = _registered(inner)
+        if function is None:
+            if not self.fuse or inner.text is None or isinstance(inner, Variable):
+                return None
+            try:
+                function = composite(f"{PREFIX} {inner.text}")
+            except ArgumentError:  # kinks that cannot be placed exactly
+                return None
+        argument = self.form(scalar).scaled(a, b)
+        text = self.graph.sum([(scalar, a)], b).short()
+        return self.emit.apply(argument, function, node.short(), text).scaled(factor, constant)
+
+    # -- sums
+
+    def _sum(self, node: Sum) -> Form:
+        out = Form(constant=node.constant)
+        loose = list(node.terms)
+        for scalar, group in self._scalar_groups(node) if self.fuse else ():
+            fused = self._fused(self.graph.sum(group), scalar)
+            if fused is not None:
+                out = out.plus(fused)
+                loose = [pair for pair in loose if pair not in group]
+        for term, coefficient in arranged(self.graph, self.cuts, loose, self.forms):
+            out = out.plus(self.form(term), coefficient)
+        return out
+
+    def _scalar_groups(self, node: Sum) -> list[tuple[Expr, Factors]]:
+        """Terms of one scalar, where bringing them together saves an application."""
+        groups: dict[Expr, Factors] = {}
+        for term, coefficient in node.terms:
+            scalar = self.cuts.cut(term)
+            assert scalar is not None, "a term of a sum is no number"
+            groups.setdefault(scalar, []).append((term, coefficient))
+        new = {s: [t for t, _ in group if t is not s and t not in self.forms] for s, group in groups.items()}
+        return [(scalar, group) for scalar, group in groups.items() if len(new[scalar]) > 1]
+
+    # -- products
+
+    def _product(self, node: Product) -> Form:
+        if len(node.factors) == 1:
+            ((base, p),) = node.factors
+            return self.emit.apply(self.form(base), power(float(p)), node.short(), base.short())
+        coefficient = Fraction(1)
+        heap: list[tuple[int, int, int]] = []
+        parts = self._parts(node)
+        for k, part in enumerate(parts):
+            form = self.form(part)
+            lead = form.lead()
+            coefficient *= lead
+            value = self.emit.value(form.scaled(1 / lead), part.short())
+            heapq.heappush(heap, (self.emit.depth[value], value, k))
+        while True:  # the two least deep values first, so that the product is as shallow as it can be
+            (_, left, i), (_, right, j) = heapq.heappop(heap), heapq.heappop(heap)
+            parts.append(self.graph.product([(parts[i], 1), (parts[j], 1)]))
+            form = self.emit.product(left, right, parts[-1].short())
+            if not heap:
+                return form.scaled(coefficient)
+            value = next(iter(form.values))
+            heapq.heappush(heap, (self.emit.depth[value], value, len(parts) - 1))
+
+    def _parts(self, node: Product) -> list[Expr]:
+        """At least two factors: those of one scalar together, bare ones with one exponent under one power."""
+        groups = self.cuts.groups(node)
+        if self.fuse:
+            self._share_exponentials(groups)
+        if len(groups) == 1:  # a function of one scalar that is no composite
+            return [self.graph.product([factor]) for factor in node.factors]
+        parts: list[Expr] = []
+        bare: dict[Fraction, Factors] = {}
+        for group in groups.values():
+            if len(group) == 1 and group[0][1] != 1 and is_bare(self.graph, self.cuts, group[0][0]):
+                bare.setdefault(group[0][1], []).append(group[0])
+            else:
+                parts.append(self.graph.product(group))
+        for p, factors in bare.items():
+            whole_line = p.denominator == 1 or all(base.range[0] >= 0 for base, _ in factors)
+            together = whole_line and (len(bare) > 1 or bool(parts))
+            parts += [self.graph.product(factors)] if together else [self.graph.product([f]) for f in factors]
+        return parts
+
+    def _share_exponentials(self, groups: dict[Expr, Factors]) -> None:
+        """x exp(-x**2 - y) as (x exp(-x**2)) exp(-y): what bends in a scalar that has a group of its own goes there."""
+        for scalar, factors in list(groups.items()):
+            ((base, p),) = factors if len(factors) == 1 else ((scalar, Fraction(1)),)
+            if not isinstance(base, Call) or base.function.name != "exp" or not isinstance(base.argument, Sum):
+                continue
+            rest: Factors = []
+            moved: dict[Expr, Factors] = {}
+            for term, c in base.argument.terms:
+                home = self.cuts.cut(term)
+                if home in groups and home is not scalar and term is not home:
+                    moved.setdefault(home, []).append((term, c))
+                else:
+                    rest.append((term, c))
+            for home, terms in moved.items():
+                groups[home].append((self.graph.call("exp", self.graph.sum(terms)), p))
+            if moved:
+                del groups[scalar]
+                left = self.graph.call("exp", self.graph.sum(rest, base.argument.constant))
+                kept = self.cuts.cut(left)
+                if kept is not None:
+                    groups.setdefault(kept, []).append((left, p))
+
+
+def univariate(graph: Graph, node: Expr, scalar: Expr) -> tuple[Expr, Fraction, Fraction]:
+    """(f, a, b) with node = f(a * scalar + b), f an expression in the variable y of a graph of its own."""
+    own = Graph({VARIABLE: WHOLE})
+    y = own.variable(VARIABLE)
+    replace: dict[Expr, Expr] = {scalar: y}
+    for part in reachable([node]):
+        if isinstance(part, (Sum, Product)) and part is not scalar:
+            base, a, b = primitive(graph, part)
+            if base is scalar and isinstance(part, Product):
+                replace[part] = own.product([(y, a)])
+            elif base is scalar:
+                replace[part] = own.sum([(y, settled(a))], settled(b))
+    inner = rebuilt(own, [node], settled, replace, split=lambda part: extracted(part, scalar))[0]
+    parents = [part for part in reachable([inner]) if y in part.children]
+    if len(parents) == 1 and parents[0] is not inner:
+        line = affine(parents[0], y)
+        if line is not None:
+            return rebuilt(own, [inner], settled, {parents[0]: y})[0], *line
+    return inner, Fraction(1), Fraction(0)
+
+
+def _registered(node: Expr) -> Univariate | None:
+    """The registered function that an expression in y is, if it is one."""
+    if isinstance(node, Call) and isinstance(node.argument, Variable):
+        return node.function
+    if node.text in _KNOWN:
+        return get(_KNOWN[node.text])
+    if isinstance(node, Product) and len(node.factors) == 1 and isinstance(node.factors[0][0], Variable):
+        return power(float(node.factors[0][1]))
+    return None

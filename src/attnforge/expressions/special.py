@@ -1,0 +1,168 @@
+"""Functions of formulas that are no univariate functions of the registry, written with those that are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from ..errors import ArgumentError, DomainError
+from ..functions.registry import names
+from .constants import constant_pi
+
+if TYPE_CHECKING:
+    from .expression import Expr
+    from .graph import Graph
+
+#: Registered functions that are powers: the normal form writes them as such.
+POWERS = {
+    "identity": 1,
+    "square": 2,
+    "cube": 3,
+    "reciprocal": -1,
+    "sqrt": Fraction(1, 2),
+    "rsqrt": Fraction(-1, 2),
+}
+#: Other spellings that formulas may use.
+ALIASES = {
+    "absolute": "abs",
+    "arccos": "acos",
+    "arccosh": "acosh",
+    "arcsin": "asin",
+    "arcsinh": "asinh",
+    "arctan": "atan",
+    "arctan2": "atan2",
+    "arctanh": "atanh",
+    "clamp": "clip",
+    "fabs": "abs",
+    "ln": "log",
+    "maximum": "max",
+    "minimum": "min",
+    "swish": "silu",
+}
+#: Why some common functions are refused.
+REFUSED = {
+    "sign": "it jumps, and attention-only networks are continuous",
+    "floor": "it jumps, and attention-only networks are continuous",
+    "ceil": "it jumps, and attention-only networks are continuous",
+    "round": "it jumps, and attention-only networks are continuous",
+    "mod": "it jumps, and attention-only networks are continuous",
+    "heaviside": "it jumps, and attention-only networks are continuous",
+    "step": "it jumps, and attention-only networks are continuous",
+}
+
+
+def _count(word: str, arguments: Sequence[Expr], wanted: int, example: str) -> None:
+    if len(arguments) != wanted:
+        plural = "" if wanted == 1 else "s"
+        raise ArgumentError(f"{word} takes {wanted} argument{plural}, as in {example}, got {len(arguments)}")
+
+
+def _pow(graph: Graph, arguments: list[Expr]) -> Expr:
+    _count("pow", arguments, 2, "pow(x, 2)")
+    return graph.power(*arguments)
+
+
+def _larger(graph: Graph, a: Expr, b: Expr) -> Expr:
+    """max(a, b) = b + relu(a - b); the constant plays b, or else the later one in the order of all nodes."""
+    if not a.variables or (b.variables and b.order < a.order):
+        a, b = b, a
+    difference = a - b
+    if difference.range[0] >= 0 or difference.range[1] <= 0:
+        return a if difference.range[0] >= 0 else b
+    return b + graph.call("relu", difference)
+
+
+def _balanced(graph: Graph, nodes: list[Expr]) -> Expr:
+    while len(nodes) > 1:
+        pairs = [_larger(graph, a, b) for a, b in zip(nodes[::2], nodes[1::2], strict=False)]
+        nodes = pairs + nodes[len(pairs) * 2 :]
+    return nodes[0]
+
+
+def _max(graph: Graph, arguments: list[Expr]) -> Expr:
+    if not arguments:
+        raise ArgumentError("max takes at least one argument, as in max(x, y)")
+    return _balanced(graph, arguments)
+
+
+def _min(graph: Graph, arguments: list[Expr]) -> Expr:
+    if not arguments:
+        raise ArgumentError("min takes at least one argument, as in min(x, y)")
+    return -_balanced(graph, [-a for a in arguments])
+
+
+def _clip(graph: Graph, arguments: list[Expr]) -> Expr:
+    """clip(u, lo, hi) = m + h hardtanh((u - m)/h) for constant bounds with middle m and half width h."""
+    _count("clip", arguments, 3, "clip(x, -1, 1)")
+    u, lo, hi = arguments
+    width = hi - lo
+    if width.range[1] < 0:
+        raise ArgumentError(f"clip needs lo <= hi, got {lo.short()} and {hi.short()}")
+    inside = u.range[0] >= lo.range[1], u.range[1] <= hi.range[0]
+    if width.variables or lo.variables or not u.variables or width.range[1] <= 0 or any(inside):
+        return _min(graph, [_max(graph, [u, lo]), hi])
+    half = width / 2
+    return (lo + hi) / 2 + half * graph.call("hardtanh", (u - (lo + hi) / 2) / half)
+
+
+def _hypot(graph: Graph, arguments: list[Expr]) -> Expr:
+    _count("hypot", arguments, 2, "hypot(x, y)")
+    x, y = arguments
+    return graph.power(x * x + y * y, graph.number(Fraction(1, 2)))
+
+
+def _atan2(graph: Graph, arguments: list[Expr]) -> Expr:
+    """The angle of (x, y), by the one of atan(y/x) and atan(x/y) that the box keeps smooth."""
+    _count("atan2", arguments, 2, "atan2(y, x)")
+    y, x = arguments
+    right_angle = graph.number(constant_pi() / 2)
+    if x.range[0] > 0:
+        return graph.call("atan", y / x)
+    if y.range[0] > 0:
+        return right_angle - graph.call("atan", x / y)
+    if y.range[1] < 0:
+        return -right_angle - graph.call("atan", x / y)
+    raise DomainError(
+        f"atan2({y.short()}, {x.short()}) jumps at the negative x axis and has no limit at the origin; the box must "
+        f"keep {x.short()} > 0, or {y.short()} > 0, or {y.short()} < 0, but there {_between(x)} and {_between(y)}"
+    )
+
+
+def _between(node: Expr) -> str:
+    return f"{node.short()} reaches from {node.range[0]:.6g} to {node.range[1]:.6g}"
+
+
+def _sec(graph: Graph, arguments: list[Expr]) -> Expr:
+    _count("sec", arguments, 1, "sec(x)")
+    return 1 / graph.call("cos", arguments[0])
+
+
+def _csc(graph: Graph, arguments: list[Expr]) -> Expr:
+    _count("csc", arguments, 1, "csc(x)")
+    return 1 / graph.call("sin", arguments[0])
+
+
+def _cot(graph: Graph, arguments: list[Expr]) -> Expr:
+    _count("cot", arguments, 1, "cot(x)")
+    return graph.call("cos", arguments[0]) / graph.call("sin", arguments[0])
+
+
+SPECIAL: dict[str, Callable[[Graph, list[Expr]], Expr]] = {
+    "atan2": _atan2,
+    "clip": _clip,
+    "cot": _cot,
+    "csc": _csc,
+    "hypot": _hypot,
+    "max": _max,
+    "min": _min,
+    "pow": _pow,
+    "sec": _sec,
+}
+
+
+@functools.cache
+def words() -> tuple[str, ...]:
+    """Every function name that formulas may use, less the aliases."""
+    return tuple(sorted({*names(), *SPECIAL}))

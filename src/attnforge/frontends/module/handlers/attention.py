@@ -1,0 +1,209 @@
+"""Handlers for softmax, attention and normalisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import attention
+from ..atoms import Ints, Refusal, Tape, unique_rows
+from ..attention import Scores
+from ..values import (
+    Unknown,
+    Value,
+    add,
+    apply,
+    atoms,
+    moved,
+    multiply,
+    rearranged,
+    rescale,
+    shape,
+    subtract,
+    transposed,
+    wrap,
+)
+from .linear import product
+from .reduce import log_sum_exp, mean, variance
+from .table import Call, lowers, words
+
+
+def by_rows(tape: Tape, ids: Tensor, lower: Callable[[Ints], Ints], value: Callable[[Tensor], Tensor]) -> Tensor:
+    """An operation on rows (..., K) of single tokens.
+
+    `lower` maps the slots of a row to those of its result, `value` does the same to rows that are all numbers.
+    """
+    parts = tape.unpack(ids.reshape(-1, ids.shape[-1]))
+    token, point = tape.one_token(parts.token), tape.one_point(parts.point)
+    if token is None:
+        raise Refusal("it runs over numbers of different tokens and channels at once")
+    patterns, inverse = unique_rows(parts.slot)
+
+    def row(slots: Ints) -> Ints:
+        if tape.is_number(slots).all():
+            return tape.constants(value(torch.from_numpy(tape.numbers(slots))).numpy())
+        return lower(slots)
+
+    slots = np.stack([row(pattern) for pattern in patterns])[inverse]
+    return tape.pack(slots, token[:, None], point[:, None]).reshape(ids.shape)
+
+
+def softmax(tape: Tape, x: Value, dim: int) -> Value:
+    """Softmax over channels, or over tokens (then the weights of an attention)."""
+    moved_last = rearranged(tape, x, lambda i: i.movedim(dim, -1))
+    if not isinstance(moved_last, Scores):
+        ids = atoms(tape, moved_last)
+        parts = tape.unpack(ids.reshape(-1, ids.shape[-1]))
+        if tape.one_token(parts.token) is not None:
+            rows = by_rows(tape, ids, _softmax_row(tape), lambda row: row.softmax(-1))
+            return rearranged(tape, wrap(tape, rows), lambda i: i.movedim(-1, dim))
+        tape.one_point(parts.point)
+        found = attention.token_scores(tape, parts)
+    else:
+        found = moved(tape, [moved_last], lambda change: change(moved_last).reshape(-1, shape(moved_last)[-1]))
+    size = shape(moved_last)
+    weights = attention.softmax(tape, found)
+    return replace(weights, codes=weights.codes.reshape(size).movedim(-1, dim))
+
+
+def _softmax_row(tape: Tape) -> Callable[[Ints], Ints]:
+    def lower(slots: Ints) -> Ints:
+        hidden = np.isneginf(tape.numbers(slots))
+        if hidden.all():
+            raise Refusal("its mask hides every entry of a row")
+        out = np.zeros_like(slots)  # slot 0 is the number zero
+        if (~hidden).sum() == 1:
+            out[~hidden] = tape.constants(np.ones(1))
+            return out
+        out[~hidden] = tape.register(tape.build.softmax(tape.columns(slots[~hidden]), tape.site))
+        return out
+
+    return lower
+
+
+@lowers("softmax", "_softmax", "_safe_softmax", note="over channels, or over tokens as attention; masks by -inf")
+def _softmax(tape: Tape, call: Call) -> Value:
+    return softmax(tape, call["self"], int(call["dim"]))
+
+
+@lowers("log_softmax", "_log_softmax", note="x - logsumexp(x)")
+def _log_softmax(tape: Tape, call: Call) -> Value:
+    x, dim = call["self"], int(call["dim"])
+    return subtract(tape, x, log_sum_exp(tape, x, [dim % max(1, len(shape(x)))], keepdim=True))
+
+
+_FUSED = words(
+    """_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
+    _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math
+    _scaled_dot_product_fused_attention_overrideable"""
+)
+
+
+@lowers("scaled_dot_product_attention", *_FUSED, note="kept as attention over tokens; constant masks")
+def _attention(tape: Tape, call: Call) -> Any:
+    query, key, value = (call[name] for name in ("query", "key", "value"))
+    mask = call.get("attn_mask", call.get("attn_bias"))
+    if call.get("dropout_p"):
+        raise Refusal("it draws random numbers: dropout_p is not 0")
+    if call.get("enable_gqa"):
+        times = shape(query)[-3] // shape(key)[-3]
+        key, value = (rearranged(tape, v, lambda i: i.repeat_interleave(times, -3)) for v in (key, value))
+    factor = call.get("scale")
+    scale = 1.0 / math.sqrt(shape(query)[-1]) if factor is None else float(factor)
+    logits = rescale(tape, product(tape, query, transposed(tape, key)), scale)
+    if call.get("is_causal"):
+        size = (shape(query)[-2], shape(key)[-2])
+        logits = rescale(tape, logits, 1.0, torch.full(size, -math.inf, dtype=torch.float64).triu(1))
+    if mask is not None:
+        if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -math.inf)
+        logits = add(tape, logits, mask)
+    out = product(tape, softmax(tape, logits, -1), value)
+    statistics = Unknown("only the output of attention is supported, not the statistics beside it")
+    return out if call.name == "scaled_dot_product_attention" else [out, *[statistics] * 8]
+
+
+def normalise(tape: Tape, x: Value, eps: float, centred: bool = True) -> Value:
+    """Layer norm, or RMS norm, over the last axis."""
+
+    def lower(slots: Ints) -> Ints:
+        return tape.register(tape.build.normalise(tape.columns(slots), eps, centred, tape.site))
+
+    def value(row: Tensor) -> Tensor:
+        centre = row - row.mean() if centred else row
+        return centre * torch.rsqrt(centre.square().mean() + eps)
+
+    return wrap(tape, by_rows(tape, atoms(tape, x), lower, value))
+
+
+def _scaled(tape: Tape, x: Value, weight: Value | None, bias: Value | None) -> Value:
+    x = x if weight is None else multiply(tape, x, weight)
+    return x if bias is None else add(tape, x, bias)
+
+
+@lowers("layer_norm", "native_layer_norm", note="over the last axes, natively")
+def _layer_norm(tape: Tape, call: Call) -> Any:
+    x, rank, eps = call["input"], len(call["normalized_shape"]), float(call.get("eps", 1e-5))
+    size = shape(x)
+    flat = rearranged(tape, x, lambda i: i.flatten(-rank))
+    unit = rearranged(tape, normalise(tape, flat, eps), lambda i: i.reshape(size))
+    out = _scaled(tape, unit, call.get("weight"), call.get("bias"))
+    if call.name == "layer_norm":
+        return out
+    dims = list(range(len(size) - rank, len(size)))[::-1]
+    spread = rescale(tape, variance(tape, x, dims, True, 0.0), 1.0, eps)
+    return [out, mean(tape, x, dims, True), apply(tape, spread, "rsqrt")]
+
+
+@lowers("rms_norm", "_fused_rms_norm", note="over the last axes, natively")
+def _rms_norm(tape: Tape, call: Call) -> Any:
+    x, rank, eps = call["input"], len(call["normalized_shape"]), call.get("eps")
+    size = shape(x)
+    small = torch.finfo(torch.float64).eps if eps is None else float(eps)
+    flat = rearranged(tape, x, lambda i: i.flatten(-rank))
+    unit = rearranged(tape, normalise(tape, flat, small, centred=False), lambda i: i.reshape(size))
+    out = _scaled(tape, unit, call.get("weight"), None)
+    return out if call.name == "rms_norm" else [out, Unknown("the statistics of rms_norm are not supported")]
+
+
+@lowers("group_norm", "native_group_norm", "instance_norm", note="natively, group by group")
+def _group_norm(tape: Tape, call: Call) -> Any:
+    x, eps = call["input"], float(call["eps"])
+    size = shape(x)
+    groups = size[1] if call.name == "instance_norm" else int(call.get("num_groups", call.get("group")))
+    if call.name == "instance_norm" and not call["use_input_stats"]:
+        raise Refusal("with running statistics it is not supported; use batch norm in evaluation mode")
+    flat = rearranged(tape, x, lambda i: i.reshape(size[0], groups, -1))
+    unit = rearranged(tape, normalise(tape, flat, eps), lambda i: i.reshape(size))
+    weight, bias = (_channels(call.constant(key), len(size)) for key in ("weight", "bias"))
+    out = _scaled(tape, unit, weight, bias)
+    statistics = Unknown("the statistics of native_group_norm are not supported")
+    return [out, statistics, statistics] if call.name == "native_group_norm" else out
+
+
+def _channels(numbers: Tensor | None, rank: int) -> Tensor | None:
+    """One number for each channel, ready to be broadcast to (batch, channels, space...)."""
+    return None if numbers is None else numbers.double().reshape(-1, *[1] * (rank - 2))
+
+
+@lowers("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", note="affine, in evaluation mode")
+def _batch_norm(tape: Tape, call: Call) -> Any:
+    x = call["input"]
+    centre, spread = (call.constant(key) for key in ("running_mean", "running_var"))
+    if call.get("training") or centre is None or spread is None:
+        raise Refusal("without running statistics, or in training mode, it mixes points of the batch")
+    rank = len(shape(x))
+    scale = torch.rsqrt(spread.double() + float(call["eps"]))
+    if call.constant("weight") is not None:
+        scale = scale * call["weight"].double()
+    shift = -centre.double() * scale
+    if call.constant("bias") is not None:
+        shift = shift + call["bias"].double()
+    out = rescale(tape, x, _channels(scale, rank), _channels(shift, rank))  # type: ignore[arg-type]
+    return out if call.name == "batch_norm" else [out, torch.zeros(0), torch.zeros(0)]

@@ -1,0 +1,133 @@
+"""Handlers for operations that move data about, copy it or only ask for its shape: they cost nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..atoms import Refusal, Tape
+from ..values import SYMBOLS, as_value, atoms, is_data, leaves, moved, rearranged, shape, substitute, wrap
+from .table import Call, lowers, words
+
+# Which arguments hold the contents that are moved, where that is not just `self`; all others steer.
+_CONTENTS = {
+    "cat": ("tensors",),
+    "stack": ("tensors",),
+    "block_diag": ("tensors",),
+    "broadcast_tensors": ("tensors",),
+    "where": ("self", "other"),
+    "masked_fill": ("self", "value"),
+    "constant_pad_nd": ("self", "value"),
+    "index_put": ("self", "values"),
+    "_unsafe_index_put": ("self", "values"),
+    "index_copy": ("self", "source"),
+    "index_fill": ("self", "value"),
+    "select_scatter": ("self", "src"),
+    "slice_scatter": ("self", "src"),
+    "diagonal_scatter": ("self", "src"),
+    "scatter": ("self", "src", "value"),
+    "masked_scatter": ("self", "source"),
+}
+_MOVEMENT = words(
+    """view reshape _unsafe_view view_copy _reshape_alias flatten unflatten ravel permute transpose t swapaxes
+    movedim mT numpy_T expand broadcast_to slice select narrow index _unsafe_index gather index_select take
+    take_along_dim split split_with_sizes tensor_split chunk unsafe_split unsafe_split_with_sizes unsafe_chunk unbind
+    unfold flip roll rot90 squeeze unsqueeze atleast_1d atleast_2d repeat tile repeat_interleave tril triu diagonal
+    diag diag_embed pixel_shuffle pixel_unshuffle"""
+)
+_VIEWS = ("view", "_unsafe_view", "view_copy", "_reshape_alias")
+_PADS = words(
+    """reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
+    im2col"""
+)
+
+
+@lowers(*_MOVEMENT, *_CONTENTS, note="movement of data by constant shapes, indices and masks: free")
+def _move(tape: Tape, call: Call) -> Any:
+    names = _CONTENTS.get(call.name, ("self",))
+    for key in call.arguments.keys() - set(names):
+        call.constant(key)
+    if call.get("accumulate") or call.get("reduce"):
+        raise Refusal("it adds up what is moved to one place")
+    if call.name == "where" and (mask := call.constant("condition").bool()).unique().numel() == 1:
+        return _chosen(tape, call["self"] if mask.all() else call["other"], call)
+    contents = [leaf for key in names for leaf in leaves(call.get(key)) if leaf is not None]
+
+    def move(change: Any) -> Any:
+        def changed(leaf: Any) -> Any:
+            return None if leaf is None else change(leaf)
+
+        arguments = {
+            key: substitute(value, changed) if key in names else value for key, value in call.arguments.items()
+        }
+        # How atoms lie in memory is not how the target's numbers do: a view may need a copy.
+        return arguments["self"].reshape(call["size"]) if call.name in _VIEWS else call.target(**arguments)
+
+    return moved(tape, contents, move)
+
+
+def _chosen(tape: Tape, side: Any, call: Call) -> Any:
+    """One side of a `where` whose condition is the same everywhere."""
+    sizes = [shape(as_value(call[key])) for key in ("condition", "self", "other")]
+    return rearranged(tape, as_value(side), lambda i: i.expand(torch.broadcast_shapes(*sizes)))
+
+
+@lowers(*_PADS, note="movement of data: free")
+def _pad(tape: Tape, call: Call) -> Any:
+    # These exist for floats only, which hold an atom's number exactly as long as it is below 2^53.
+    arguments = {key: value for key, value in call.arguments.items() if key != "self"}
+    return moved(tape, [call["self"]], lambda change: call.target(change(call["self"]).double(), **arguments).long())
+
+
+@lowers(
+    *words("clone contiguous detach alias lift_fresh lift_fresh_copy lift positive _to_copy to type_as resolve_neg"),
+    note="the value itself; numbers stay exact whatever the dtype",
+)
+def _same(tape: Tape, call: Call) -> Any:
+    wanted = call.get("dtype")
+    if isinstance(wanted, torch.dtype) and not wanted.is_floating_point:
+        raise Refusal("it turns data into integers or truth values")
+    return call["self"]
+
+
+@lowers("copy", note="the source, in the shape of the destination")
+def _copy(tape: Tape, call: Call) -> Any:
+    source, size = call["src"], shape(call["self"])
+    if isinstance(source, Tensor):
+        return source.expand(size)
+    return moved(tape, [source], lambda change: change(source).expand(size))
+
+
+@lowers("dropout", "feature_dropout", "alpha_dropout", "native_dropout", note="the value itself, in evaluation mode")
+def _dropout(tape: Tape, call: Call) -> Any:
+    if call.get("train") and call.get("p") != 0:
+        raise Refusal("it draws random numbers")
+    return [call["input"], None] if call.name == "native_dropout" else call["input"]
+
+
+@lowers("expand_as", "view_as", "reshape_as", note="movement of data by another tensor's shape")
+def _like(tape: Tape, call: Call) -> Any:
+    source, size = call["self"], shape(call["other"])
+    method = "expand" if call.name == "expand_as" else "reshape"
+    if not isinstance(source, SYMBOLS):
+        return getattr(source, method)(size)
+    return moved(tape, [source], lambda change: getattr(change(source), method)(size))
+
+
+_FILL = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0, "empty_like": 0.0, "new_empty": 0.0}
+
+
+@lowers(*_FILL, "full_like", "new_full", "fill", note="a constant of the same shape")
+def _filled(tape: Tape, call: Call) -> Any:
+    size = tuple(call["size"]) if "size" in call.arguments else tuple(shape(call["self"]))
+    number = _FILL.get(call.name)
+    if number is None:
+        filling = call.get("fill_value", call.get("value"))
+        if is_data(filling):
+            return wrap(tape, atoms(tape, filling).expand(size))
+        number = float(filling)
+    dtype = call.get("dtype")
+    kind = dtype if isinstance(dtype, torch.dtype) and not dtype.is_floating_point else torch.float64
+    return torch.full(size, number, dtype=kind)

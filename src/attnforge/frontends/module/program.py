@@ -1,0 +1,233 @@
+"""The front end for functions of tensors and PyTorch modules: `lower_module` turns one into a `Program`.
+
+The target is captured on a small batch of points and then executed on symbols. Programs of one token treat the input as
+one vector; where the input has shape (tokens, channels), a program that keeps the tokens apart is tried as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...box import Box
+from ...errors import ArgumentError, UnsupportedOperation
+from ...programs.ops import Attention, Constant, Linear, Mix
+from ...programs.program import Program
+from .atoms import BatchRefusal, Refusal, Tape, broadcast
+from .capture import (
+    BATCH,
+    Captured,
+    CaptureError,
+    FunctionModule,
+    Reading,
+    describe,
+    difference,
+    evaluation,
+    exported,
+    join,
+    traced,
+    unfaithful,
+)
+from .handlers import supported_operations
+from .simplify import simplify
+from .values import Atoms, Unknown, atoms
+from .walk import Problem, Walk
+
+__all__ = ["join", "lower_module", "supported_operations"]
+
+
+def lower_module(target: nn.Module | Callable[..., Tensor], boxes: Box | tuple[Box, ...]) -> Program:
+    """The program that computes what a module or function of tensors does, on the box of its input.
+
+    The target gets a batch of points, batch dimension first; a function that cannot treat a batch point by point gets
+    one point at a time. Several boxes mean several arguments; `join` lays their tensors out for the program. What
+    cannot be lowered is listed in one `UnsupportedOperation`, with source lines.
+
+    >>> print(lower_module(lambda x: torch.tanh(2 * x + 1), Box.cube(-1, 1, shape=3)))
+    program of 1 token: <lambda>
+      %0 = input : 3
+      %1 = linear %0 [3x3]         # add...
+      %2 = apply tanh %1           # tanh...
+      output %2 : 3
+    """
+    boxes = (boxes,) if isinstance(boxes, Box) else tuple(boxes)
+    if not boxes or not all(isinstance(box, Box) for box in boxes):
+        raise ArgumentError("expected a box, or a tuple of boxes, one for each argument of the target")
+    if not callable(target):
+        raise ArgumentError(f"expected a module or a function of tensors, got {type(target).__name__}")
+    net = target if isinstance(target, nn.Module) else FunctionModule(target)
+    failure: Exception | None = None
+    with evaluation(net):
+        for batch in (BATCH, None):
+            try:
+                return _lowered(Reading(net, boxes, batch))
+            except _Failure as problem:
+                failure = failure if failure and problem.weak else problem.error
+                if not problem.retry:
+                    break
+    assert failure is not None
+    raise failure
+
+
+class _Failure(Exception):
+    """A reading that did not work; `retry`: another one might; `weak`: the error of another one says more."""
+
+    def __init__(self, error: Exception, retry: bool, weak: bool = False):
+        super().__init__(str(error))
+        self.error, self.retry, self.weak = error, retry, weak
+
+
+def _lowered(reading: Reading) -> Program:
+    """By torch.export; by a trace where export fails or what it gave is not the target."""
+    problem: _Failure | None = None
+    for capture in (exported, traced):
+        try:
+            captured = _captured(capture, reading)
+        except CaptureError as error:
+            problem = _Failure(error.error, retry=True, weak=reading.batch is None)
+            continue
+        program = _best(captured, reading)
+        wrong = difference(program, reading)
+        if wrong is None:
+            return program
+        problem = _Failure(unfaithful(captured, reading) or wrong, retry=False)
+    assert problem is not None
+    raise problem
+
+
+def _captured(capture: Callable[[nn.Module, tuple[Tensor, ...]], Captured], reading: Reading) -> Captured:
+    """In the dtype of the target's parameters; in float64 where its own constants ask for that."""
+    own = next((p.dtype for p in reading.net.parameters() if p.is_floating_point()), torch.get_default_dtype())
+    try:
+        return capture(reading.net, reading.examples(own))
+    except CaptureError as error:
+        if own == torch.float64 or not any(word in str(error) for word in ("dtype", "scalar type", "Double")):
+            raise
+        return capture(reading.net, reading.examples(torch.float64))
+
+
+def _best(captured: Captured, reading: Reading) -> Program:
+    """The cheaper one of the programs with and without tokens."""
+    attempts = []
+    for tokens in _layouts(reading.boxes):
+        program, problems = _attempt(captured, reading, tokens)
+        if program is not None:
+            attempts.append(program)
+            if _attends(program):
+                break  # as one vector it would cost many times as much
+    if attempts:
+        return min(attempts, key=_cost)
+    name, batch = describe(reading.net), [p for p in problems if p.batch]
+    if len(batch) == len(problems):
+        what = "".join(f"\n  {problem}" for problem in problems)
+        error: Exception = ArgumentError(f"{name} does not treat a batch point by point{what}")
+        raise _Failure(error, retry=True, weak=reading.batch is None)
+    lines = "\n".join(f"  {problem}" for problem in problems)
+    count = f"{len(problems)} operation{'s' if len(problems) > 1 else ''}"
+    verb = "have" if len(problems) > 1 else "has"
+    error = UnsupportedOperation(
+        f"{name} uses {count} that {verb} no attention-only form here\n{lines}\n"
+        "attnforge.frontends.module.supported_operations() lists what can be used"
+    )
+    raise _Failure(error, retry=bool(batch))
+
+
+def _layouts(boxes: tuple[Box, ...]) -> Iterator[int]:
+    """The numbers of tokens to try, the larger one first; several tensors are always one vector, end to end."""
+    if len(boxes) == 1 and len(boxes[0].shape) == 2 and boxes[0].shape[0] > 1:
+        yield boxes[0].shape[0]
+    yield 1
+
+
+def _joined(boxes: tuple[Box, ...]) -> Box:
+    if len(boxes) == 1:
+        return boxes[0]
+    low, high = (torch.cat([getattr(box, side).reshape(-1) for box in boxes]) for side in ("lower", "upper"))
+    return Box.between(low, high)
+
+
+def _attends(program: Program) -> bool:
+    """Whether tokens attend to tokens: not only to read the weights of a softmax over them."""
+    heads = [op for op in program.ops if isinstance(op, Attention)]
+    return bool(heads) and not any(isinstance(program.ops[head.value], Constant) for head in heads)
+
+
+def _cost(program: Program) -> int:
+    """Heads, roughly, and layers: a column of an operation that is not affine is a head, a mixing of tokens two."""
+    heads, layers = 0, [0]
+    for op in program.ops[1:]:
+        free = isinstance(op, (Constant, Linear))
+        heads += 0 if free else 2 if isinstance(op, Mix) else op.width
+        layers.append(max((layers[i] for i in op.inputs), default=0) + (not free))
+    return heads + 4 * layers[program.output]
+
+
+def _attempt(captured: Captured, reading: Reading, tokens: int) -> tuple[Program | None, list[Problem]]:
+    """The program with this many tokens, or why there is none."""
+    tape = Tape(_joined(reading.boxes), tokens, reading.batch or 1)
+    walk = Walk(tape, captured.places)
+    bound: dict[str, Any] = dict(captured.constants)
+    bound |= dict(zip(captured.inputs, _inputs(tape, reading), strict=True))
+    wanted = [captured.output, *captured.stored]
+    result, *_ = walk.run(captured.module.graph, bound, wanted, captured.module)
+    problems = list(walk.problems)
+    for node in captured.stored:
+        where = captured.places.source(node), captured.places.module(node)
+        problems.append(Problem(str(node), "its result is kept for the next call: the target has a state", *where))
+    if problems or isinstance(result, Unknown):
+        return None, problems
+    try:
+        ids = _one_point(tape, atoms(tape, result), reading.batch)
+        output, rows = _output(tape, ids)
+    except Refusal as refusal:
+        why, batch = str(refusal), isinstance(refusal, BatchRefusal)
+        return None, [Problem("the output", why, captured.places.source(captured.output), batch=batch)]
+    build, output = simplify(tape.build, output)
+    return build.program(output, describe(reading.net), tuple(ids.shape), rows), []
+
+
+def _inputs(tape: Tape, reading: Reading) -> list[Atoms]:
+    """The atoms of the target's arguments."""
+    found, start = [], 0
+    for box in reading.boxes:
+        width = box.dim // tape.tokens
+        slots = tape.input_slots[start : start + width]
+        start += width
+        slot, token = np.tile(slots, tape.tokens), np.repeat(np.arange(1, tape.tokens + 1), width)
+        points = [tape.pack(slot, token, i + 1).reshape(box.shape) for i in range(tape.batch)]
+        found.append(Atoms(torch.stack(points) if reading.batch else points[0]))
+    return found
+
+
+def _one_point(tape: Tape, ids: Tensor, batch: int | None) -> Tensor:
+    """The atoms of the first point's output; every other point's must be the same, of that point."""
+    if batch is None:
+        return ids
+    if ids.dim() == 0 or len(ids) != batch:
+        raise BatchRefusal(f"its shape {tuple(ids.shape)} does not begin with the batch dimension, {batch}")
+    parts = tape.unpack(ids)
+    own = np.arange(1, batch + 1).reshape(-1, *[1] * (ids.dim() - 1))
+    like = all((part == part[:1]).all() for part in (parts.slot, parts.token))
+    if not like or ((parts.point != own) & (parts.point != 0)).any():
+        raise BatchRefusal("its points depend on one another, or on their place in the batch")
+    return ids[0]
+
+
+def _output(tape: Tape, ids: Tensor) -> tuple[int, Any]:
+    """The output's value and rows: one row for each token where the tokens make up the result, else only the first."""
+    parts, n = tape.unpack(ids.reshape(-1)), tape.tokens
+    if not len(parts.slot):
+        raise Refusal("it has no entries")
+    if n > 1 and parts.token.any() and len(parts.slot) % n == 0:
+        slot, token = parts.slot.reshape(n, -1), parts.token.reshape(n, -1)
+        own = np.arange(1, n + 1)[:, None]
+        if (slot == slot[0]).all() and ((token == own) | (token == 0)).all():
+            return tape.columns(slot[0]), "all"
+    tape.site = "output"
+    if ((parts.token != 0) & (parts.token != 1)).any():
+        parts = broadcast(tape, parts)
+    return tape.columns(parts.slot), "all" if n == 1 else "first"

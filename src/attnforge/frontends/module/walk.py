@@ -1,0 +1,235 @@
+"""Execution of a captured graph on values: constants are computed, data is lowered, what cannot be is listed."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx.node import map_arg
+
+from ...census.graph import operator_name
+from .atoms import BatchRefusal, Refusal, Tape
+from .handlers import TABLE
+from .handlers.table import REFUSED, Call, reason
+from .values import SYMBOLS, Unknown, Value, is_data, leaves, shape, substitute
+
+if TYPE_CHECKING:
+    from torch.fx import Graph, GraphModule, Node
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One operation that cannot be lowered."""
+
+    operation: str
+    why: str
+    source: str = ""
+    module: str = ""
+    batch: bool = False
+    """Whether the operation fails only because it mixes points of the batch."""
+
+    def __str__(self) -> str:
+        place = f"\n      {self.source}" if self.source else ""
+        return f"{self.operation}{f' in {self.module}' if self.module else ''}: {self.why}{place}"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where nodes were written: `file:line  code`, and the dotted path of the submodule."""
+
+    source: Callable[[Node], str]
+    module: Callable[[Node], str]
+
+
+class Walk:
+    """One pass over a graph, writing to a tape; `problems` fills up instead of raising at the first."""
+
+    def __init__(self, tape: Tape, places: Places):
+        self.tape, self.places = tape, places
+        self.problems: list[Problem] = []
+        self._outer: list[Node] = []
+
+    def run(
+        self, graph: Graph, bound: Mapping[str, Any], wanted: Iterable[Node | None], owner: GraphModule
+    ) -> list[Any]:
+        """The values of the wanted nodes, given those of the placeholders by name."""
+        values: dict[Node, Any] = {}
+        targets = list(wanted)
+        needed = _ancestors([node for node in targets if node is not None])
+        for node in graph.nodes:
+            if node not in needed:
+                continue
+            if node.op == "placeholder":
+                values[node] = bound[node.name]
+            elif node.op == "get_attr":
+                values[node] = promoted(operator.attrgetter(str(node.target))(owner))
+            else:
+                values[node] = self._call(node, values)
+        return [None if node is None else values[node] for node in targets]
+
+    def _call(self, node: Node, values: dict[Node, Any]) -> Any:
+        args: list[Any] = list(map_arg(node.args, lambda n: values[n]))
+        kwargs: dict[str, Any] = dict(map_arg(node.kwargs, lambda n: values[n]))
+        if node.target is operator.getitem and isinstance(args[0], (list, tuple, Unknown)):
+            item = args[0] if isinstance(args[0], Unknown) else args[0][args[1]]
+            if isinstance(item, Unknown) and item.why:
+                return self._record(node, item.why)
+            return item
+        found = list(leaves([args, kwargs]))
+        if not any(map(is_data, found)):
+            return (
+                self._record(node, "it draws random numbers")
+                if _is_random(node)
+                else _computed(node.target, args, kwargs)
+            )
+        if any(isinstance(leaf, Unknown) for leaf in found):
+            hopeless = operator_name(node) not in TABLE and _decomposition(node.target) is None
+            return self._record(node, reason(operator_name(node))) if hopeless else Unknown()
+        if not self._outer:
+            self.tape.site = self._site(node)
+        try:
+            return self._lowered(node, args, kwargs)
+        except Refusal as refusal:
+            return self._record(node, str(refusal), isinstance(refusal, BatchRefusal))
+
+    def _lowered(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        name, target = operator_name(node), node.target
+        handler = TABLE.get(name)
+        if handler is not None and isinstance(target, OpOverload):
+            return handler.lower(self.tape, Call(name, target, _named(target, args, kwargs)))
+        inside = _inside(target, args, kwargs) if isinstance(target, OpOverload) else None
+        if inside is None:
+            raise Refusal(reason(name))
+        tensors = [leaf for leaf in leaves([args, kwargs]) if isinstance(leaf, (Tensor, *SYMBOLS))]
+        names = [n.name for n in inside.graph.nodes if n.op == "placeholder"]
+        output: Any = inside.graph.output_node().args[0]
+        several = isinstance(output, (list, tuple))
+        self._outer.append(node)
+        try:
+            results = self.run(
+                inside.graph, dict(zip(names, tensors, strict=True)), output if several else [output], inside
+            )
+        finally:
+            self._outer.pop()
+        return results if several else results[0]
+
+    def _record(self, node: Node, why: str, batch: bool = False) -> Unknown:
+        outer = self._outer[0] if self._outer else node
+        if outer is not node and operator_name(outer) != operator_name(node):
+            why = f"it needs {operator_name(node)}, and {why}"
+        source, module = self.places.source(outer), self.places.module(outer)
+        problem = Problem(operator_name(outer), why, source, module, batch)
+        if problem not in self.problems:
+            self.problems.append(problem)
+        return Unknown()
+
+    def _site(self, node: Node) -> str:
+        """What people call the operation: the layer, or the line of code."""
+        module = self.places.module(node)
+        if module:
+            return f"{module}.{operator_name(node)}"
+        code = self.places.source(node).partition("  ")[2].removeprefix("return ")
+        return f"{operator_name(node)}: {code[:40]}" if code else operator_name(node)
+
+
+def _is_random(node: Node) -> bool:
+    """Whether an operator on constants draws; dropout and attention, which may, have handlers that know."""
+    seeded = torch.Tag.nondeterministic_seeded
+    return isinstance(node.target, OpOverload) and seeded in node.target.tags and operator_name(node) not in TABLE
+
+
+def promoted(value: Any) -> Any:
+    """Constants as the walk wants them: on the CPU, detached, float64 where they are floating-point."""
+    if not isinstance(value, Tensor):
+        return value
+    plain = value.detach().cpu()
+    return plain.double() if plain.is_floating_point() else plain
+
+
+def _computed(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """An operation on constants, in float64."""
+
+    def widen(leaf: Any) -> Any:
+        narrow = isinstance(leaf, torch.dtype) and leaf.is_floating_point
+        device = isinstance(leaf, torch.device)
+        return torch.float64 if narrow else torch.device("cpu") if device else leaf
+
+    with torch.no_grad():
+        result = target(*substitute(args, widen), **{key: substitute(v, widen) for key, v in kwargs.items()})
+    return substitute(result, promoted) if isinstance(result, (list, tuple)) else promoted(result)
+
+
+def _named(target: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by the names of the operator's schema, defaults included."""
+    schema = target._schema.arguments
+    values = {a.name: a.default_value for a in schema if a.has_default_value()}
+    return values | dict(zip((a.name for a in schema), args, strict=False)) | kwargs
+
+
+def _ancestors(nodes: list[Node]) -> set[Node]:
+    found: set[Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """torch's own definitions of operators in terms of simpler ones, for those that have no handler."""
+    from torch._decomp import decomposition_table
+
+    return {
+        op: how
+        for op, how in decomposition_table.items()
+        if isinstance(op, OpOverload) and _short(op).removesuffix("_") not in TABLE.keys() | REFUSED.keys()
+    }
+
+
+def _short(target: OpOverload) -> str:
+    return target._schema.name.removeprefix("aten::")
+
+
+def _decomposition(target: Any) -> Any:
+    if not isinstance(target, OpOverload) or _short(target) in REFUSED:
+        return None
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    return _decompositions().get(target) or (target if target.has_kernel_for_dispatch_key(composite) else None)
+
+
+def _inside(target: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> GraphModule | None:
+    """What an operator does, as a graph of simpler ones; None where torch knows no definition of it."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    if _decomposition(target) is None:
+        return None
+
+    def call(*tensors: Tensor) -> Any:
+        rest = iter(tensors)
+
+        def swap(leaf: Any) -> Any:
+            return next(rest) if isinstance(leaf, (Tensor, *SYMBOLS)) else leaf
+
+        return target(*substitute(args, swap), **{key: substitute(value, swap) for key, value in kwargs.items()})
+
+    examples = [_example(leaf) for leaf in leaves([args, kwargs]) if isinstance(leaf, (Tensor, *SYMBOLS))]
+    try:
+        raw = make_fx(call, _decompositions(), tracing_mode="real")(*examples)
+        traced = make_fx(torch.func.functionalize(raw), tracing_mode="real")(*examples)
+    except Exception:  # whatever a definition cannot cope with: the operator is not supported then
+        return None
+    primitive = (node.target is target or str(node.target).startswith("prims.") for node in traced.graph.nodes)
+    return None if any(primitive) else traced
+
+
+def _example(value: Value) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.zeros(tuple(shape(value)), dtype=torch.float64)

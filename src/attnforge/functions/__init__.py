@@ -1,0 +1,1 @@
+"""Univariate functions: values, domains, rigorous Taylor tables and ranges, slopes, and the registry of names."""

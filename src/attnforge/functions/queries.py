@@ -1,0 +1,189 @@
+"""Range queries: the largest of the numbers that belong to consecutive cells.
+
+`Lookup`: one rigorous table of a function, then ranges and linearisations over very many intervals at once.
+
+Ball arithmetic answers for one interval at a time. A layer of a network asks for thousands, on one common interval:
+they are answered from first-order Taylor tables on fixed cells, at the price of a little width.
+
+Bounds on slopes and moduli of univariate functions over many intervals at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from ..programs.ops import Array
+from .registry import enclose, taylor
+from .univariate import Univariate
+
+
+class Largest:
+    """The largest of the numbers that belong to consecutive cells, over many ranges of cells at once."""
+
+    def __init__(self, start: Array, number: Array):
+        self.start, self.levels = start, [number]
+        while 2 ** len(self.levels) <= len(start):  # largest of 2^k neighbours
+            half, last = 2 ** (len(self.levels) - 1), self.levels[-1]
+            self.levels.append(np.maximum(last[:-half], last[half:]))
+
+    def over(self, low: Array, high: Array) -> Array:
+        """The largest number of the cells that meet [low, high]; cells begin at `start`, the last one has no end."""
+        first = np.clip(np.searchsorted(self.start, low, side="left") - 1, 0, len(self.start) - 1)
+        final = np.clip(np.searchsorted(self.start, high, side="right") - 1, first, len(self.start) - 1)
+        depth = np.floor(np.log2(final - first + 1)).astype(int)
+        worst = np.empty(np.shape(low))
+        for k, level in enumerate(self.levels):
+            at = depth == k
+            worst[at] = np.maximum(level[first[at]], level[final[at] - 2**k + 1])
+        return worst
+
+
+CELLS = 2048
+U = 2.0**-53
+
+
+class Lookup:
+    """Enclosures of one function on cells of one interval."""
+
+    def __init__(self, fn: Univariate, lo: float, hi: float):
+        knots = [k for k in fn.knots if lo < k < hi]
+        edges = np.unique(np.concatenate([np.linspace(lo, hi, CELLS + 1), knots]))
+        table = taylor(fn, edges[:-1], edges[1:], 1)
+        self.edges, self.table = edges, table
+        with np.errstate(invalid="ignore", over="ignore"):
+            turn = table.error[:, 1] + 2 * table.remainder * table.radius
+            self.slope_low = table.coefficient[:, 1] - turn * (1 + 4 * U) - 4 * U * np.abs(table.coefficient[:, 1])
+            self.slope_high = table.coefficient[:, 1] + turn * (1 + 4 * U) + 4 * U * np.abs(table.coefficient[:, 1])
+        self._high, self._low = Largest(edges[:-1], table.high), Largest(edges[:-1], -table.low)
+        self._steep, self._flat = Largest(edges[:-1], self.slope_high), Largest(edges[:-1], -self.slope_low)
+
+    def range(self, low: Array, high: Array) -> tuple[Array, Array]:
+        """Enclosures of the function over [low, high]."""
+        return -self._low.over(low, high), self._high.over(low, high)
+
+    def slopes(self, low: Array, high: Array) -> tuple[Array, Array]:
+        """Enclosures of its derivative over [low, high]."""
+        return -self._flat.over(low, high), self._steep.over(low, high)
+
+    def at(self, y: Array) -> tuple[Array, Array]:
+        """Its value at points: middle and radius."""
+        cell = np.clip(np.searchsorted(self.edges, y, side="right") - 1, 0, len(self.edges) - 2)
+        table = self.table
+        t = y - table.centre[cell]
+        size = np.abs(t) * (1 + 2 * U)
+        zero, one = table.coefficient[cell, 0], table.coefficient[cell, 1]
+        with np.errstate(invalid="ignore", over="ignore"):
+            radius = table.error[cell, 0] + table.error[cell, 1] * size + table.remainder[cell] * size * size
+            return zero + one * t, radius * (1 + 8 * U) + 4 * U * (np.abs(zero) + np.abs(one) * size)
+
+    def line(self, low: Array, high: Array) -> tuple[Array, Array, Array, Array]:
+        """A linearisation on [low, high]: point c, value g(c), slope a, and r with |g(y) - g(c) - a (y - c)| <= r."""
+        flat, steep = self.slopes(low, high)
+        with np.errstate(invalid="ignore", over="ignore"):
+            slope = 0.5 * (flat + steep)
+            centre = 0.5 * low + 0.5 * high
+            reach = np.maximum(high - centre, centre - low) * (1 + 2 * U)
+            value, radius = self.at(centre)
+            bend = np.maximum(steep - slope, slope - flat) * (1 + 4 * U)
+            return centre, value, slope, (radius + bend * reach) * (1 + 4 * U)
+
+
+@lru_cache(maxsize=64)
+def _lookup(fn: Univariate, lo: float, hi: float) -> Lookup:
+    return Lookup(fn, lo, hi)
+
+
+def lookup(fn: Univariate, low: float, high: float) -> Lookup:
+    """The table of a function on a round interval around [low, high], so that nearby intervals share one."""
+    step = 2.0 ** math.floor(math.log2(max(high - low, 1e-6 * max(abs(low), abs(high)), 1e-30))) / 8
+    lo = max(math.floor(low / step) * step, fn.domain.lo) if fn.domain.lo_closed else low
+    hi = min(math.ceil(high / step) * step, fn.domain.hi) if fn.domain.hi_closed else high
+    poles = [p for p in fn.domain.poles if lo <= p <= hi]
+    return _lookup(fn, low, high) if poles or fn.domain.period is not None else _lookup(fn, lo, hi)
+
+
+TILE = 128  # cells of a grid that are bounded together
+
+
+def inside_domain(fn: Univariate, low: Array, high: Array) -> tuple[Array, Array, npt.NDArray[np.intp]]:
+    """The distinct intervals, cut to the function's domain, and for each entry which of them it is."""
+    low, high = np.maximum(low, fn.domain.lo), np.minimum(high, fn.domain.hi)
+    low, high = np.minimum(low, high), np.maximum(low, high)
+    pairs, where = np.unique(np.stack([low.ravel(), high.ravel()], -1), axis=0, return_inverse=True)
+    return pairs[:, 0].copy(), pairs[:, 1].copy(), where.reshape(low.shape)
+
+
+def lipschitz(fn: Univariate, low: Array, high: Array) -> Array:
+    """An upper bound on |fn'| over each interval (of the function continued by constants beyond its domain).
+
+    Once over the whole interval, which suits narrow ones, and once over a grid of small cells, which suits wide ones.
+    """
+    first, last, where = inside_domain(fn, low, high)
+    return np.minimum(_steepest(fn, first, last), _steepest_on_grid(fn, first, last))[where]
+
+
+def _steepest(fn: Univariate, first: Array, last: Array) -> Array:
+    """A bound on |fn'| over each interval of the domain from one enclosure, cut at knots."""
+    steepest = np.zeros(len(first))
+    for left, right in itertools.pairwise([-np.inf, *fn.knots, np.inf]):
+        a, b = np.maximum(first, left), np.minimum(last, right)
+        inside = a <= b
+        if inside.any():
+            steepest[inside] = np.maximum(steepest[inside], taylor(fn, a[inside], b[inside], 0).remainder)
+    return steepest
+
+
+def _steepest_on_grid(fn: Univariate, first: Array, last: Array) -> Array:
+    """The largest bound over the cells of a grid that an interval touches; the grid's pitch is a power of two."""
+    start, stop = float(np.min(first)), float(np.max(last))
+    if not 0 < stop - start < np.inf:
+        return np.full(len(first), np.inf)
+    pitch = 2.0 ** np.ceil(np.log2((stop - start) / TILE))
+    if max(abs(start), abs(stop)) > 2.0**40 * pitch:  # the grid's points must be exact
+        return np.full(len(first), np.inf)
+    tiles = range(int(np.floor(start / pitch / TILE)), int(np.floor(stop / pitch / TILE)) + 1)
+    row = np.concatenate([_tile(fn, pitch, t) for t in tiles])
+    a = np.floor(first / pitch).astype(int) - tiles[0] * TILE
+    b = np.floor(last / pitch).astype(int) - tiles[0] * TILE + 1
+    level = np.floor(np.log2(b - a)).astype(int)
+    rows = [row]
+    for k in range(int(level.max())):  # rows[k][i] is the maximum over cells i to i + 2^k - 1
+        rows.append(np.maximum(rows[k], np.append(rows[k][2**k :], np.full(2**k, np.inf))))
+    table = np.stack(rows)
+    return np.maximum(table[level, a], table[level, b - 2**level])
+
+
+@lru_cache(maxsize=256)
+def _tile(fn: Univariate, pitch: float, number: int) -> Array:
+    """Bounds on |fn'| over the cells of one tile of a grid."""
+    left = pitch * (number * TILE + np.arange(TILE))
+    first, last = np.maximum(left, fn.domain.lo), np.minimum(left + pitch, fn.domain.hi)
+    inside = first <= last
+    found = np.zeros(TILE)
+    found[inside] = _steepest(fn, first[inside], last[inside])
+    return found
+
+
+def spread(fn: Univariate, low: Array, high: Array) -> Array:
+    """An upper bound on |fn(a) - fn(b)| for a, b in each interval, from the function's range alone."""
+    first, last, where = inside_domain(fn, low, high)
+    out_low, out_high = enclose(fn, first, last)
+    return np.nextafter(out_high - out_low, np.inf)[where]
+
+
+def modulus(fn: Univariate, e: Array) -> Array:
+    """A bound on |fn(a) - fn(b)| for |a - b| <= e that needs no slope, where one is known; else infinite.
+
+    Roots and concave powers change most at 0, by e^p; asin and acos at the ends of [-1, 1], by acos(1 - e).
+    """
+    if fn.name in ("asin", "acos"):
+        return np.arccos(np.clip(1.0 - e * (1 + 2.0**-50), -1.0, 1.0)) * (1 + 2.0**-45) + 2.0**-1000
+    exponent = 0.5 if fn.name == "sqrt" else None
+    if exponent is None and fn.name.startswith("power(") and 0 < float(fn.name[6:-1]) < 1:
+        exponent = float(fn.name[6:-1])
+    return np.full(e.shape, np.inf) if exponent is None else e**exponent * (1 + 2.0**-45)

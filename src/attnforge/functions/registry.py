@@ -1,0 +1,271 @@
+"""The registry of univariate functions, and what can be asked of them.
+
+fn = get("gelu")                          a name, also "power(-1.5)", "piecewise_linear([0, 1, 2], [0, 1, 0])"
+check_domain(fn, lo, hi)                  raises `DomainError` naming the point
+enclose(fn, lo, hi)                       rigorous range
+taylor(fn, lo, hi, order)                 rigorous Taylor tables, one row for each cell
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import overload
+
+import numpy as np
+import torch
+from flint import arb
+from torch import Tensor
+
+from ..errors import ArgumentError, DomainError, closest
+from .analytic import ANALYTIC, analytic
+from .callables import evaluate, from_callable
+from .directed import Array, precision
+from .piecewise import PIECEWISE, elu, leaky_relu, piecewise_linear
+from .series import ranges, refined_range, taylor_table
+from .univariate import NON_NEGATIVE, POSITIVE, REALS, Domain, Taylor, Univariate
+
+__all__ = [
+    "Domain",
+    "Taylor",
+    "Univariate",
+    "check_domain",
+    "elu",
+    "enclose",
+    "from_callable",
+    "get",
+    "leaky_relu",
+    "names",
+    "parse",
+    "piecewise_linear",
+    "power",
+    "reference",
+    "taylor",
+]
+
+Function = str | Univariate | Callable[[Tensor], Tensor]
+
+_REGISTRY: dict[str, Univariate] = {fn.name: fn for fn in (*ANALYTIC, *PIECEWISE)}
+_ALIASES = {
+    "arccos": "acos",
+    "arcsin": "asin",
+    "arctan": "atan",
+    "gelu_erf": "gelu",
+    "gelu_new": "gelu_tanh",
+    "inverse": "reciprocal",
+    "ln": "log",
+    "relu2": "squared_relu",
+    "swish": "silu",
+}
+_SPECIAL_POWERS = {1.0: "identity", 2.0: "square", 3.0: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
+_CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*", re.DOTALL)
+
+
+def names() -> tuple[str, ...]:
+    """The names of all registered functions, sorted; `parse` also reads those with arguments."""
+    return tuple(sorted(_REGISTRY))
+
+
+def get(fn: Function) -> Univariate:
+    """The function meant by a name, a `Univariate`, or a callable (which then has no certificate).
+
+    >>> get("gelu")
+    Univariate(gelu)
+    """
+    if isinstance(fn, Univariate):
+        return fn
+    if isinstance(fn, str):
+        return parse(fn)
+    if callable(fn):
+        return from_callable(fn)
+    raise ArgumentError(f"expected the name of a function, a Univariate or a callable, got {type(fn).__name__}")
+
+
+def parse(text: str) -> Univariate:
+    """The function that a name stands for: parse(fn.name) == fn for every function but a user's callable.
+
+    >>> parse("power(2.5)").name, parse("power(2)").name
+    ('power(2.5)', 'square')
+    """
+    if text.startswith("expr:"):
+        from ..expressions.composite import (
+            composite,  # a formula in y; composites are made of the functions registered here
+        )
+
+        return composite(text)
+    match = _CALL.fullmatch(text)
+    word, arguments = (match[1], match[2]) if match else (text.strip(), None)
+    word = _ALIASES.get(word, word)
+    if arguments is None and word in _REGISTRY:
+        return _REGISTRY[word]
+    if word not in _MAKERS:
+        hint = closest(word, (*names(), *_MAKERS, *_ALIASES))
+        raise ArgumentError(f"unknown function {text!r}{hint}; known are {', '.join(names())} and power(p)")
+    if arguments is None:
+        raise ArgumentError(f"{word} needs its arguments, for example {_EXAMPLES[word]}")
+    try:
+        return _MAKERS[word](*json.loads(f"[{arguments}]"))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ArgumentError(f"cannot read {text!r}; expected something like {_EXAMPLES[word]}") from error
+
+
+@functools.lru_cache(maxsize=256)
+def _power(p: float) -> Univariate:
+    exponent = int(p) if p.is_integer() else p
+    even = p.is_integer() and int(p) % 2 == 0
+    whole = Domain(poles=(0.0,)) if p < 0 else REALS
+    fractional = NON_NEGATIVE if p > 0 else POSITIVE
+    return analytic(
+        f"power({exponent!r})",
+        lambda y: torch.pow(y, exponent),
+        lambda x: x**exponent,
+        lambda x: x**exponent if isinstance(exponent, int) else x ** arb(exponent),
+        whole if p.is_integer() else fractional,
+        ("square", "atan") if p.is_integer() and p > 0 else ("log", "square"),
+        (arb(0),) if even and p > 0 else (),
+        (0.0, math.inf) if even or not p.is_integer() else (-math.inf, math.inf),
+    )
+
+
+def power(exponent: float) -> Univariate:
+    """y ** exponent for a constant real exponent.
+
+    Whole exponents take any y (negative ones have a pole at 0), others y >= 0, where 0 itself needs exponent > 0.
+
+    >>> power(-2), power(0.5)
+    (Univariate(power(-2)), Univariate(sqrt))
+    """
+    if isinstance(exponent, bool) or not isinstance(exponent, (int, float)) or not math.isfinite(exponent):
+        raise ArgumentError(f"the exponent must be a finite real number, got {exponent!r}")
+    if abs(exponent) > 1000:
+        raise ArgumentError(f"the exponent must lie in [-1000, 1000], got {exponent!r}")
+    special = _SPECIAL_POWERS.get(float(exponent))
+    return _REGISTRY[special] if special else _power(float(exponent))
+
+
+_MAKERS: dict[str, Callable[..., Univariate]] = {
+    "power": power,
+    "piecewise_linear": piecewise_linear,
+    "leaky_relu": leaky_relu,
+    "elu": elu,
+}
+_EXAMPLES = {
+    "power": "power(2.5)",
+    "piecewise_linear": "piecewise_linear([-1, 0, 1], [0, 1, 0])",
+    "leaky_relu": "leaky_relu(0.2)",
+    "elu": "elu(1.5)",
+}
+
+
+def check_domain(fn: Function, lo: float, hi: float) -> None:
+    """Raise `DomainError` when the function is undefined, unbounded or beyond float64 somewhere on [lo, hi].
+
+    >>> check_domain("tan", 1.0, 2.0)
+    Traceback (most recent call last):
+    attnforge.errors.DomainError: tan has a pole at y = 1.570796327, and the interval [1, 2] contains it; ...
+    """
+    function, (a, b) = get(fn), _interval(lo, hi)
+    problem = function.domain.offence(function.name, a, b)
+    if problem is not None:
+        raise DomainError(problem)
+    if not function.certifiable:
+        evaluate(function, np.linspace(a, b, 257))
+        return
+    low, high = enclose(function, a, b)
+    if math.isfinite(low) and math.isfinite(high):
+        return
+    where = f"the interval [{a:.10g}, {b:.10g}]"
+    bad = [y for y in (b, a) if not _finite_at(function, y)]
+    if not bad:
+        raise DomainError(f"{function.name} cannot be shown to be bounded on {where}; it may have a pole there")
+    point = _first_bad(function, a + b - bad[0], bad[0]) if len(bad) == 1 else bad[0]
+    raise DomainError(
+        f"{function.name} overflows float64 (beyond 1.8e308) on {where}, at y = {point:.10g}; choose a smaller interval"
+    )
+
+
+def _finite_at(fn: Univariate, y: float) -> bool:
+    low, high = ranges(fn, np.array([y]), np.array([y]))
+    return bool(np.isfinite(low[0]) and np.isfinite(high[0]))
+
+
+def _first_bad(fn: Univariate, good: float, bad: float) -> float:
+    """A point near which the function leaves float64, by bisection."""
+    for _ in range(64):
+        middle = 0.5 * (good + bad)
+        good, bad = (middle, bad) if _finite_at(fn, middle) else (good, middle)
+    return bad
+
+
+@overload
+def enclose(fn: Function, lo: float, hi: float) -> tuple[float, float]: ...
+@overload
+def enclose(fn: Function, lo: Array, hi: Array) -> tuple[Array, Array]: ...
+def enclose(fn: Function, lo: float | Array, hi: float | Array) -> tuple[float, float] | tuple[Array, Array]:
+    """Outward rounded (low, high) with low <= fn(y) <= high on [lo, hi]; for arrays, cell by cell.
+
+    Tight to a few ulps for registered functions (by monotonicity), to about 1e-9 of the range by branch and bound for
+    others; arrays of cells of such others get one Taylor form each. Infinite where the function is unbounded.
+
+    >>> enclose("square", -1.0, 2.0)
+    (0.0, 4.0)
+    """
+    function = get(fn)
+    if isinstance(lo, np.ndarray) or isinstance(hi, np.ndarray):
+        return ranges(function, *_cells(lo, hi))
+    a, b = _interval(lo, hi)
+    if function.turns is None and a < b:
+        return refined_range(function, a, b)
+    low, high = ranges(function, np.array([a]), np.array([b]))
+    return float(low[0]), float(high[0])
+
+
+def taylor(fn: Function, lo: Array, hi: Array, order: int) -> Taylor:
+    """Rigorous Taylor tables on the cells [lo_i, hi_i]: see `Taylor` for what each column means.
+
+    No knot of the function may lie strictly inside a cell. Results are cached and read-only.
+    """
+    function, (left, right) = get(fn), _cells(lo, hi)
+    if isinstance(order, bool) or not isinstance(order, int) or not 0 <= order <= 64:
+        raise ArgumentError(f"order must be a whole number from 0 to 64, got {order!r}")
+    for knot in function.knots:
+        inside = (left < knot) & (knot < right)
+        if inside.any():
+            i = int(np.flatnonzero(inside)[0])
+            raise ArgumentError(
+                f"cell {i}, [{left[i]!r}, {right[i]!r}], has the kink of {function.name} at {knot!r} inside; "
+                f"end the cells at the knots {function.knots}"
+            )
+    return taylor_table(function, left.tobytes(), right.tobytes(), order)
+
+
+def reference(fn: Function, y: float, digits: int = 60) -> arb:
+    """The value at one float64 point as a ball of about `digits` correct digits, for tests and benchmarks."""
+    function = get(fn)
+    if not function.branches:
+        raise ArgumentError(f"{function.name} is a callable; only registered functions have high-precision values")
+    with precision(int(digits * 3.33) + 64):
+        return function.ball(arb(y))
+
+
+def _interval(lo: float, hi: float) -> tuple[float, float]:
+    left, right = _cells(np.array([lo]), np.array([hi]))
+    return float(left[0]), float(right[0])
+
+
+def _cells(lo: object, hi: object) -> tuple[Array, Array]:
+    try:
+        left, right = np.asarray(lo, dtype=np.float64), np.asarray(hi, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"lo and hi must be numbers, got {lo!r} and {hi!r}") from error
+    if left.ndim != 1 or left.shape != right.shape or not len(left):
+        raise ArgumentError(f"lo and hi must be arrays of one length >= 1, got shapes {left.shape} and {right.shape}")
+    if not (np.isfinite(left).all() and np.isfinite(right).all()):
+        raise ArgumentError("lo and hi must be finite")
+    if (left > right).any():
+        i = int(np.flatnonzero(left > right)[0])
+        raise ArgumentError(f"lo must not be larger than hi, got [{left[i]!r}, {right[i]!r}]")
+    return np.ascontiguousarray(left), np.ascontiguousarray(right)

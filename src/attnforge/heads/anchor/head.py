@@ -1,0 +1,493 @@
+"""What may be asked of an anchor head: arguments checked, functions found, potentials chosen.
+
+Anchor heads: functions of one scalar by softmax over a constant table (lemmas A1 to A5 of docs/theory.md).
+
+One head, query (y - c, 1), keys (slope, offset) from the tangents of a convex potential, and a value for each
+anchor. Cold heads
+select the nearest anchor (the paper's regime, error about half a spacing); warm heads interpolate to spectral accuracy
+with values solved by least squares. `fit` picks potential, temperature and guards, then certifies what it built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import astuple, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...box import Box, round_outward
+from ...certificates.certificate import Certificate, Term, total, upper_text
+from ...certificates.certified import CertifiedModule
+from ...certificates.rounding import ASSUMPTIONS
+from ...errors import ArgumentError, CertificateError, PrecisionError
+from ...functions.registry import Univariate, check_domain, from_callable, get, parse
+from ...network import AttentionLayer, Heads
+from ...threads import one_thread
+from ..fast.anchor import Lattice, fast_certificate, fast_core, lattice_of
+from ..fast.read import exporting
+from . import fit as search
+from .bound import CELLS, AnchorWeights, anchor_bound
+from .fit import Shape, cold_values, keys
+from .potential import NAMES, Potential
+
+DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+TWO_KEYS = {
+    "sigmoid": (0.5, 1.0, 0.0),
+    "tanh": (1.0, 1.0, -1.0),
+}  # slope of the first key (the second has minus it), values
+
+
+def two_keys(function: Univariate, dtype: torch.dtype) -> tuple[AnchorWeights, Shape, np.ndarray] | None:
+    """sigmoid and tanh are softmax over two keys: no interpolation at all."""
+    if function.name not in TWO_KEYS:
+        return None
+    slope, first, second = TWO_KEYS[function.name]
+    weights = AnchorWeights(np.array([slope, -slope]), np.zeros(2), np.array([first, second]))
+    return weights, Shape(Potential("exact"), 2, 0, 1.0), np.array([1.0, -1.0])
+
+
+def is_two_keys(function: Univariate, weights: AnchorWeights) -> bool:
+    """Whether stored weights are still exactly those of `two_keys`: then the head equals the function (lemma B4)."""
+    if function.name not in TWO_KEYS or len(weights.slope) != 2:
+        return False
+    slope, first, second = TWO_KEYS[function.name]
+    stored = (*weights.slope, *weights.offset, *weights.value, weights.centre, *weights.skip)
+    return stored == (slope, -slope, 0.0, 0.0, first, second, 0.0, 0.0, 0.0)
+
+
+def function_of(fn: str | Univariate | Callable[[Tensor], Tensor], second_derivative: float | None) -> Univariate:
+    if isinstance(fn, (str, Univariate)):
+        return get(fn)
+    if not callable(fn):
+        raise ArgumentError(f"fn must be a function's name or a callable on tensors, got {type(fn).__name__}")
+    return from_callable(fn, second_derivative=second_derivative)
+
+
+def potentials_of(potential: str | Potential, function: Univariate, lo: float, hi: float) -> tuple[Potential, ...]:
+    if isinstance(potential, Potential):
+        return (potential,)
+    everything = search.candidates(function, lo, hi)
+    if potential == "auto":
+        return everything
+    if potential not in NAMES:
+        raise ArgumentError(f"potential must be 'auto', a Potential or one of {', '.join(NAMES)}, got {potential!r}")
+    chosen = tuple(p for p in everything if p.name == potential)
+    if chosen or potential == "square":
+        return chosen or (Potential("square"),)
+    if potential == "log" and lo <= 0 < hi:
+        raise ArgumentError(f"the log potential needs an interval on one side of 0, got [{lo:g}, {hi:g}]")
+    return {
+        "log": (Potential("log", sign=1 if lo > 0 else -1),),
+        "atan": (Potential("atan", 0.0, 0.25 * (hi - lo)), Potential("atan", 0.0, 0.06 * (hi - lo))),
+        "ends": (Potential("ends", 0.5 * (lo + hi), 0.5 * (hi - lo), floor=1e-5),),
+    }[potential]
+
+
+def checked(
+    lo: float,
+    hi: float,
+    anchors: int | None,
+    eps: float | None,
+    dtype: torch.dtype,
+    kappa: float | None,
+    temperature: str,
+    relative: bool,
+) -> tuple[float, float]:
+    """The interval as floats, or an error that names the argument, what it was and what it may be."""
+    try:
+        low, high = float(lo), float(hi)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"lo and hi must be numbers, got {lo!r} and {hi!r}") from error
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ArgumentError(f"lo and hi must be finite, got lo = {low} and hi = {high}")
+    if low >= high:
+        raise ArgumentError(f"lo must be smaller than hi, got lo = {low:g} and hi = {high:g}")
+    if anchors is not None and eps is not None:
+        raise ArgumentError("give anchors (how large) or eps (how accurate), not both")
+    if anchors is not None and (isinstance(anchors, bool) or not isinstance(anchors, int) or anchors < 2):
+        raise ArgumentError(f"anchors must be a whole number, at least 2, got {anchors!r}")
+    if anchors is not None and anchors > 1 << 16:
+        raise ArgumentError(f"anchors must be at most {1 << 16}, got {anchors}")
+    for name, number in (("eps", eps), ("kappa", kappa)):
+        if number is not None and not (isinstance(number, (int, float)) and math.isfinite(number) and number > 0):
+            raise ArgumentError(f"{name} must be a positive number, got {number!r}")
+    if dtype not in DTYPES:
+        raise ArgumentError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    if temperature not in ("auto", "warm", "cold"):
+        raise ArgumentError(f"temperature must be 'auto', 'warm' or 'cold', got {temperature!r}")
+    if temperature == "cold" and kappa is not None and kappa < 1:
+        raise ArgumentError(f"a cold head has kappa >= 1, got {kappa:g}; temperature='warm' allows less")
+    if not isinstance(relative, bool):
+        raise ArgumentError(f"relative must be True or False, got {relative!r}")
+    return low, high
+
+
+Temperature = Literal["auto", "warm", "cold"]
+MOST_SOLVED = 2048  # with more anchors than this, values are not solved for but taken from the function
+COLD = 20.0  # kappa of a cold head unless one is given: weight outside the two nearest anchors is below 1e-8
+
+
+class AnchorHead(CertifiedModule):
+    """A function of one scalar as one softmax head over constant anchors, with a certificate.
+
+    >>> head = AnchorHead.fit("gelu", -8, 8, anchors=32)
+    >>> head(torch.tensor([-1.0, 0.0, 2.0])).shape, head.certificate.kind, head.bound < 1e-5
+    (torch.Size([3]), 'certified', True)
+
+    Outside its interval a head is not wrong but undefined: it goes on as the nearest anchor's value plus the linear
+    skip, warns once (`DomainWarning`), and raises `DomainError` when `strict` is set. NaN and infinity always raise.
+    """
+
+    family = "anchor"
+    anchors: Tensor
+    lattice: Lattice | None = None  # set where the head is read with one exponential per element
+
+    def __init__(
+        self,
+        function: Univariate,
+        lo: float,
+        hi: float,
+        weights: AnchorWeights,
+        shape: Shape,
+        anchors: np.ndarray,
+        dtype: torch.dtype = torch.float32,
+        relative: bool = False,
+        strict: bool = False,
+    ):
+        super().__init__()
+        self.function, self.lo, self.hi, self.relative, self.strict = function, lo, hi, relative, strict
+        self.shape, self.box = shape, Box(y=(lo, hi))
+        number = lambda x: torch.tensor(x, dtype=dtype)  # noqa: E731
+        table = torch.from_numpy(np.stack([weights.slope, weights.offset], -1)).to(dtype)
+        group = Heads(
+            "memory",
+            W_Q=number([[[1.0, 0.0]]]),
+            b_Q=number([[-weights.centre, 1.0]]),
+            M_K=table[None],
+            M_V=torch.from_numpy(np.ascontiguousarray(weights.value)).to(dtype)[None, :, None],
+            W_O=number([[[1.0]]]),
+            purpose=f"{function.name} on [{lo:g}, {hi:g}]",
+        )
+        skip = weights.skip != (0.0, 0.0)
+        self.layer: AttentionLayer = AttentionLayer(
+            [group], S=number([[weights.skip[0]]]) if skip else None, s=number([weights.skip[1]]) if skip else None
+        )
+        for fixed in (group.W_Q, group.b_Q, group.W_O):
+            fixed.requires_grad_(False)  # the certificate reads keys, values and skip; the query stays (y - c, 1)
+        self.register_buffer("anchors", torch.from_numpy(np.ascontiguousarray(anchors)))
+
+    @classmethod
+    def fit(
+        cls,
+        fn: str | Univariate | Callable[[Tensor], Tensor],
+        lo: float,
+        hi: float,
+        *,
+        anchors: int | None = None,
+        eps: float | None = None,
+        dtype: torch.dtype = torch.float32,
+        relative: bool = False,
+        potential: str | Potential = "auto",
+        temperature: Temperature = "auto",
+        kappa: float | None = None,
+        second_derivative: float | None = None,
+        strict: bool = False,
+        fast: bool = False,
+    ) -> AnchorHead:
+        """The best head with so many `anchors` (default 32), or the smallest whose certified bound is at most `eps`.
+
+        `relative` asks for a bound on |head - fn| / |fn|. `dtype` is what ships and what the bound is for.
+        `temperature`
+        "cold" gives the paper's head (values are the function at the anchors, `kappa` at least 1), "warm" and "auto"
+        solve for
+        the values. A callable that is not in the registry is certified if `second_derivative` bounds |fn''|; without it
+        the head has no bound, only `measured`. `fast` takes evenly spaced anchors and reads them with one exponential
+        per element (lemma A8): the same attention, with a certificate of its own.
+        """
+        if fast:
+            even = "square" if potential == "auto" and fn not in TWO_KEYS else potential
+            slow = cls.fit(
+                fn, lo, hi, anchors=anchors, eps=eps, dtype=dtype, relative=relative, potential=even,
+                temperature=temperature, kappa=kappa, second_derivative=second_derivative, strict=strict,
+            )  # fmt: skip
+            slow.fast = True
+            return slow._judged(eps)
+        lo, hi = checked(lo, hi, anchors, eps, dtype, kappa, temperature, relative)
+        function = function_of(fn, second_derivative)
+        low, high = (float(x) for x in round_outward(np.array(lo), np.array(hi), dtype))
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ArgumentError(f"lo = {lo:g} and hi = {hi:g} go beyond the numbers of {DTYPES[dtype]}")
+        check_domain(function, max(low, function.domain.lo) if lo >= function.domain.lo else low,
+                     min(high, function.domain.hi) if hi <= function.domain.hi else high)  # fmt: skip
+        exact = two_keys(function, dtype) if potential == "auto" and temperature != "cold" and kappa is None else None
+        if exact is not None:
+            head = cls(function, lo, hi, *exact, dtype=dtype, relative=relative, strict=strict)
+            head.attach(head.recertify())
+            return head._judged(eps)
+        if anchors is not None and anchors > MOST_SOLVED and temperature != "warm":
+            temperature, kappa = "cold", max(kappa or 1.0, 1.0)
+        if temperature == "cold" and potential == "auto":
+            potential = "square"  # the paper's head: evenly spaced anchors
+        chosen = potentials_of(potential, function, lo, hi)
+        if temperature == "cold":
+            return cls._cold(function, lo, hi, anchors, eps, dtype, relative, chosen[0], kappa or COLD, strict)
+        if anchors is not None and anchors > MOST_SOLVED:
+            raise ArgumentError(
+                f"a warm head solves for its values, with at most {MOST_SOLVED} anchors; got anchors = {anchors}: "
+                "use fewer (32 are often enough), or temperature='cold'"
+            )
+        question = search.Question(function, lo, hi, dtype, relative, chosen, kappa)
+        if eps is None:
+            with one_thread():
+                found = search.for_count(question, anchors or 32)
+            return cls._built(question, found, strict)._judged(None)
+        if not function.certifiable:
+            raise ArgumentError(
+                f"eps needs a certificate, and nothing is known about {function.name} but its values: "
+                "declare second_derivative=..., or give anchors=... and read head.measured"
+            )
+        return cls._smallest(question, eps, strict)
+
+    @classmethod
+    def _smallest(cls, question: search.Question, eps: float, strict: bool) -> AnchorHead:
+        aim = eps
+        for _ in range(6):
+            with one_thread():
+                found, best_seen = search.for_eps(question, aim)
+            if found is None:
+                break
+            head = cls._built(question, found, strict)
+            bound = head.bound
+            assert bound is not None
+            if bound <= eps:
+                return head
+            aim *= max(0.5, min(0.97, 0.97 * eps / bound))
+        head = cls._built(question, best_seen, strict)
+        return head._judged(eps)
+
+    @classmethod
+    def _cold(
+        cls,
+        function: Univariate,
+        lo: float,
+        hi: float,
+        anchors: int | None,
+        eps: float | None,
+        dtype: torch.dtype,
+        relative: bool,
+        potential: Potential,
+        kappa: float,
+        strict: bool,
+    ) -> AnchorHead:
+        def build(count: int) -> AnchorHead:
+            shape = Shape(potential, count, 0, kappa)
+            places = potential.anchors(lo, hi, count)
+            weights = cold_values(keys(shape, lo, hi, dtype), places, function, lo, hi, dtype)
+            head = cls(function, lo, hi, weights, shape, places, dtype, relative, strict)
+            head.attach(head.recertify())
+            return head
+
+        if eps is None:
+            return build(anchors or 32)
+        count = 8
+        head = build(count)
+        while (
+            head.bound is not None and head.bound > eps and count < 4096
+        ):  # the error of selection is proportional to 1/count
+            count = min(4096, max(count + 1, math.ceil(count * min(4.0, 1.02 * head.bound / eps))))
+            head = build(count)
+        return head._judged(eps)
+
+    @classmethod
+    def _built(cls, question: search.Question, found: search.Candidate | None, strict: bool) -> AnchorHead:
+        if found is None:
+            raise PrecisionError(
+                f"no anchor head was found for {question.fn.name} on [{question.lo:g}, {question.hi:g}]"
+            )
+        shape = found.shape
+        places = shape.potential.anchors(question.lo, question.hi, shape.count, shape.guards)
+        head = cls(
+            question.fn,
+            question.lo,
+            question.hi,
+            found.weights,
+            shape,
+            places,
+            question.dtype,
+            question.relative,
+            strict,
+        )
+        head.attach(head.recertify())
+        return head
+
+    def _judged(self, eps: float | None) -> AnchorHead:
+        """This head if it has a finite bound that reaches eps; `PrecisionError` says what can be reached otherwise."""
+        if eps is not None and (self.bound is None or self.bound > eps):
+            name = DTYPES[self.dtype]
+            wider = "" if self.dtype == torch.float64 else ", use dtype=torch.float64"
+            kink = " (it has a kink inside: GateHead builds kinks exactly)" if self._kinked() else ""
+            raise PrecisionError(
+                f"eps = {eps:g} cannot be reached for {self.function.name} on [{self.lo:g}, {self.hi:g}] in {name} "
+                f"with at most {search.MOST_ANCHORS} anchors{kink}; the smallest bound found is "
+                f"{upper_text(self.bound)}: ask for that{wider}, or shrink the interval",
+                reachable=self.bound,
+            )
+        return self
+
+    def _kinked(self) -> bool:
+        return any(self.lo < k < self.hi for k in self.function.knots)
+
+    @property
+    def fast(self) -> bool:
+        """Whether the head is read with one exponential per element; setting it certifies the head again."""
+        return self.lattice is not None
+
+    @fast.setter
+    def fast(self, wanted: bool) -> None:
+        self.lattice = lattice_of(self) if wanted else None
+        self.attach(self.recertify())
+
+    @property
+    def group(self) -> Heads:
+        """The head itself, as a group of one."""
+        return self.layer.heads()[0]
+
+    @property
+    def values(self) -> Tensor:
+        """The value of each anchor, in the dtype that ships."""
+        return self.group.M_V.detach()[0, :, 0]
+
+    @property
+    def kappa(self) -> float:
+        """The scale-free inverse temperature: large is cold."""
+        return self.shape.kappa
+
+    @property
+    def potential(self) -> Potential:
+        """The convex function whose tangents are the logits."""
+        return self.shape.potential
+
+    @property
+    def size(self) -> int:
+        """The number of anchors."""
+        return int(self.group.slots)
+
+    def core(self, *inputs: Tensor) -> Tensor:
+        """The attention itself: one token per scalar, one channel."""
+        if self.lattice is not None and not exporting():
+            return fast_core(self, inputs[0], self.lattice)
+        return self.layer(inputs[0].unsqueeze(-1)).squeeze(-1)
+
+    def attention(self, y: Tensor) -> Tensor:
+        """The softmax weights, shape (..., anchor)."""
+        return self.group.weights(y.unsqueeze(-1)).squeeze(-2)
+
+    def weights_in_float64(self) -> AnchorWeights:
+        """The stored numbers, exactly; raises `CertificateError` when the query or output was changed."""
+        group = self.group
+        fixed = (group.W_Q.flatten().tolist(), group.b_Q.flatten().tolist()[1], group.W_O.item())
+        if fixed != ([1.0, 0.0], 1.0, 1.0):
+            raise CertificateError(
+                f"an anchor head reads the query (y - c, 1) and its output as it is; "
+                f"W_Q, b_Q or W_O were changed to {fixed}"
+            )
+        slope, constant = self.layer.S, self.layer.s
+        skip = (0.0, 0.0) if slope is None or constant is None else (float(slope.item()), float(constant.item()))
+        table, value = (t.detach().cpu().double().numpy()[0] for t in (group.M_K, group.M_V))
+        return AnchorWeights(table[:, 0], table[:, 1], value[:, 0], -float(group.b_Q.detach()[0, 0]), skip)
+
+    def cells(self) -> np.ndarray:
+        """The boundaries of the first cells of the bound: even in the potential's flat coordinate, kinks on
+        boundaries."""
+        dtype = self.dtype
+        lo, hi = (float(x) for x in round_outward(np.array(self.lo), np.array(self.hi), dtype))
+        domain = self.function.domain
+        lo, hi = max(lo, domain.lo), min(hi, domain.hi)
+        ends = np.sort(self.potential.flat(np.array([lo, hi])))
+        count = max(CELLS, min(int(self.size * max(4.0, self.kappa)), 64 * CELLS))  # cold heads turn quickly
+        inner = self.potential.unflat(np.linspace(ends[0], ends[1], count + 1)[1:-1])
+        knots = [k for k in self.function.knots if lo < k < hi]
+        return np.unique(np.clip(np.concatenate([[lo], inner, knots, [hi]]), lo, hi))
+
+    def recertify(self) -> Certificate:
+        """The bound of the stored weights in their dtype, computed anew."""
+        weights, dtype = self.weights_in_float64(), DTYPES.get(self.dtype)
+        if dtype is None:
+            raise CertificateError(f"certificates are for float32 and float64 weights, these are {self.dtype}")
+        measured = self._measure()
+        blank = Certificate(
+            "calibrated", None, dtype, self.function.name, self.box, relative=self.relative, measured=measured
+        )
+        if not self.function.certifiable:
+            return blank
+        if self.lattice is not None:
+            return fast_certificate(self, self.lattice, blank)
+        found = anchor_bound(weights, self.function, self.cells(), self.dtype, self.relative)
+        if not math.isfinite(found.bound):
+            zero = " (relative error has no bound where the function is 0)" if self.relative else ""
+            raise PrecisionError(
+                f"no finite bound can be given for {self.function.name} on [{self.lo:g}, {self.hi:g}]{zero}",
+                reachable=None,
+            )
+        site, where = f"{self.function.name}, {self.size} anchors", f"worst near y = {found.where:.6g}"
+        if is_two_keys(self.function, weights):  # lemma B4: the head is the function, only rounding is left
+            term = Term(site, "rounding", found.worst_rounding, dtype)
+            bound = total([term.value])
+            return replace(
+                blank, kind="certified", bound=bound, terms=(term,), lemmas=("B4", "A5"), assumptions=ASSUMPTIONS
+            )
+        terms = (Term(site, "interpolation", found.interpolation, where), Term(site, "rounding", found.rounding, dtype))
+        lemmas = ("A1", "A4", "A5")
+        return replace(blank, kind="certified", bound=found.bound, terms=terms, lemmas=lemmas, assumptions=ASSUMPTIONS)
+
+    @torch.no_grad()
+    def _measure(self, points: int = 4097) -> float:
+        """The largest error on a dense grid, evaluated as shipped, compared in float64."""
+        lo, hi = self.cells()[[0, -1]]
+        ends = np.sort(self.potential.flat(np.array([lo, hi])))
+        y = np.unique(np.clip(self.potential.unflat(np.linspace(ends[0], ends[1], points)), lo, hi))
+        inside = torch.from_numpy(y).to(self.values.device, self.dtype)
+        inside = inside[(inside.double() >= lo) & (inside.double() <= hi)]
+        wanted = self.function.value(inside.double().cpu())
+        error = (self.core(inside).double().cpu() - wanted).abs()
+        return float((error / wanted.abs() if self.relative else error).max())
+
+    def config(self) -> dict[str, Any]:
+        """Function, interval and shape; a user's callable cannot be written to a file."""
+        if self.function.source is not None:
+            raise ArgumentError(
+                f"{self.function.name} is a Python callable, which no file can hold: save the state_dict instead"
+            )
+        shape = self.shape
+        return {
+            "function": self.function.name,
+            "interval": [self.lo, self.hi],
+            "relative": self.relative,
+            "strict": self.strict,
+            "shape": [shape.potential.to_json(), shape.count, shape.guards, shape.kappa],
+            "skip": self.layer.S is not None,
+            "dtype": DTYPES[self.dtype],
+            **({} if self.lattice is None else {"fast": [*astuple(self.lattice)]}),
+        }
+
+    @classmethod
+    def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> AnchorHead:
+        """An empty head of the right form; `load` then fills in the tensors."""
+        potential, count, guards, kappa = config["shape"]
+        shape = Shape(Potential.from_json(potential), int(count), int(guards), float(kappa))
+        lo, hi = (float(x) for x in config["interval"])
+        dtype = {name: dtype for dtype, name in DTYPES.items()}[config["dtype"]]
+        empty = np.zeros(tensors["anchors"].shape[0])
+        weights = AnchorWeights(empty, empty, empty, skip=(1.0, 1.0) if config["skip"] else (0.0, 0.0))
+        function = parse(str(config["function"]))
+        head = cls(function, lo, hi, weights, shape, empty, dtype, bool(config["relative"]), bool(config["strict"]))
+        head.lattice = Lattice(*config["fast"]) if "fast" in config else None
+        return head
+
+    def extra_repr(self) -> str:
+        interval = f"{self.function.name} on [{self.lo:g}, {self.hi:g}]"
+        return f"{interval}, {self.size} anchors, {self.potential}, kappa={self.kappa:.3g}"

@@ -1,0 +1,1 @@
+"""Fast reading: one exponential per element (lemma A8)."""

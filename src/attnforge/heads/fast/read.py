@@ -1,0 +1,675 @@
+"""One exponential per element: anchor heads on an even lattice without a softmax over p logits (lemma A8).
+
+The head that is evaluated has p keys k = -(p-1)/2, ..., (p-1)/2 (whole or half numbers), logits
+rate k (y - centre) - kappa k^2 and one value a key: evenly spaced anchors, 2 kappa / rate apart. Optionally a gate
+y sigmoid(gate y), a self head of its own (lemma B4), is added. With theta = rate (y - centre) and q = exp(-|theta|):
+
+- *lattice form* (few anchors): sum_k c_k V_k e^(k theta) is a polynomial in q + 1/q plus sinh(theta) times another.
+  With s = q/(1 + q^2) and t = tanh(theta) the head is (P(s) + t R(s)) / Q(s), three polynomials of degree (p-1)/2: no
+  gathers, no truncation, and R = 0 where the values are symmetric.
+- *window form* (many anchors, or cold ones): 2J+1 anchors around the nearest, always inside the table, so that nothing
+  is masked: a polynomial of degree 2J in q = exp(-2 kappa |r|), r the distance to the window's middle in anchors.
+- *pair form* (cold anchors): only the two that y lies between matter, one sigmoid.
+
+`fast.anchor_read` is the operator made of this; how far it can be from the softmax is `fast_bound.read_error`.
+
+Fast reading (lemma A8) as plain PyTorch that a compiler turns into one kernel, and that kernel for eager GPUs.
+
+The operator of `fast` works in passes over pieces that fit a processor's cache; a compiler wants the opposite, one
+expression per element. Here the denominator's coefficients are numbers in the program. The numerator's follow from the
+values in one small sum, so that compiled modules train. Everything else is pointwise: one exponential, Horner's rule.
+
+Sizes |x| are written as a choice of sides, with the derivative of the right side at 0: sums of such terms that are
+smooth have the right gradient there, where that of `abs` would be 0.
+
+`attnforge::anchor_read`: an anchor head on an even lattice with one exponential per element (lemma A8).
+
+    h = anchor_read(y, value, rate, kappa)                  # softmax over p keys (rate k, -kappa k^2), values `value`
+    h = anchor_read(y, value, rate, kappa, centre, gate)    # around `centre`, plus y sigmoid(gate y)
+
+y has any shape, float64, float32 or bfloat16 (computed in float32 inside); `value` is a table of p >= 2 numbers,
+float32 or float64; rate, kappa > 0, centre and gate are Python numbers. k runs from -(p-1)/2 to (p-1)/2, so the anchors
+are centre + 2 kappa k / rate. gate = 0 means no gate; with a gate the table may be empty. Gradients flow to y and to
+`value`. The result equals `softmax_read` with the same arguments up to `fast_bound.read_error`; far outside its anchors
+the head goes on as the last value (plus y or 0 from the gate), as the softmax does.
+
+On a processor the operator works through pieces that stay in its cache, on a GPU large inputs go through one compiled
+kernel. `read` is the same computation as plain PyTorch: call it inside `torch.compile`, which fuses it with what is
+around it. `softmax_read` is the attention written out: call it while exporting. `evaluate` picks among the three.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...census import allow_custom
+from ...errors import ArgumentError
+
+LARGEST = {torch.float32: 75.0, torch.float64: 600.0}  # log of the largest coefficient of the lattice form
+WIDEST = {torch.float32: 140.0, torch.float64: 1200.0}  # kappa K^2 up to which the lattice form is used
+COLD = {torch.float32: 17.0, torch.float64: 37.0}  # kappa from which exp(-kappa) is below a roundoff
+MOST_LATTICE = 129  # and anchors: beyond, a window is shorter
+
+
+Made = TypeVar("Made", bound=Callable[..., object])
+
+
+def known(make: Made) -> Made:
+    """Mark `make` to be run while tracing, its result a constant of the compiled program: what
+    `torch.compiler.assume_constant_result` does, which would load the compiler already here."""
+    make.__dict__["_dynamo_marked_constant"] = True
+    return make
+
+
+@known
+def exporting() -> bool:
+    """Whether a graph is exported. Tracers before PyTorch 2.13 take `torch.compiler.is_exporting()` to be true in
+    every compiled program; here it is asked, not traced."""
+    return bool(torch.compiler.is_exporting())
+
+
+def packed(*numbers: float) -> str:
+    """Numbers as text: compilers may make a number of a module a variable of the program, never a text."""
+    return " ".join(float(number).hex() for number in numbers)
+
+
+@known
+def unpacked(text: str) -> tuple[float, ...]:
+    """The numbers, as constants of a compiled program.
+
+    >>> unpacked(packed(0.1, -2.0))
+    (0.1, -2.0)
+    """
+    return tuple(float.fromhex(number) for number in text.split())
+
+
+def working(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a head of this dtype is computed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def dropped(kappa: float, reach: int, off: float = 0.0) -> float:
+    """Upper bound of the weight outside a window, m_J of lemma A8; `off`: how far beyond 1/2 |r| may be.
+
+    >>> dropped(0.25, 8) < 3.2e-8
+    True
+    """
+    total, i = 0.0, reach + 1
+    while True:
+        term = math.exp(-kappa * (i * i - i * (1.0 + 2.0 * off)))
+        total += 2.0 * term
+        if term < 1e-30 * total or term < 1e-320:
+            return total * (1 + 1e-12) + 1e-300  # what is left is far below the slack: terms more than halve
+        i += 1
+
+
+@known
+def reach_for(kappa: float, dtype: torch.dtype) -> int:
+    """The smallest J whose window leaves out less than a roundoff."""
+    return _reach_for(kappa, 2.0**-24 if working(dtype) == torch.float32 else 2.0**-53)
+
+
+@functools.lru_cache(maxsize=512)
+def _reach_for(kappa: float, wanted: float) -> int:
+    reach = 1
+    while dropped(kappa, reach) > wanted:
+        reach += 1
+    return reach
+
+
+Form = Literal["lattice", "window", "pair"]
+
+
+@known
+def form_of(anchors: int, kappa: float, dtype: torch.dtype) -> Form:
+    """How a table is read: all of it, through a window, or by pairs.
+
+    >>> [form_of(p, kappa, torch.float32) for p, kappa in ((33, 0.5), (1000, 0.5), (33, 20.0))]
+    ['lattice', 'window', 'pair']
+    """
+    work = working(dtype)
+    if anchors == 0:
+        return "lattice"
+    if kappa >= COLD[work]:
+        return "pair"
+    wide = kappa * ((anchors - 1) / 2) ** 2 > WIDEST[work] or anchors > MOST_LATTICE
+    return "window" if wide and anchors > 2 * reach_for(kappa, dtype) + 1 else "lattice"
+
+
+@functools.lru_cache(maxsize=64)
+def lattice(anchors: int) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients in s, lowest first, of s^K 2 cosh(k theta) and of s^K 2 sinh(k theta) / t; rows: k >= 0.
+
+    Both follow X_(k+1) = X_k / s - X_(k-1), in whole numbers. With an even number of anchors k is half a number, and
+    both are divided by 2 cosh(theta/2), so that t = tanh(theta/2).
+
+    >>> lattice(5)[0].astype(int).tolist()
+    [[0, 0, 1], [0, 1, 0], [1, 0, -2]]
+    """
+    rows = (anchors + 1) // 2
+    degree = rows - 1
+    if anchors % 2:  # 2 cosh: 2, X, ...; 2 sinh: 0, 2 sinh theta, ...  (t / s = 2 sinh theta)
+        even, odd = [[2.0], [0.0, 1.0]], [[0.0], [0.0, 1.0]]
+    else:  # divided by 2 cosh(theta/2): 1, X - 1, ... and 1, X + 1, ...
+        even, odd = [[1.0], [-1.0, 1.0]], [[1.0], [1.0, 1.0]]
+    for family in (even, odd):
+        for k in range(2, rows):
+            up, down = [0.0, *family[k - 1]], [*family[k - 2], 0.0, 0.0]
+            family.append([a - b for a, b in zip(up, down, strict=True)])
+    if anchors % 2:
+        even[0] = [1.0]  # k = 0 is there once
+    tables = np.zeros((2, rows, rows))
+    for table, family in zip(tables, (even, odd), strict=True):
+        for k in range(rows):
+            table[k, degree - np.arange(len(family[k]))] = family[k]
+    return tables[0], tables[1]
+
+
+@functools.lru_cache(maxsize=256)
+def masses(anchors: int, kappa: float, dtype: torch.dtype) -> np.ndarray:
+    """exp(-kappa k^2) for k >= 0, times a constant that keeps the smallest away from underflow in `dtype`."""
+    k = np.arange((anchors + 1) // 2) + (0.0 if anchors % 2 else 0.5)
+    shift = min(kappa * float(k[-1]) ** 2, LARGEST[working(dtype)])
+    return np.exp(shift - kappa * k * k)
+
+
+_BASES: dict[tuple[int, float, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+
+
+def basis(anchors: int, kappa: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Q, and the matrix that takes a table of values to [P, R], in float64 on a device; made once."""
+    key = (anchors, kappa, working(dtype), device)
+    if key not in _BASES:
+        even, odd = lattice(anchors)
+        mass = masses(anchors, kappa, dtype)[:, None]
+        halves = np.concatenate([mass * even, mass * odd], 1) / 2  # halving is exact
+        right = np.concatenate([np.zeros((anchors // 2, halves.shape[1])), halves])
+        left = right[::-1] * np.repeat([1.0, -1.0], len(mass))  # k and -k: the same in P, opposite in R
+        total = torch.as_tensor((mass * even).sum(0), dtype=torch.float64, device=device)
+        _BASES[key] = total, torch.as_tensor(np.ascontiguousarray(right + left), dtype=torch.float64, device=device)
+    return _BASES[key]
+
+
+def polynomials(columns: Tensor, kappa: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Q (degree+1), P and R (column, degree+1) of the lattice form in float64, lowest power of s first."""
+    total, matrix = basis(columns.shape[-1], kappa, dtype, columns.device)
+    even, odd = (columns.double() @ matrix).tensor_split(2, -1)
+    return total, even, odd
+
+
+@dataclass
+class Room:
+    """Temporaries by name, used again and again on a processor; without any, operations make their own."""
+
+    like: Tensor | None = None
+    size: int = 0
+    held: dict[str, Tensor] = field(default_factory=dict)
+
+    def __call__(self, name: str, count: int) -> Tensor | None:
+        if self.like is None:
+            return None
+        if name not in self.held:
+            self.held[name] = self.like.new_empty(self.size)
+        return self.held[name][:count]
+
+
+def _horner(coefficient: tuple[Tensor, ...], s: Tensor, out: Tensor | None) -> Tensor:
+    """sum_j coefficient_j s^j; one pass a degree."""
+    if len(coefficient) == 1:
+        return torch.mul(torch.ones_like(s), coefficient[0], out=out)
+    total = torch.mul(s, coefficient[-1], out=out)
+    total = torch.add(total, coefficient[-2], out=out)
+    for c in coefficient[-3::-1]:
+        total = torch.addcmul(c, total, s, out=out)
+    return total
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A table prepared for reading: what does not depend on y."""
+
+    rate: float
+    kappa: float
+    centre: float
+    gate: float
+    anchors: int
+    form: Form
+    #: lattice: P and R; window: a table for each j = -J, ..., J; pair: a table of values and one of their differences
+    columns: tuple[tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None], ...]
+    total: tuple[Tensor, ...]  # lattice: Q, then 1; window: exp(-kappa j^2)
+
+    @classmethod
+    def of(cls, columns: Tensor, rate: float, kappa: float, centre: float, gate: float, dtype: torch.dtype) -> Reading:
+        """`columns` holds a table of values in each row; `dtype` is that of y."""
+        anchors, work = columns.shape[-1], working(dtype)
+        form = form_of(anchors, kappa, dtype)
+        given = (rate, kappa, centre, gate, anchors, form)
+        if anchors == 0:
+            return cls(*given, (), ())
+        if form == "lattice":
+            total, even, odd = polynomials(columns, kappa, dtype)
+            one = torch.ones((), dtype=work, device=columns.device)
+            symmetric = columns.device.type == "cpu" and torch.equal(columns, columns.flip(-1))
+            parts = tuple(
+                (e.unbind(), None if symmetric else o.unbind())
+                for e, o in zip(even.to(work), odd.to(work), strict=True)
+            )
+            return cls(*given, parts, (*total.to(work).unbind(), one))
+        if form == "pair":
+            step = columns.double().diff(dim=-1).to(work)
+            first = columns[..., :-1].to(work)
+            return cls(*given, tuple(((v.contiguous(), d), None) for v, d in zip(first, step, strict=True)), ())
+        reach = reach_for(kappa, dtype)
+        c = torch.exp(-kappa * torch.arange(-reach, reach + 1, dtype=torch.float64, device=columns.device) ** 2)
+        seen = columns.double().unfold(-1, 2 * reach + 1, 1)  # (column, middle, j)
+        both = torch.cat([seen * c, seen.flip(-1) * c], -2).to(work)  # first for r >= 0, then mirrored for r < 0
+        tables = tuple((tuple(t.contiguous() for t in one.unbind(-1)), None) for one in both)
+        return cls(*given, tables, tuple(c.to(work).unbind()))
+
+    def means(self, y: Tensor, room: Room) -> list[Tensor]:
+        """The softmax means of the columns at y, a flat tensor in the working dtype."""
+        n = y.numel()
+        at = torch.sub(y, self.centre, out=room("at", n)) if self.centre else y
+        return {"lattice": self._whole, "window": self._window, "pair": self._pair}[self.form](at, room, n)
+
+    def _variables(self, at: Tensor, room: Room, n: int) -> tuple[Tensor, Tensor, Tensor]:
+        """q, 1 + q^2 and s of the lattice form."""
+        one = self.total[-1]
+        q = torch.mul(torch.abs(at, out=room("q", n)), -self.rate, out=room("q", n))
+        q = torch.exp(q, out=room("q", n))
+        low = torch.addcmul(one, q, q, out=room("low", n))
+        return q, low, torch.div(q, low, out=room("s", n))
+
+    def _tilt(self, at: Tensor, q: Tensor, low: Tensor, room: Room, n: int) -> Tensor:
+        """tanh(theta), or tanh(theta/2) between an even number of anchors."""
+        one = self.total[-1]
+        if self.anchors % 2:
+            tilt = torch.addcmul(one, q, q, value=-1, out=room("tilt", n))
+        else:
+            low = torch.add(one, q, out=room("low", n))
+            tilt = torch.sub(one, q, out=room("tilt", n))
+        return torch.copysign(torch.div(tilt, low, out=room("tilt", n)), at, out=room("tilt", n))
+
+    def _whole(self, at: Tensor, room: Room, n: int) -> list[Tensor]:
+        q, low, s = self._variables(at, room, n)
+        below = _horner(self.total[:-1], s, room("below", n))
+        tilt: Tensor | None = None
+        found = []
+        for i, (even, odd) in enumerate(self.columns):
+            above = _horner(even, s, room(f"above{i}", n))
+            if odd is not None:
+                tilt = self._tilt(at, q, low, room, n) if tilt is None else tilt
+                side = _horner(odd, s, room("side", n))
+                above = torch.addcmul(above, side, tilt, out=room(f"above{i}", n))
+            found.append(torch.div(above, below, out=room(f"above{i}", n)))
+        return found
+
+    def pulled_back(self, y: Tensor, slope: Tensor, room: Room) -> Tensor:
+        """The sum over y of slope times each anchor's weight (lattice form): the gradient of the values, in float64."""
+        n = y.numel()
+        at = torch.sub(y, self.centre, out=room("at", n)) if self.centre else y
+        q, low, s = self._variables(at, room, n)
+        share = torch.div(slope, _horner(self.total[:-1], s, room("below", n)), out=room("below", n))
+        tilted = torch.mul(share, self._tilt(at, q, low, room, n), out=room("tilt", n))
+        sums = []
+        for one in (share, tilted):
+            for _ in self.total[:-1]:  # sums of share s^j, then of tilted s^j
+                sums.append(one.sum(dtype=torch.float64))
+                one = torch.mul(one, s, out=room("power", n))
+        _, matrix = basis(self.anchors, self.kappa, y.dtype, y.device)
+        return matrix @ torch.stack(sums)
+
+    def _window(self, at: Tensor, room: Room, n: int) -> list[Tensor]:
+        reach, half = (len(self.total) - 1) // 2, 0.0 if self.anchors % 2 else 0.5
+        most = (self.anchors - 1) / 2 - reach  # of |k0|: the window stays inside
+        place = torch.mul(at, self.rate / (2 * self.kappa), out=room("place", n))
+        middle = torch.floor(place, out=room("middle", n)) if half else torch.round(place, out=room("middle", n))
+        middle = torch.add(middle, half, out=room("middle", n)) if half else middle
+        middle = torch.clamp(middle, -most, most, out=room("middle", n))
+        r = torch.sub(place, middle, out=room("place", n))
+        index = torch.add(middle, most, out=room("middle", n)).to(torch.int32)
+        index = index + (r < 0).to(torch.int32) * int(2 * most + 1)
+        # without `out` this may be differentiated, and at r = 0 the right side's tables are used
+        size = torch.where(r < 0, -r, r) if room.like is None else torch.abs(r, out=room("q", n))
+        q = torch.mul(size, -2 * self.kappa, out=room("q", n))
+        q = torch.exp(q, out=room("q", n))
+        below = torch.add(torch.mul(q, self.total[0], out=room("below", n)), self.total[1], out=room("below", n))
+        for c in self.total[2:]:
+            below = torch.addcmul(c, below, q, out=room("below", n))
+        found = []
+        for i, (tables, _) in enumerate(self.columns):
+            above = torch.index_select(tables[0], 0, index, out=room(f"above{i}", n))
+            for table in tables[1:]:
+                term = torch.index_select(table, 0, index, out=room("term", n))
+                above = torch.addcmul(term, above, q, out=room(f"above{i}", n))
+            found.append(torch.div(above, below, out=room(f"above{i}", n)))
+        return found
+
+    def _pair(self, at: Tensor, room: Room, n: int) -> list[Tensor]:
+        half = 0.0 if self.anchors % 2 else 0.5  # keys are whole or half numbers
+        least, most = -(self.anchors - 1) / 2, (self.anchors - 3) / 2
+        place = torch.mul(at, self.rate / (2 * self.kappa), out=room("place", n))
+        below = torch.floor(torch.sub(place, half, out=room("middle", n)), out=room("middle", n))
+        below = torch.clamp(torch.add(below, half, out=room("middle", n)), least, most, out=room("middle", n))
+        r = torch.sub(torch.sub(place, below, out=room("place", n)), 0.5, out=room("place", n))
+        index = torch.sub(below, least, out=room("middle", n)).to(torch.int32)
+        share = torch.sigmoid(torch.mul(r, 2 * self.kappa, out=room("q", n)), out=room("q", n))
+        found = []
+        for i, ((first, step), _) in enumerate(self.columns):
+            low = torch.index_select(first, 0, index, out=room("low", n))
+            rise = torch.index_select(step, 0, index, out=room("term", n))
+            found.append(torch.addcmul(low, rise, share, out=room(f"above{i}", n)))
+        return found
+
+    def gated(self, head: Tensor | None, y: Tensor, room: Room, out: Tensor | None = None) -> Tensor:
+        """head + y sigmoid(gate y), as relu(y) + (head - |y| q/(1+q)), q = exp(-gate |y|): exact where it saturates."""
+        n = y.numel()
+        size = torch.abs(y, out=room("at", n))
+        if (
+            self.anchors
+            and self.gate == self.rate
+            and not self.centre
+            and self.form == "lattice"
+            and room.like is not None
+        ):
+            q = room.held["q"][:n]  # the exponential that the table was read with
+        else:
+            q = torch.exp(torch.mul(size, -self.gate, out=room("q", n)), out=room("q", n))
+        share = torch.div(q, torch.add(q, 1.0, out=room("low", n)), out=room("low", n))
+        if head is None:
+            inner = torch.mul(torch.neg(size, out=room("at", n)), share, out=room("above0", n))
+        else:
+            inner = torch.addcmul(head, size, share, value=-1, out=room("above0", n))
+        return torch.add(inner, torch.clamp_min(y, 0.0, out=room("s", n)), out=out)
+
+
+LARGE = 1 << 18  # elements from which an eager GPU uses a compiled kernel, whose first call takes seconds
+Number = float | Tensor
+
+
+@known
+def _total(anchors: int, kappa: float, dtype: torch.dtype) -> tuple[float, ...]:
+    """The coefficients of Q, lowest power first, as numbers."""
+    return tuple(basis(anchors, kappa, dtype, torch.device("cpu"))[0].tolist())
+
+
+@known
+def _matrix(anchors: int, kappa: float, dtype: torch.dtype, device: torch.device, even: bool) -> Tensor:
+    """What takes a table to the coefficients of P and, unless `even`, R."""
+    both = basis(anchors, kappa, dtype, device)[1]
+    return both[:, : (anchors + 1) // 2].contiguous() if even else both
+
+
+def read(
+    y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0, even: bool = False
+) -> Tensor:
+    """`fast.anchor_read` for compilers to fuse and differentiate; `even` promises value[i] = value[-1 - i].
+
+    The numbers must be constants of the program that is compiled (`fast_read.unpacked` makes them so).
+
+    >>> y, value = torch.linspace(-9, 9, 101), torch.linspace(-1, 1, 17)
+    >>> compiled = torch.compile(read, backend="eager", fullgraph=True)
+    >>> torch.equal(compiled(y, value, 1.0, 0.25), read(y, value, 1.0, 0.25))
+    True
+    """
+    work, anchors = working(y.dtype), value.shape[0]
+    x = y.to(work)
+    if anchors and form_of(anchors, kappa, y.dtype) != "lattice":
+        reading = Reading.of(value.unsqueeze(0), rate, kappa, centre, 0.0, y.dtype)
+        head = reading.means(x.reshape(-1), Room())[0].reshape(y.shape)
+        return (_gated(head, x, *_decayed(x, gate)) if gate else head).to(y.dtype)
+    if not anchors:
+        return _gated(None, x, *_decayed(x, gate)).to(y.dtype)
+    matrix = _matrix(anchors, kappa, y.dtype, y.device, even)
+    # a sum of products rather than a matrix product: compilers fuse it with what makes the values
+    parts = (value.double().unsqueeze(-1) * matrix).sum(0).to(work).unbind()
+    rows = (anchors + 1) // 2
+    shared = gate == rate and not centre
+    out = _lattice(
+        x, _total(anchors, kappa, y.dtype), parts[:rows], parts[rows:], bool(anchors % 2), rate, centre, gate,
+        bool(gate), shared,
+    )  # fmt: skip
+    return out.to(y.dtype)
+
+
+def _lattice(
+    x: Tensor, total: Sequence[Number], even: Sequence[Number], odd: Sequence[Number], whole: bool, rate: Number,
+    centre: Number, gate: Number, gated: bool, shared: bool,
+) -> Tensor:  # fmt: skip
+    """The lattice form at x, with a gate where `gated`, whose exponential is the table's where `shared`."""
+    at = x if shared else x - centre
+    size, q = _decayed(at, rate)
+    square = q * q
+    low = square + 1.0
+    inverse = 1.0 / low  # in a kernel off by 2 units in the last place: s is corrected once
+    s = q * inverse
+    s = s + (q - s * low) * inverse
+    above = _compiled_horner(even, s)
+    if odd:
+        tilt = (1.0 - square) * inverse if whole else (1.0 - q) / (1.0 + q)
+        above = above + _compiled_horner(odd, s) * torch.where(at < 0, -tilt, tilt)
+    head = above / _compiled_horner(total, s)
+    return _gated(head, x, *((size, q) if shared else _decayed(x, gate))) if gated else head
+
+
+def _decayed(x: Tensor, rate: Number) -> tuple[Tensor, Tensor]:
+    """|x| and exp(-rate |x|)."""
+    size = torch.where(x < 0, -x, x)
+    return size, torch.exp(size * -rate)
+
+
+def _gated(head: Tensor | None, x: Tensor, size: Tensor, q: Tensor) -> Tensor:
+    """head + x sigmoid(gate x), q = exp(-gate |x|)."""
+    fall = size * (q / (q + 1.0))
+    return torch.where(x < 0, 0.0, x) + (-fall if head is None else head - fall)
+
+
+def _compiled_horner(coefficient: Sequence[Number], s: Tensor) -> Tensor:
+    """sum_j coefficient_j s^j."""
+    if len(coefficient) == 1:
+        return torch.zeros_like(s) + coefficient[0]
+    total = s * coefficient[-1] + coefficient[-2]
+    for c in coefficient[-3::-1]:
+        total = total * s + c
+    return total
+
+
+def fused(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float, gate: float) -> Tensor | None:
+    """`read` by a kernel compiled for its number of anchors, not its numbers; None where there is no such kernel."""
+    anchors = value.shape[0]
+    ready = y.is_cuda and y.numel() >= LARGE and anchors and form_of(anchors, kappa, y.dtype) == "lattice"
+    if not ready or not _compiles(y.device):
+        return None
+    with torch.no_grad():
+        numbers = _numbers(anchors, kappa, rate, centre, gate, working(y.dtype), y.device)
+        parts = (value.detach().double() @ basis(anchors, kappa, y.dtype, y.device)[1]).to(numbers.dtype)
+        shared = gate == rate and not centre
+        out: Tensor = _kernel()(y.detach().reshape(-1), numbers, parts, bool(anchors % 2), bool(gate), shared)
+    return out.reshape(y.shape)
+
+
+def _flat(y: Tensor, numbers: Tensor, parts: Tensor, whole: bool, gated: bool, shared: bool) -> Tensor:
+    rate, centre, gate, *total = numbers.unbind()
+    made, rows = parts.unbind(), len(total)
+    x = y.to(numbers.dtype)
+    return _lattice(x, total, made[:rows], made[rows:], whole, rate, centre, gate, gated, shared).to(y.dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _numbers(
+    anchors: int, kappa: float, rate: float, centre: float, gate: float, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    numbers = [rate, centre, gate, *_total(anchors, kappa, dtype)]
+    return torch.tensor(numbers, dtype=torch.float64).to(device, dtype)
+
+
+@functools.lru_cache(maxsize=1)
+def _kernel() -> Callable[..., Tensor]:
+    return torch.compile(_flat, dynamic=True)
+
+
+@functools.lru_cache(maxsize=16)
+def _compiles(device: torch.device) -> bool:
+    """Whether this GPU's compiler is here."""
+    return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (7, 0)
+
+
+CACHED = 1 << 17  # elements a thread works on at once: a handful of temporaries stay in its cache
+SOFTMAX = 1 << 20  # weights alive at once where the gradient of the values needs all of them
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+NAME = "attnforge::anchor_read"
+
+
+def anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0) -> Tensor:
+    """The softmax mean of `value` over keys (rate k, -kappa k^2) at y - centre; plus y sigmoid(gate y) with a gate.
+
+    >>> y, value = torch.linspace(-9, 9, 1001), torch.linspace(-1, 1, 17)
+    >>> fast = anchor_read(y, value, 1.0, 0.25)
+    >>> bool((fast - softmax_read(y, value, 1.0, 0.25)).abs().max() < 1e-6)
+    True
+    """
+    _check(y, value, rate, kappa, gate)
+    out: Tensor = torch.ops.attnforge.anchor_read(y, value, rate, kappa, centre, gate)
+    return out
+
+
+def _anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float, gate: float) -> Tensor:
+    work = working(y.dtype)
+    if (whole := fused(y, value, rate, kappa, centre, gate)) is not None:
+        return whole
+    reading = Reading.of(value.unsqueeze(0), rate, kappa, centre, gate, y.dtype)
+    flat = y.reshape(-1)
+    if y.device.type != "cpu":
+        return _finish(reading, flat.to(work), Room()).to(y.dtype).reshape(y.shape)
+    out = torch.empty_like(y, memory_format=torch.contiguous_format)
+    step = CACHED * torch.get_num_threads()
+    room = Room(flat.new_empty(0, dtype=work), min(step, flat.numel()))
+    for part, into in zip(flat.split(step), out.view(-1).split(step), strict=True):
+        if part.dtype == work:
+            _finish(reading, part, room, into)
+        else:
+            into.copy_(_finish(reading, part.to(work), room))
+    return out
+
+
+def _anchor_read_backward(
+    grad: Tensor, y: Tensor, value: Tensor, rate: float, kappa: float, centre: float, gate: float, of_value: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `anchor_read` with respect to y and, where `of_value`, the table (else zeros)."""
+    work = working(y.dtype)
+    anchors = value.shape[0]
+    k = torch.arange(anchors, dtype=torch.float64, device=value.device) - (anchors - 1) / 2
+    exact = value.double()
+    reading = Reading.of(torch.stack([exact, k * exact, k]), rate, kappa, centre, gate, y.dtype)
+    flat, slope = y.reshape(-1), grad.reshape(-1)
+    to_y = torch.empty_like(y, memory_format=torch.contiguous_format)
+    to_value = torch.zeros_like(value, dtype=torch.float64 if of_value else value.dtype)
+    cpu = y.device.type == "cpu"
+    step = CACHED * torch.get_num_threads() if cpu else max(1, flat.numel())
+    room = Room(flat.new_empty(0, dtype=work), min(step, flat.numel())) if cpu else Room()
+    for part, out, into in zip(flat.split(step), slope.split(step), to_y.view(-1).split(step), strict=True):
+        at = part.to(work)
+        mean, moment, place = reading.means(at, room) if anchors else [torch.zeros_like(at)] * 3
+        change = rate * (moment - place * mean)  # the covariance of key and value
+        if gate:
+            share = torch.sigmoid(gate * at)
+            change = change + share * (1 + gate * at * (1 - share))
+        into.copy_(out.to(work) * change)
+        if of_value and reading.form == "lattice" and anchors:
+            to_value += reading.pulled_back(at, out.to(work), room)
+    if of_value and reading.form != "lattice":
+        step = max(1, SOFTMAX // anchors)
+        for part, out in zip(flat.split(step), slope.split(step), strict=True):
+            to_value += (_weights(part.to(work), anchors, rate, kappa, centre) @ out.to(work)).double()
+    return to_y, to_value.to(value.dtype)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    y, value, *ctx.numbers = inputs
+    ctx.save_for_backward(y, value)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    y, value = ctx.saved_tensors
+    to_y, to_value = torch.ops.attnforge.anchor_read_backward(grad, y, value, *ctx.numbers, ctx.needs_input_grad[1])
+    return to_y, to_value if ctx.needs_input_grad[1] else None, None, None, None, None
+
+
+def _like(y: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(y, memory_format=torch.contiguous_format)
+
+
+def _like_both(grad: Tensor, y: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _like(y), torch.empty_like(value)
+
+
+# `torch.library.custom_op` would say the same in fewer words, and load the compiler, for seconds, at the first call
+_LIBRARY = torch.library.Library("attnforge", "FRAGMENT")
+_NUMBERS = "float rate, float kappa, float centre"
+_LIBRARY.define(f"anchor_read(Tensor y, Tensor value, {_NUMBERS}, float gate) -> Tensor")
+_LIBRARY.define(
+    f"anchor_read_backward(Tensor grad, Tensor y, Tensor value, {_NUMBERS}, float gate, bool of_value) "
+    "-> (Tensor, Tensor)"
+)
+_LIBRARY.impl("anchor_read", _anchor_read, "CompositeExplicitAutograd")
+_LIBRARY.impl("anchor_read_backward", _anchor_read_backward, "CompositeExplicitAutograd")
+torch.library.register_fake(NAME, _like, lib=_LIBRARY)
+torch.library.register_fake(f"{NAME}_backward", _like_both, lib=_LIBRARY)
+torch.library.register_autograd(NAME, _backward, setup_context=_remember, lib=_LIBRARY)
+allow_custom(NAME, "softmax attention over evenly spaced anchors and, with a gate, one self head (lemmas A8 and B4)")
+
+
+def softmax_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0) -> Tensor:
+    """The attention that `anchor_read` evaluates, written out: a softmax over p keys, and one over {self, sink}."""
+    work = working(y.dtype)
+    flat = y.reshape(-1).to(work)
+    anchors = value.shape[0]
+    out = value.to(work) @ _weights(flat, anchors, rate, kappa, centre) if anchors else torch.zeros_like(flat)
+    if gate:
+        pair = torch.softmax(torch.stack([gate * flat, torch.zeros_like(flat)], -1), -1)
+        out = out + (pair.unsqueeze(-2) @ torch.stack([flat, torch.zeros_like(flat)], -1).unsqueeze(-1)).flatten()
+    return out.to(y.dtype).reshape(y.shape)
+
+
+def evaluate(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0) -> Tensor:
+    """The head at y: written out while exporting, plain PyTorch while compiling, the operator otherwise."""
+    if exporting():
+        return softmax_read(y, value, rate, kappa, centre, gate)
+    if torch.compiler.is_compiling():
+        return read(y, value, rate, kappa, centre, gate)
+    return anchor_read(y, value, rate, kappa, centre, gate)
+
+
+def _finish(reading: Reading, y: Tensor, room: Room, out: Tensor | None = None) -> Tensor:
+    head = reading.means(y, room)[0] if reading.anchors else None
+    if reading.gate or head is None:
+        return reading.gated(head, y, room, out)
+    return head if out is None else out.copy_(head)
+
+
+def _weights(y: Tensor, anchors: int, rate: float, kappa: float, centre: float) -> Tensor:
+    """The softmax weights, shape (anchor, element)."""
+    k = torch.arange(anchors, dtype=y.dtype, device=y.device) - (anchors - 1) / 2
+    return torch.softmax(torch.outer(rate * k, y - centre) - (kappa * k * k).unsqueeze(-1), 0)
+
+
+def _check(y: Tensor, value: Tensor, rate: float, kappa: float, gate: float) -> None:
+    if y.dtype not in DTYPES:
+        raise ArgumentError(f"y must be float64, float32 or bfloat16, got {y.dtype}")
+    if value.dim() != 1 or value.shape[0] < (0 if gate else 2) or value.dtype not in (torch.float64, torch.float32):
+        raise ArgumentError(
+            f"value must be a table of at least 2 float32 or float64 numbers, got {value.dtype}, {tuple(value.shape)}"
+        )
+    if not 0 <= gate < float("inf"):
+        raise ArgumentError(f"gate must be 0 (none) or a positive number, got {gate!r}")
+    if not (0 < rate < float("inf") and 0 < kappa < float("inf")):
+        raise ArgumentError(f"rate and kappa must be positive numbers, got rate = {rate!r} and kappa = {kappa!r}")

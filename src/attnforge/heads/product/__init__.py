@@ -1,0 +1,1 @@
+"""Product heads: x times y to machine precision (section C)."""

@@ -1,0 +1,293 @@
+"""Product heads: x times y to machine precision by two self heads (section C).
+
+**C1** sinh(z)/z = 1/2 int_{-1}^{1} e^{z tau} dtau is a positive mixture of exponentials. Take the n-point Gauss-Lobatto
+rule (tau_i, w_i), whose first and last nodes are -1 and 1 with weight w_1 = 2/(n(n-1)). Head + has a self slot of logit
+z and value x, and memory slots of value 0 with logits tau_i z + log(w_i/w_1) for all other nodes; head - is the same
+with -z. Both have the denominator D(z)/w_1, D(z) = sum_i w_i e^{tau_i z}, so
+
+    head+ - head- = w_1 x (e^z - e^-z) / D(z),     z = g y.
+
+The rule's remainder is int e^{z tau} dtau - D(z) = -K_n z^(2n-2) e^{z xi}, |xi| < 1, with
+K_n = n (n-1)^3 2^(2n-1) (n-2)!^4 / ((2n-1) (2n-2)!^3), so D(z) is at least 2 sinh(z)/z and the product g w_1 x y is
+reached up to the factor 1/(1 + rho(z)),
+
+    0 <= rho(z) <= K_n |z|^(2n-1) / (1 - e^(-2|z|)):
+
+relative in both factors. g is a power of two with 1 < s = g Y <= 2, |y| <= Y, so z is exact, and so is
+1/(g w_1) = n(n-1)/(2g). What remains is the rounding of two softmax heads that together add up to at most
+|x| Y coth(s): some 26 u of |x| Y at s = 2. The shipped bound, `product_bounds.product_error`, is a sup over cells of z
+for the stored weights. `nodes_for` is the inverse.
+
+Operands that do not straddle 0 are centred where that certifies more: x y = (x-a)(y-b) + b x + a y - a b, the linear
+part through the skip; and the operand with the better s becomes the query.
+
+**C2** (`method="tanh"`) x y = sum_j c_j x tanh(s_j y/2Y) with hot heads of one memory slot, whose weight is near 1/2:
+x tanh(t/2) = x sigmoid(t) - x sigmoid(-t). Fewer slots, less accuracy: rounding is amplified by sum |c_j|.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...box import Box, round_outward
+from ...certificates.certificate import Certificate, Term, total
+from ...certificates.certified import CertifiedModule
+from ...certificates.rounding import ASSUMPTIONS
+from ...errors import ArgumentError, PrecisionError
+from ..self_head import SelfSpec, number, positive, shipped
+from .bound import ProductError, Sides, product_error, rounding
+from .construction import MOST_NODES, ProductSpec, gain_for, remainder
+
+NODES = {torch.float32: 7, torch.float64: 10}  # where the truncation at s = 2 falls below rounding
+CENTRE_BITS = {torch.float32: 11, torch.float64: 26}  # products of two centres stay exact
+
+
+@functools.lru_cache(maxsize=1024)
+def _constant(nodes: int, steps: int, dtype: torch.dtype) -> float:
+    spec = ProductSpec.build(nodes, 2.0).heads.rounded(dtype)
+    side = steps / 16
+    return product_error(spec, Sides((-1.0, 1.0), (-side, side)), dtype).total / side
+
+
+def product_constant(nodes: int, s: float, dtype: torch.dtype = torch.float32) -> float:
+    """C with |head - x y| <= C X Y for |x| <= X, |y| <= Y, g Y = s, not centred; cached, for s rounded up to eighths.
+
+    >>> product_constant(7, 2.0) < 1.6e-6, product_constant(10, 2.0, torch.float64) < 3.7e-15
+    (True, True)
+    """
+    if not 0 < s <= 2:
+        raise ArgumentError(f"s must be in (0, 2], got {s!r}")
+    steps = math.ceil(8 * s)
+    return math.nextafter(_constant(nodes, steps, shipped(dtype)) * (steps / 8) / s * (1 + 1e-15), math.inf)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How two operands enter a product head: which of them is the query, and what is subtracted from them first."""
+
+    sides: Sides
+    centre: tuple[float, float]
+    swapped: bool
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """Largest |value - a| and |query - b|."""
+        (a, b), (value, query) = self.centre, (self.sides.value, self.sides.query)
+        return max(abs(v - a) for v in value), max(abs(v - b) for v in query)
+
+
+def arrange(x: Sides, dtype: torch.dtype, swap: bool = True) -> Arrangement:
+    """The arrangement with the least certified rounding: with or without centring either operand, or swapping them."""
+    nodes, best = NODES[dtype], (math.inf, Arrangement(x, (0.0, 0.0), False))
+    for swapped in (False, True) if swap else (False,):
+        sides = Sides(x.query, x.value) if swapped else x
+        a, b = (_middle(side, CENTRE_BITS[dtype]) for side in (sides.value, sides.query))
+        for centre in itertools.product({0.0, a}, {0.0, b}):
+            found = Arrangement(sides, centre, swapped)
+            spec = ProductSpec.build(nodes, gain_for(found.reach[1]), centre)
+            bound = rounding(spec.heads.rounded(dtype), sides, dtype, 0.0)
+            best = min(best, (bound, found), key=lambda pair: pair[0])
+    return best[1]
+
+
+def nodes_for(eps: float, arranged: Arrangement, dtype: torch.dtype = torch.float32) -> tuple[int, float]:
+    """The fewest nodes, and their gain, that certify eps; raises `PrecisionError` with what can be reached."""
+    size_x, size_y = arranged.reach
+    reached = math.inf
+    positive("eps", eps)
+    for nodes in range(2, NODES[dtype] + 2):
+        for halvings in range(8):
+            gain = gain_for(size_y, halvings)
+            if remainder(nodes, gain * size_y) * size_x * size_y > eps:
+                continue
+            spec = ProductSpec.build(nodes, gain, arranged.centre).heads.rounded(dtype)
+            bound = product_error(spec, arranged.sides, dtype).total
+            if bound <= eps:
+                return nodes, gain
+            reached = min(bound, reached)
+            break  # a smaller gain only rounds worse
+    if not math.isfinite(reached):
+        spec = ProductSpec.build(NODES[dtype], gain_for(size_y), arranged.centre).heads.rounded(dtype)
+        reached = product_error(spec, arranged.sides, dtype).total
+    raise PrecisionError(
+        f"a product of numbers up to {arranged.sides.sizes[0]:g} and {arranged.sides.sizes[1]:g} in {dtype} reaches "
+        f"{reached:.3e}, not eps = {eps:g}; ask for that much, or use dtype=torch.float64",
+        reachable=reached,
+    )
+
+
+class ProductHead(CertifiedModule):
+    """x times y by two attention heads, with its certified error.
+
+    >>> head = ProductHead.fit(x=(-1, 1), y=(-1, 1))
+    >>> head(torch.tensor([0.5, -1.0]), torch.tensor([0.5, 0.25])).allclose(torch.tensor([0.25, -0.25]), atol=1e-6)
+    True
+    >>> head.bound < 2e-6
+    True
+
+    x and y are tensors of one shape. With `width=v`, x is a batch of vectors, shape (..., v), and y one scalar for each
+    of them, shape (...) or (..., 1). Outside the box the product saturates; the first such call warns, `strict = True`
+    raises.
+    """
+
+    family = "product"
+
+    def __init__(self, spec: ProductSpec, box: Box, swapped: bool, width: int | None, dtype: torch.dtype, method: str):
+        super().__init__()
+        self.spec, self.box, self.swapped, self.width, self.method = spec, box, swapped, width, method
+        self.layer = spec.heads.layer(shipped(dtype), purpose="x y")
+
+    @property
+    def nodes(self) -> int:
+        """The number of Gauss-Lobatto nodes; 0 for the tanh method."""
+        return self.spec.nodes
+
+    @property
+    def scale(self) -> float:
+        """s of lemma C1: the largest |z|."""
+        b = self.spec.centre[1]
+        return self.spec.gain * max(abs(v - b) for v in self._sides().query)
+
+    @classmethod
+    def fit(
+        cls,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        eps: float | None = None,
+        nodes: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        width: int | None = None,
+        method: str = "gauss",
+    ) -> ProductHead:
+        """The product on a box: with as few nodes as eps needs, with `nodes`, or as accurate as the dtype allows."""
+        box = Box(x=_side("x", x), y=_side("y", y))
+        shipped(dtype)
+        if eps is not None:
+            positive("eps", eps)
+        if width is not None and (type(width) is not int or width < 1):
+            raise ArgumentError(f"width must be a whole number of at least 1, or None for scalars, got {width!r}")
+        if nodes is not None and (type(nodes) is not int or not 2 <= nodes <= MOST_NODES):
+            raise ArgumentError(f"nodes must be a whole number from 2 to {MOST_NODES}, got {nodes!r}")
+        if method not in ("gauss", "tanh"):
+            raise ArgumentError(f"method must be 'gauss' or 'tanh', got {method!r}")
+        sides = _outward(box, dtype)
+        if method == "tanh":
+            head = cls(ProductSpec.tanh(sides.sizes[1], dtype, width or 1), box, False, width, dtype, method)
+        else:
+            arranged = arrange(sides, dtype, swap=width is None)
+            gain = gain_for(arranged.reach[1])
+            if eps is not None and nodes is None:
+                nodes, gain = nodes_for(eps, arranged, dtype)
+            spec = ProductSpec.build(nodes or NODES[dtype], gain, arranged.centre, width or 1)
+            head = cls(spec, box, arranged.swapped, width, dtype, method)
+        bound = head.attach(head.recertify()).bound
+        if eps is not None and bound is not None and bound > eps:
+            raise PrecisionError(f"this product reaches {bound:.3e} in {dtype}, not eps = {eps:g}", reachable=bound)
+        return head
+
+    @classmethod
+    def symmetric(cls, X: float, Y: float, eps: float | None = None, **options: Any) -> ProductHead:
+        """The product of |x| <= X and |y| <= Y."""
+        size_x, size_y = positive("X", X), positive("Y", Y)
+        return cls.fit((-size_x, size_x), (-size_y, size_y), eps, **options)
+
+    def core(self, *inputs: Tensor) -> Tensor:
+        x, y = inputs
+        if self.width is None:
+            return self.layer(torch.stack((y, x) if self.swapped else (x, y), dim=-1)).squeeze(-1)
+        return self.layer(torch.cat((x, y if y.dim() == x.dim() else y.unsqueeze(-1)), dim=-1))
+
+    def guard(self, *inputs: Tensor) -> None:
+        if len(inputs) == 2 and all(isinstance(tensor, Tensor) for tensor in inputs):
+            x, y = (tuple(tensor.shape) for tensor in inputs)
+            if self.width is None and x != y:
+                raise ArgumentError(f"a product takes tensors of one shape, got {x} and {y}; width= is for vectors")
+            if self.width is not None and (x[-1:] != (self.width,) or y not in (x[:-1], (*x[:-1], 1))):
+                wanted = f"x of shape (..., {self.width}) and y of shape (...) or (..., 1)"
+                raise ArgumentError(f"expected {wanted}, got {x} and {y}")
+        super().guard(*inputs)
+
+    def example_input(self) -> tuple[Tensor, ...]:
+        x, y = super().example_input()
+        return (x, y) if self.width is None else (x.unsqueeze(-1).repeat(1, self.width), y)
+
+    def _sides(self) -> Sides:
+        sides = _outward(self.box, self.dtype)
+        return Sides(sides.query, sides.value) if self.swapped else sides
+
+    def error(self) -> ProductError:
+        """The certified error of the present weights, split by where it comes from."""
+        return product_error(SelfSpec.read(self.layer), self._sides(), self.dtype)
+
+    def recertify(self) -> Certificate:
+        error = self.error()
+        rule = f"{self.nodes} nodes" if self.method == "gauss" else "two tanh pairs"
+        terms = (
+            Term("product", "interpolation", error.truncation, f"{rule}, |z| <= {self.scale:.4g}"),
+            Term("product", "rounding", error.rounding, "the heads and the skip"),
+        )
+        return Certificate(
+            kind="certified",
+            bound=total(t.value for t in terms),
+            dtype=str(self.dtype).removeprefix("torch."),
+            target="x*y",
+            box=self.box,
+            terms=terms,
+            lemmas=("C1" if self.method == "gauss" else "C2", "A5"),
+            assumptions=ASSUMPTIONS,
+        )
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "x": list(self.box["x"]),
+            "y": list(self.box["y"]),
+            "nodes": self.nodes,
+            "gain": self.spec.gain,
+            "centre": list(self.spec.centre),
+            "swapped": self.swapped,
+            "width": self.width,
+            "method": self.method,
+        }
+
+    @classmethod
+    def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> ProductHead:
+        box = Box(x=_side("x", config["x"]), y=_side("y", config["y"]))
+        dtype, width = next(iter(tensors.values())).dtype, config["width"]
+        if config["method"] == "tanh":
+            spec = ProductSpec.tanh(_outward(box, dtype).sizes[1], dtype, width or 1)
+        else:
+            a, b = config["centre"]
+            spec = ProductSpec.build(config["nodes"], config["gain"], (float(a), float(b)), width or 1)
+        return cls(spec, box, bool(config["swapped"]), width, dtype, config["method"])
+
+
+def _side(name: str, pair: object) -> tuple[float, float]:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ArgumentError(f"{name} must be a pair of numbers (lo, hi), got {pair!r}")
+    low, high = number(name, pair[0]), number(name, pair[1])
+    if low >= high:
+        raise ArgumentError(f"{name} needs lo < hi, got ({low:g}, {high:g})")
+    if not 1e-30 < max(abs(low), abs(high)) < 1e30:
+        raise ArgumentError(f"{name} must have a size between 1e-30 and 1e30, got ({low:g}, {high:g})")
+    return low, high
+
+
+def _outward(box: Box, dtype: torch.dtype) -> Sides:
+    low, high = round_outward(box.lower.numpy(), box.upper.numpy(), dtype)
+    return Sides((float(low[0]), float(high[0])), (float(low[1]), float(high[1])))
+
+
+def _middle(side: tuple[float, float], bits: int) -> float:
+    """The middle of an interval, rounded to so many bits; 0 where the interval is about symmetric."""
+    middle = 0.5 * (side[0] + side[1])
+    if abs(middle) < 0.01 * (side[1] - side[0]):
+        return 0.0
+    mantissa, exponent = math.frexp(middle)
+    return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)

@@ -1,0 +1,1 @@
+"""Token heads: moving information between tokens (section D)."""

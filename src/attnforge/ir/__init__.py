@@ -1,1 +1,0 @@
-"""What is computed, before anything is built: the registry of univariate functions and the programs over them."""

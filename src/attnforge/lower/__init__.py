@@ -1,1 +1,0 @@
-"""From a program to a network: plan the heads, lay them out in layers, assemble the weights."""

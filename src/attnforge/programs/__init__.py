@@ -1,0 +1,1 @@
+"""What is computed, as a list of operations over tokens and channels; where its values live; its meaning."""

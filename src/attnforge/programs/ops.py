@@ -1,0 +1,305 @@
+"""The operations of a `Program`, each a frozen value.
+
+Every operation makes one array of shape (tokens, width) out of the arrays that `inputs` names by their index. Arrays
+inside operations are read-only float64 copies; two operations are equal when all their fields are.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ArgumentError
+from ..functions.registry import get
+from ..functions.univariate import Univariate
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """What all operations share; `word` is how the operation is called in text and in files."""
+
+    word: ClassVar[str] = ""
+    #: The fields that hold indices of values, in order.
+    operands: ClassVar[tuple[str, ...]] = ()
+
+    width: int
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The indices of the values that the operation reads."""
+        return tuple(getattr(self, name) for name in self.operands)
+
+    def problem(self, tokens: int, widths: tuple[int, ...]) -> str | None:
+        """What is wrong with the operation in a program of `tokens` tokens, given the widths of its inputs."""
+        wrong = [w for w in widths if w != self.width]
+        return f"its width is {self.width}, but it reads a value of width {wrong[0]}" if wrong else None
+
+    def renamed(self, new: Mapping[int, int]) -> Op:
+        """The same operation with its inputs renumbered."""
+        other = copy.copy(self)
+        other._set(**{name: new[getattr(self, name)] for name in self.operands})
+        return other
+
+    def identity(self) -> tuple[object, ...]:
+        """Everything that determines the operation, hashable."""
+        return (self.word, *(_hashable(getattr(self, field.name)) for field in fields(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return self.identity() == other.identity() if isinstance(other, Op) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.identity())
+
+    def __post_init__(self) -> None:
+        if isinstance(self.width, bool) or not isinstance(self.width, int) or self.width < 1:
+            raise ArgumentError(f"the width of {self.word} must be a whole number >= 1, got {self.width!r}")
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, eq=False)
+class Input(Op):
+    """The point of the box, laid out as (tokens, width)."""
+
+    word: ClassVar[str] = "input"
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Op):
+    """A fixed array of shape (tokens, width)."""
+
+    word: ClassVar[str] = "constant"
+    width: int = 0
+    value: Any = None
+
+    def __init__(self, value: npt.ArrayLike):
+        array = frozen(value, "the value of a constant", 2)
+        self._set(value=array, width=array.shape[1])
+        self.__post_init__()
+
+    def problem(self, tokens: int, widths: tuple[int, ...]) -> str | None:
+        rows = self.value.shape[0]
+        return None if rows == tokens else f"it has {rows} rows in a program of {tokens} tokens"
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Op):
+    """sum_i value_i @ weights_i + bias, the same for each token."""
+
+    word: ClassVar[str] = "linear"
+    width: int = 0
+    inputs_: tuple[int, ...] = ()
+    weights: tuple[Array, ...] = ()
+    bias: Any = None
+
+    def __init__(self, inputs: tuple[int, ...], weights: tuple[npt.ArrayLike, ...], bias: npt.ArrayLike):
+        offset = frozen(bias, "the bias of linear", 1)
+        matrices = tuple(frozen(w, "a weight of linear", 2) for w in weights)
+        if not inputs or len(inputs) != len(matrices):
+            raise ArgumentError(f"linear has {len(inputs)} inputs and {len(matrices)} weights; it needs one for each")
+        wrong = [w.shape for w in matrices if w.shape[1] != len(offset)]
+        if wrong:
+            raise ArgumentError(f"linear has a bias of length {len(offset)} and a weight of shape {wrong[0]}")
+        self._set(inputs_=tuple(inputs), weights=matrices, bias=offset, width=len(offset))
+        self.__post_init__()
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        return self.inputs_
+
+    def renamed(self, new: Mapping[int, int]) -> Linear:
+        return Linear(tuple(new[i] for i in self.inputs_), self.weights, self.bias)
+
+    def problem(self, tokens: int, widths: tuple[int, ...]) -> str | None:
+        rows = tuple(w.shape[0] for w in self.weights)
+        return None if rows == widths else f"its weights read widths {rows}, but its inputs have widths {widths}"
+
+
+@dataclass(frozen=True, eq=False)
+class Mix(Op):
+    """A fixed mixing of tokens, the same for each channel: matrix @ value."""
+
+    word: ClassVar[str] = "mix"
+    operands: ClassVar[tuple[str, ...]] = ("input",)
+    input: int
+    matrix: Array
+
+    def __init__(self, input: int, matrix: npt.ArrayLike, width: int):
+        self._set(input=input, matrix=frozen(matrix, "the matrix of mix", 2), width=width)
+        self.__post_init__()
+
+    def problem(self, tokens: int, widths: tuple[int, ...]) -> str | None:
+        if self.matrix.shape != (tokens, tokens):
+            return f"its matrix has shape {self.matrix.shape} in a program of {tokens} tokens"
+        return super().problem(tokens, widths)
+
+
+@dataclass(frozen=True, eq=False)
+class Apply(Op):
+    """A univariate function, entry by entry."""
+
+    word: ClassVar[str] = "apply"
+    operands: ClassVar[tuple[str, ...]] = ("input",)
+    input: int
+    function: Univariate
+
+    def __init__(self, input: int, function: str | Univariate, width: int):
+        self._set(input=input, function=get(function), width=width)
+        self.__post_init__()
+
+
+@dataclass(frozen=True, eq=False)
+class Product(Op):
+    """The product of two values, entry by entry."""
+
+    word: ClassVar[str] = "product"
+    operands: ClassVar[tuple[str, ...]] = ("left", "right")
+    left: int
+    right: int
+
+    def __init__(self, left: int, right: int, width: int):
+        self._set(left=left, right=right, width=width)
+        self.__post_init__()
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax(Op):
+    """Softmax over the channels of each token."""
+
+    word: ClassVar[str] = "softmax"
+    operands: ClassVar[tuple[str, ...]] = ("input",)
+    input: int
+
+    def __init__(self, input: int, width: int):
+        self._set(input=input, width=width)
+        self.__post_init__()
+
+
+@dataclass(frozen=True, eq=False)
+class Attention(Op):
+    """One attention head over tokens: softmax(scale query key^T + mask) value.
+
+    `mask` is added to the logits; it has shape (tokens, tokens) and may hold -inf, but every row must be able to see
+    some token.
+    """
+
+    word: ClassVar[str] = "attention"
+    operands: ClassVar[tuple[str, ...]] = ("query", "key", "value")
+    query: int
+    key: int
+    value: int
+    scale: float
+    causal: bool
+    mask: Any
+
+    def __init__(
+        self,
+        query: int,
+        key: int,
+        value: int,
+        width: int,
+        scale: float = 1.0,
+        causal: bool = False,
+        mask: npt.ArrayLike | None = None,
+    ):
+        array = None if mask is None else frozen(mask, "the mask of attention", 2, hidden=True)
+        factor = number(scale, "the scale of attention")
+        _flag(causal, "causal")
+        self._set(query=query, key=key, value=value, scale=factor, causal=causal, mask=array, width=width)
+        self.__post_init__()
+
+    def logit_mask(self, tokens: int) -> Array:
+        """What is added to the logits, the causal rule included."""
+        total = np.zeros((tokens, tokens)) if self.mask is None else self.mask.copy()
+        if self.causal:
+            total[np.triu_indices(tokens, 1)] = -np.inf
+        return total
+
+    def problem(self, tokens: int, widths: tuple[int, ...]) -> str | None:
+        if self.mask is not None and self.mask.shape != (tokens, tokens):
+            return f"its mask has shape {self.mask.shape} in a program of {tokens} tokens"
+        if widths[0] != widths[1]:
+            return f"its queries have width {widths[0]} and its keys {widths[1]}"
+        blind = np.flatnonzero(np.isneginf(self.logit_mask(tokens)).all(1))
+        if len(blind):
+            return f"its mask hides every token from token {blind[0]}"
+        return super().problem(tokens, widths[2:])
+
+
+@dataclass(frozen=True, eq=False)
+class Normalise(Op):
+    """Layer norm over the channels of each token, without an affine part; RMS norm when not `centred`."""
+
+    word: ClassVar[str] = "normalise"
+    operands: ClassVar[tuple[str, ...]] = ("input",)
+    input: int
+    eps: float
+    centred: bool
+
+    def __init__(self, input: int, width: int, eps: float = 1e-5, centred: bool = True):
+        if number(eps, "the eps of normalise") < 0:
+            raise ArgumentError(f"the eps of normalise must not be negative, got {eps!r}")
+        _flag(centred, "centred")
+        self._set(input=input, eps=float(eps), centred=centred, width=width)
+        self.__post_init__()
+
+
+@dataclass(frozen=True, eq=False)
+class MaxTokens(Op):
+    """The largest entry over the tokens, for each channel, given to every token."""
+
+    word: ClassVar[str] = "max_tokens"
+    operands: ClassVar[tuple[str, ...]] = ("input",)
+    input: int
+
+    def __init__(self, input: int, width: int):
+        self._set(input=input, width=width)
+        self.__post_init__()
+
+
+#: Every operation there is: each interpreter has an entry for each of them.
+OPS: tuple[type[Op], ...] = (
+    Input, Constant, Linear, Mix, Apply, Product, Softmax, Attention, Normalise, MaxTokens,
+)  # fmt: skip
+
+
+def frozen(value: npt.ArrayLike, what: str, ndim: int, hidden: bool = False) -> Array:
+    """A read-only float64 copy, finite (but for -inf where `hidden`)."""
+    try:
+        array = np.array(value, dtype=np.float64, order="C")
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{what} must be an array of numbers, got {type(value).__name__}") from error
+    if array.ndim != ndim or array.size == 0:
+        raise ArgumentError(f"{what} must have {ndim} dimensions and not be empty, got shape {array.shape}")
+    if not (np.isfinite(array) | (np.isneginf(array) if hidden else False)).all():
+        raise ArgumentError(f"{what} must be finite{' or -inf' if hidden else ''}")
+    array.setflags(write=False)
+    return array
+
+
+def number(value: float, what: str) -> float:
+    """A finite float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ArgumentError(f"{what} must be a finite number, got {value!r}")
+    return float(value)
+
+
+def _flag(value: bool, what: str) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{what} must be True or False, got {value!r}")
+
+
+def _hashable(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return (value.shape, value.tobytes())
+    return tuple(_hashable(v) for v in value) if isinstance(value, tuple) else value
