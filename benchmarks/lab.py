@@ -25,11 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
 from attnforge.lab import engine  # noqa: E402
-from attnforge.lab.experiment import (  # noqa: E402
-    Cell,
-    Experiment,
-    names,
-)
+from attnforge.lab.experiment import Cell, Experiment, names  # noqa: E402
 from attnforge.lab.experiments import range as ranges  # noqa: E402
 from attnforge.lab.experiments import rate_anchors, rate_heads  # noqa: E402
 from attnforge.lab.training import SEEDS  # noqa: E402

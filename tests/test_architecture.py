@@ -20,8 +20,11 @@ MODULES = sorted((SRC / "attnforge").rglob("*.py"))
 # Lowest first: a module may import its own layer and those before it. The longest matching name counts.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("box", "extras", "progress", "threads"),
-    ("functions", "expressions", "programs"),
+    ("arguments", "dtypes", "extras", "progress", "threads"),
+    ("box",),
+    ("functions",),
+    ("expressions",),
+    ("programs",),
     ("certificates",),
     ("network",),
     ("census",),

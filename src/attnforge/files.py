@@ -5,11 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from . import (
-    blackbox,  # noqa: F401  (registers the families that files may name)
-    export,  # noqa: F401  (registers the families that files may name)
-    heads,  # noqa: F401  (registers the families that files may name)
-)
 from .certificates import storage as networks
 from .compiler import compiled  # noqa: F401  (registers the families that files may name)
 from .conversion import storage as conversions

@@ -10,9 +10,9 @@ where M_K and M_V are constant memory slots (persistent keys and values). Which 
 ("tokens"). Shapes follow the names TransformerLens users know: W_Q is (head, channel, key), W_O (head, value, channel);
 a leading size of 1 instead of the number of heads means that all heads share the table (multi-query attention).
 
-The softmax is explicit, because its rounding is known and certified (`certificates.rounding`); PyTorch's fused attention
-kernels use a
-coarser exponential on some machines. Rows are evaluated in chunks, so memory does not grow with tokens times slots.
+The softmax is explicit, because its rounding is known and certified (`certificates.rounding`); PyTorch's fused
+attention kernels use a coarser exponential on some machines. Rows are evaluated in chunks, so memory does not grow
+with tokens times slots.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import torch
 
 from attnforge.box import Box
 from attnforge.errors import ArgumentError, AttnforgeError, DomainError, FormulaError, UnsupportedOperation
-from attnforge.frontends.formula import lower_formula
+from attnforge.frontends.formula.program import lower_formula
 from attnforge.programs.interpret import values
 
 X, Y = sympy.symbols("x y")

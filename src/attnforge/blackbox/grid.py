@@ -32,10 +32,11 @@ from torch import Tensor
 from ..box import Box
 from ..certificates.certificate import Certificate, Term, total, upper_text
 from ..certificates.rounding import ASSUMPTIONS, EXP_ULPS, TINY, gamma, unit, up
+from ..dtypes import Array
 from ..errors import ArgumentError, CertificateError, PrecisionError
 from ..network import AttentionLayer, Heads
 from .result import About, Held, TableApproximation, inside, stored_layer
-from .target import VALUE_ULPS, Array, Target, digest
+from .target import VALUE_ULPS, Target, digest
 
 STEEPEST = 24  # segments that are bisected
 HALVINGS = 30

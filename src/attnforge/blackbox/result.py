@@ -18,9 +18,10 @@ from ..box import Box
 from ..certificates.certificate import Certificate
 from ..certificates.certified import CertifiedModule
 from ..compiler.compiled import Size
+from ..dtypes import Array
 from ..errors import ArgumentError, CertificateError
 from ..network import AttentionLayer, Heads
-from .target import Array, Target
+from .target import Target
 
 MOST_WEIGHTS = 1 << 27  # attention weights that a measurement may take: large tables are measured on fewer points
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}

@@ -23,10 +23,11 @@ from torch import Tensor
 from ..certificates.certificate import Certificate
 from ..compiler.compiled import CompiledNetwork, Size
 from ..compiler.pipeline import compile_program
+from ..dtypes import Array
 from ..errors import ArgumentError, PrecisionError
 from ..programs.program import Builder, Program
 from .result import About, Approximation, Held
-from .target import Array, Target
+from .target import Target
 
 WIDTHS = (8, 16, 32, 64, 128, 256)
 SAMPLES = 50_000

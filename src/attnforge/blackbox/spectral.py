@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from ..box import Box
+from ..dtypes import Array
 from ..errors import ArgumentError
 from ..network import AttentionLayer, Heads
 from .result import About, Held, TableApproximation, inside
-from .target import Array, Target, digest
+from .target import Target, digest
 
 KAPPAS = (0.04, 0.06, 0.09, 0.13, 0.18, 0.26, 0.36, 0.5)
 GUARDS = (1, 2, 3, 4, 5, 6, 8, 10)

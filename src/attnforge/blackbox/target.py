@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from ..box import Box
 from ..certificates.rounding import UNIT
+from ..dtypes import Array
 from ..errors import ArgumentError
 from ..progress import PATIENCE
 
-Array = np.ndarray
 Function = Callable[..., Any]
 Progress = Callable[[str, int, int], None]  # gets a label, how many points are done, and of how many
 VALUE_ULPS = 4.0  # how far a black box's value may be from the function it stands for, in roundoffs of its dtype

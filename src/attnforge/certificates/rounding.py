@@ -14,9 +14,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from ..dtypes import Array
 from ..errors import PrecisionError
 
-Array = np.ndarray
 EXP_ULPS = 2.0  # exp(x) computed = exp(x) (1 + d), |d| <= EXP_ULPS * u
 UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 TINY = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-14}

@@ -22,12 +22,12 @@ from .. import files
 from ..box import Box
 from ..certificates.certified import CertifiedModule
 from ..compiler.compiled import CompiledNetwork
+from ..dtypes import Array
 from ..errors import ArgumentError, DomainError, DomainWarning, MissingExtra, closest
 from ..export.plain.transformer import PlainTransformer
 from .common import console, refuse_overwriting, say
 from .compile import FORCE
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
 KINDS = (".csv", ".npy", ".parquet")
 PIPE = Path("-")
 

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 from .. import theorems
 from ..box import Box
 from ..errors import ArgumentError, closest
-from ..frontends.formula import lower_formula
+from ..frontends.formula.program import lower_formula
 from ..programs.interpret import values
 from .common import DType, box, number, say, waiting, whole
 

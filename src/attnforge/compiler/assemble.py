@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..dtypes import Array
 from ..heads.anchor.bound import AnchorWeights
 from ..heads.gate.construction import gate_spec
 from ..heads.product.construction import ProductSpec
 from ..heads.self_head import SelfSpec, pack
 from ..heads.token.construction import average_heads, mix_heads, peak_heads
 from ..network import AttentionLayer, AttentionOnly, Heads
-from ..programs.ops import Array, Attention, Mix, Op
+from ..programs.ops import Attention, Mix, Op
 from ..programs.positions import average, reads
 from .layout import Column, Form, Layout, Site, Stage, forms
 

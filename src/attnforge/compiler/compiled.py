@@ -16,10 +16,11 @@ from ..box import Box
 from ..certificates.certificate import Certificate, Term, total, weights_hash
 from ..certificates.certified import CertifiedModule
 from ..certificates.rounding import ASSUMPTIONS
+from ..dtypes import Array
 from ..errors import ArgumentError, CertificateError
 from ..heads.anchor.bound import AnchorWeights
 from ..network import AttentionLayer, AttentionOnly
-from ..programs.ops import Array, Constant
+from ..programs.ops import Constant
 from ..programs.program import Program
 from .assemble import assemble
 from .layout import Layout, Site, lay_out

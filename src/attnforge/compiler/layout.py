@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import Array
 from ..errors import ArgumentError
-from ..programs.ops import Array, Constant, Input, Linear
+from ..programs.ops import Constant, Input, Linear
 from ..programs.positions import reads
 from ..programs.program import Program
 

@@ -232,7 +232,7 @@ def capture(target: Any, boxes: tuple[Box, ...]) -> list[Capture]:
         raise ArgumentError(f"box must be a Box, or a tuple of boxes for a function of several tensors, got {boxes!r}")
     tensors = isinstance(target, nn.Module) or (callable(target) and boxes[0].names is None)
     if isinstance(target, (str, list)) or not tensors:
-        from ..frontends.formula import lower_formula
+        from ..frontends.formula.program import lower_formula
 
         if len(boxes) != 1:
             raise ArgumentError("a formula has one box, with an interval for each variable")

@@ -1,7 +1,7 @@
 """`Plan`: which head family carries out each operation, on which interval, at what error.
 
-Ranges come from `programs.enclose`; sensitivities run backwards through the program; eps is split over the operations in
-proportion to what their errors do to the output; then each operation gets the smallest head that keeps its share.
+Ranges come from `programs.enclose`; sensitivities run backwards through the program; eps is split over the operations
+in proportion to what their errors do to the output; then each operation gets the smallest head that keeps its share.
 
 Sites for operations on whole tokens and between tokens (softmax, attention, norm, fixed mixing, maximum).
 """
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ..certificates.rounding import unit
+from ..dtypes import Array
 from ..errors import DomainError, PrecisionError, UnsupportedOperation
 from ..functions.queries import lipschitz
 from ..functions.registry import enclose
@@ -33,20 +34,7 @@ from ..heads.product.head import NODES, Arrangement, arrange
 from ..heads.token.bound import DEAD
 from ..heads.token.construction import sharpest
 from ..programs.enclose import Range
-from ..programs.ops import (
-    Apply,
-    Array,
-    Attention,
-    Constant,
-    Input,
-    Linear,
-    MaxTokens,
-    Mix,
-    Normalise,
-    Op,
-    Product,
-    Softmax,
-)
+from ..programs.ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from ..programs.program import Program
 from .layout import Site
 from .sensitivity import sensitivities

@@ -26,6 +26,7 @@ import numpy.typing as npt
 import torch
 
 from ..certificates.rounding import EXP_ULPS, TINY, gamma, unit, up
+from ..dtypes import Array
 from ..errors import CertificateError
 from ..functions.piecewise import clipped
 from ..functions.queries import Largest, lipschitz, modulus, spread
@@ -39,7 +40,7 @@ from ..heads.product.bound import Sides, product_error
 from ..heads.token.bound import DEAD, fixed_terms, peak_error
 from ..network import AttentionLayer, AttentionOnly
 from ..programs.enclose import RULES, Range, normalised_size
-from ..programs.ops import Apply, Array, Attention, Constant, Mix, Normalise
+from ..programs.ops import Apply, Attention, Constant, Mix, Normalise
 from ..programs.positions import reads as values_read
 from .assemble import HEADS, affine_map, folding_error, shipped_mask, site_spec, tables_of
 from .layout import Column, Layout, Site, Stage, forms

@@ -6,22 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..dtypes import Array
 from ..functions.queries import lipschitz, spread
 from ..programs.enclose import Range, normalised_size
-from ..programs.ops import (
-    Apply,
-    Array,
-    Attention,
-    Constant,
-    Input,
-    Linear,
-    MaxTokens,
-    Mix,
-    Normalise,
-    Op,
-    Product,
-    Softmax,
-)
+from ..programs.ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from ..programs.program import Program
 
 Rule = Callable[[Op, Array, list[Range]], list[Array]]

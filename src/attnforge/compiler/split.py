@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
+from ..dtypes import Array
 from ..programs.enclose import Range, cells, ranges
-from ..programs.ops import Array
 from ..programs.program import Program
 from .propagation import Propagation
 

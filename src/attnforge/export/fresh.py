@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from ..dtypes import Array
+
 if TYPE_CHECKING:
     import onnxruntime
 
-Array = np.ndarray
 Run = Callable[..., Array]
 MOST = 4096  # points evaluated at once
 ENTRIES = 1 << 24  # and entries of attention patterns

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..functions.directed import lower, precision, upper
-from ..functions.registry import power
+from ..functions.registry import power, read_with
 from ..functions.univariate import REALS, Domain, Searched, Series, Univariate, Value
 from . import evaluate
 from .constants import ball, settled
@@ -526,3 +526,6 @@ def _horner(coefficients: list[float], t: Tensor) -> Tensor:
     for c in reversed(coefficients[:-1]):
         out = out * t + c
     return out
+
+
+read_with(PREFIX, composite)

@@ -14,8 +14,9 @@ import torch
 from flint import arb
 from torch import Tensor
 
+from ..dtypes import Array
 from ..errors import ArgumentError
-from .directed import Array, up
+from .directed import up
 from .univariate import Taylor, Univariate, centre_and_radius
 
 #: Assumed accuracy of a user's callable in float64, in ulps of the larger of the two values at the ends of a cell.

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import numpy.typing as npt
 from flint import arb, ctx
 
-Array = npt.NDArray[np.float64]
+from ..dtypes import Array
 
 #: Working precision of the tables in bits: float64 and 43 bits to lose on the way.
 BITS = 96

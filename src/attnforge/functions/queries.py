@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from ..programs.ops import Array
+from ..dtypes import Array
 from .registry import enclose, taylor
 from .univariate import Univariate
 

@@ -11,8 +11,9 @@ import functools
 import numpy as np
 from flint import arb, arb_series
 
+from ..dtypes import Array
 from .callables import interpolant_table
-from .directed import BITS, Array, lower, polynomial_upper, precision, split, up, upper
+from .directed import BITS, lower, polynomial_upper, precision, split, up, upper
 from .univariate import Searched, Series, Taylor, Univariate, centre_and_radius, intersect, overlapping, spread
 
 

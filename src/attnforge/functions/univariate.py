@@ -15,8 +15,9 @@ import numpy as np
 from flint import arb, arb_series
 from torch import Tensor
 
+from ..dtypes import Array
 from ..errors import ArgumentError
-from .directed import Array, down, up
+from .directed import down, up
 
 
 @dataclass(frozen=True)

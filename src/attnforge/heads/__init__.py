@@ -1,5 +1,6 @@
-"""Head families: construction, lemma, bound and inverse together, one family per file."""
+"""Head families: one folder each, with construction, lemma, bound and inverse."""
 
+from ..expressions.composite import composite  # noqa: F401 (heads are built for composites too, by name)
 from .anchor.head import AnchorHead
 from .fast.activation import FastActivation
 from .gate.head import GateHead

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..dtypes import Array
 from ..errors import ArgumentError, CertificateError
 from ..network import AttentionLayer, Heads
 
-Array = npt.NDArray[np.float64]
 SHIPPED = (torch.float32, torch.float64)
 
 

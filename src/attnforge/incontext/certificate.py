@@ -24,10 +24,10 @@ import torch
 
 from ..certificates.certificate import upper_text
 from ..certificates.rounding import UNIT
+from ..dtypes import Array
 from ..errors import ArgumentError
 from .heads import LOG_SINK, levels, pairs
 from .problem import Mask, Problem
-from .prompt import Array
 from .spectrum import enclosure
 
 ASIDE = {"huber": "what the error of the fitted scale adds", "softmax": "what all classes share and should not"}

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..dtypes import Array
 from ..errors import ArgumentError, MissingExtra
 from .blocks import Block, Lean, frozen
 from .certificate import ConvergenceCertificate
-from .prompt import Array, Scaling, tensor
+from .prompt import Scaling, tensor
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..dtypes import Array
 from ..errors import MissingExtra
 from .blocks import Lean
 from .kernel import KernelNetwork
 from .problem import Problem, Rounding
-from .prompt import Array, tensor
+from .prompt import tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import Array
 from ..errors import ArgumentError
 from .estimator import InContextEstimator, RegressorMixin
 from .problem import Problem, Rounding, U
-from .prompt import Array, Scaling, column_scale
+from .prompt import Scaling, column_scale
 from .solver import solve
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..dtypes import Array
 from ..errors import ArgumentError
 from .blocks import Lean
 from .certificate import GROWN, ConvergenceCertificate
@@ -23,7 +24,7 @@ from .estimator import InContextEstimator, RegressorMixin
 from .glm import check_alpha, with_ones
 from .heads import EDGE
 from .problem import Problem, Rounding, U
-from .prompt import Array, Scaling, tensor
+from .prompt import Scaling, tensor
 from .solver import Solution, solve
 from .spectrum import enclosure
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from ..certificates.rounding import UNIT, gamma
+from ..dtypes import Array
 from ..errors import ArgumentError
 from ..network import AttentionLayer, AttentionOnly, Heads
 from .blocks import Momentum
@@ -35,7 +36,7 @@ from .certificate import ConvergenceCertificate, Made, prediction_error, quadrat
 from .estimator import InContextEstimator, MultiOutputMixin, RegressorMixin
 from .heads import LOG_SINK, OMEGA, heads, pairs, shipped
 from .problem import U
-from .prompt import AFFINE, MARGIN, STOPPING, Array, Scaling, doublings_for, step_size, tensor
+from .prompt import AFFINE, MARGIN, STOPPING, Scaling, doublings_for, step_size, tensor
 from .solver import contraction, run
 
 METHODS = ("ridge", "mean")

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import Array
 from ..errors import ArgumentError
 from .estimator import InContextEstimator, MultiOutputMixin, RegressorMixin
 from .problem import Centred, Problem, centred
-from .prompt import AFFINE, STOPPING, Array, Scaling, column_scale
+from .prompt import AFFINE, STOPPING, Scaling, column_scale
 from .solver import Solution, solve
 from .spectrum import curvature_bound
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..dtypes import Array
 from ..errors import ArgumentError
 from .blocks import Block, frozen
 from .certificate import ConvergenceCertificate, Made, quadratic
@@ -22,7 +23,6 @@ from .problem import Problem, centred
 from .prompt import (
     LARGEST_DOUBLINGS,
     MARGIN,
-    Array,
     Scaling,
     column_scale,
     doublings_for,

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import Array
 from ..errors import ArgumentError
 from .blocks import Loss
 from .estimator import ClassifierMixin, InContextEstimator, check_classification_targets
 from .problem import Problem, Rounding, U
-from .prompt import Array, Scaling, column_scale
+from .prompt import Scaling, column_scale
 from .solver import solve
 
 HOPELESS = 500  # steps towards an optimum that is not there

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from ..certificates.rounding import gamma
+from ..dtypes import Array
 from .blocks import Loss
 from .heads import EDGE
-from .prompt import Array, spectrum
+from .prompt import spectrum
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..dtypes import Array
 from .blocks import Kind
 from .heads import Channels
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
 MARGIN = 1.15  # the largest curvature is kept this far below the edge of what the momentum is made for
 LARGEST_DOUBLINGS = 26
 NOTHING = 1e-13  # eigenvalues below this part of the largest are counted as 0

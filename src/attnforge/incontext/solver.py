@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..dtypes import Array
 from .blocks import Block, Lean, frozen
 from .certificate import ConvergenceCertificate, Made, composite
 from .heads import Channels
 from .problem import Problem
-from .prompt import AFFINE, MARGIN, STOPPING, Array, Scaling, doublings_for, penalty_tokens, step_size, tensor
+from .prompt import AFFINE, MARGIN, STOPPING, Scaling, doublings_for, penalty_tokens, step_size, tensor
 
 CHECK = 8  # steps between two looks at the state
 FLOOR = {torch.float64: 1e-10, torch.float32: 1e-3}  # steps this small that shrink no further are rounding

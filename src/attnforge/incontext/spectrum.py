@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from ..certificates.rounding import gamma
+from ..dtypes import Array
 from .blocks import Lean, frozen
-from .prompt import Array
 
 POWER = 8
 SLACK = 1.001  # far above what heads and rounding do to a norm, far below what the power costs

@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..dtypes import Array
 from ..functions.queries import lookup
 from ..functions.registry import enclose, taylor
 from ..functions.univariate import Univariate
-from .ops import Apply, Array, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
+from .ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from .program import Program
 
 U = 2.0**-53

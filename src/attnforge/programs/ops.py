@@ -15,11 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from ..dtypes import Array
 from ..errors import ArgumentError
 from ..functions.registry import get
 from ..functions.univariate import Univariate
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

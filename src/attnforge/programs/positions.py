@@ -11,7 +11,8 @@ import math
 
 import numpy as np
 
-from .ops import Array, Attention, Constant, Linear, Mix, Normalise, Op
+from ..dtypes import Array
+from .ops import Attention, Constant, Linear, Mix, Normalise, Op
 from .program import Program
 
 

@@ -19,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..box import Box
+from ..dtypes import Array
 from ..errors import ArgumentError
+from ..expressions.composite import composite  # noqa: F401 (reads the names of composites for `parse`)
 from ..functions.registry import parse
 from ..functions.univariate import Univariate
-from .ops import OPS, Apply, Array, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
+from .ops import OPS, Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 
 Rows = Literal["all", "first"]
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..compiler.compiled import CompiledNetwork
+from ..dtypes import Array
 from ..programs.interpret import values
-from ..programs.ops import Array
 
 POINTS = 20_000
 SLICE = 1201

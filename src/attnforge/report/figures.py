@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..certificates.certificate import upper_text
+from ..dtypes import Array
 from ..errors import ArgumentError
 from ..extras import require
 from .style import DARK, LIGHT, Builder, Pair, Theme, new_figure, save, style, svg
@@ -32,7 +33,6 @@ __all__ = [
     "upper_text",
 ]
 
-Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..dtypes import Array
 from ..errors import ArgumentError
 from ..heads.anchor.head import AnchorHead
 from ..heads.gate.bound import Lines, Logistic
 from ..heads.gate.head import GateHead
-from .figures import Array, HeadPicture, _draw_error, _interval, _ramp, _short, head_figure
+from .figures import HeadPicture, _draw_error, _interval, _ramp, _short, head_figure
 from .style import Builder, Theme, new_figure
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from ..compiler.compiled import CompiledNetwork
 from ..compiler.layout import Site, Stage, forms
 from ..compiler.plan import EXACT_GATES
 from ..compiler.propagation import Propagation
+from ..dtypes import Array
 from ..network import AttentionLayer
-from ..programs.ops import Apply, Array, Op
+from ..programs.ops import Apply, Op
 from ..programs.positions import reads
 
 

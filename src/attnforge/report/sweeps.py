@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..dtypes import Array
 from ..errors import ArgumentError
 from ..extras import require
-from .figures import Array
 from .style import Builder, Theme, new_figure
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from ..certificates.rounding import TINY, gamma, largest_mean, softmax_rounding, unit, up
+from ..dtypes import Array
 
-Array = np.ndarray
 GONE = 100.0  # slots whose logit is this far below, after all errors, together weigh less than slots * exp(-100)
 PER_STEP = 4  # cells between neighbouring anchors
 WIDE = 1 << 22  # entries of an array at once

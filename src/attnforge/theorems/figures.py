@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..certificates.certificate import upper_text
+from ..dtypes import Array
 from ..errors import ArgumentError
 from ..extras import require
 from ..report.style import LIGHT, Builder, Theme, new_figure, save, style
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Array = np.ndarray
 POINTS = 1200
 COLUMNS = 120  # queries of the heat map
 SLOTS = 64  # the most keys that a heat map shows

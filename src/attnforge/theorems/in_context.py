@@ -172,8 +172,8 @@ def gradient_step(
 ) -> nn.Module:
     """One gradient step in context, in the paper's form (F5) or the efficient one (F1 to F3).
 
-    `form="paper"`: `loss` names the derivative f, a function of `attnforge.functions.registry` ("tanh", ...), and the module
-    maps (w, X, y) to all f(w.x_i - y_i) x_i. `form="efficient"`: attention layers on a sequence of tokens, an
+    `form="paper"`: `loss` names the derivative f, a function of `attnforge.functions.registry` ("tanh", ...), and the
+    module maps (w, X, y) to all f(w.x_i - y_i) x_i. `form="efficient"`: attention layers on a sequence of tokens, an
     `incontext.Block` (`block.channels` lays it out), for "linear", "logistic", "poisson" and "huber"; for any other
     name the derivative f goes through an anchor head on `interval`. No form depends on n, the number of samples.
 

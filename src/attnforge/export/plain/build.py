@@ -8,8 +8,8 @@ from torch import nn
 
 from ...box import Box
 from ...certificates.certified import CertifiedModule
+from ...dtypes import Array
 from ...errors import ArgumentError, PrecisionError, UnsupportedOperation
-from ...programs.ops import Array
 from .certificate import certificate_of, compared
 from .layout import LIMIT, Packed, PlainLayout, lay_plain, pack
 from .source import Source, source_of

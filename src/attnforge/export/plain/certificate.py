@@ -68,6 +68,7 @@ from ...compiler.layout import Column, Site, Stage
 from ...compiler.propagation import Errors, Local, Propagation, rounded
 from ...compiler.propagation import _roundings as affine_roundings
 from ...compiler.split import EFFORT, network_bound
+from ...dtypes import Array
 from ...errors import CertificateError, PrecisionError
 from ...heads.gate.bound import gate_error
 from ...heads.gate.construction import gate_spec
@@ -76,7 +77,7 @@ from ...heads.product.bound import Sides, product_error
 from ...heads.self_head import SelfSpec, power_of_two
 from ...heads.token.bound import DEAD, UNDERFLOW
 from ...programs.enclose import Range
-from ...programs.ops import Array, Attention, Normalise
+from ...programs.ops import Attention, Normalise
 from .layout import HeadTables, PlainLayout
 from .sizes import first_sizes, written_sizes
 from .spec import FLAG

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from ...dtypes import Array
 from ...errors import ArgumentError
 from ...heads.token.bound import DEAD
 from ...network import AttentionLayer, Heads, Scope
-from ...programs.ops import Array
 from .source import Source
 from .spec import FLAG, Columns, exclusion, lay_columns, needs_positions
 

@@ -19,9 +19,9 @@ from ...compiler.compiled import CompiledNetwork
 from ...compiler.layout import Column, Layout, Site
 from ...compiler.propagation import Errors, Propagation
 from ...compiler.split import outward_cells
+from ...dtypes import Array
 from ...network import AttentionLayer
 from ...programs.enclose import Range, ranges
-from ...programs.ops import Array
 from .spec import FLAG, Columns
 
 

@@ -16,9 +16,10 @@ from ...box import Box
 from ...certificates.certified import CertifiedModule
 from ...compiler.compiled import CompiledNetwork
 from ...compiler.layout import Layout
+from ...dtypes import Array
 from ...errors import ArgumentError, UnsupportedOperation
 from ...network import AttentionLayer, AttentionOnly, Heads
-from ...programs.ops import Array, Constant, Input
+from ...programs.ops import Constant, Input
 from ...theorems.heads import TokenHeads
 from ...theorems.max_affine import Cross, MaxAffine
 from ...theorems.registers import Registers, parts

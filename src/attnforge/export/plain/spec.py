@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from ...box import Box
+from ...dtypes import Array
 from ...errors import ArgumentError
 from ...network import Scope
-from ...programs.ops import Array
 
 
 @dataclass(frozen=True)

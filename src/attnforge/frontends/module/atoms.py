@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from ...box import Box
+from ...dtypes import Array
 from ...functions.registry import get
 from ...functions.univariate import REALS, Univariate
-from ...programs.ops import Array
 from ...programs.program import Builder
 
 Ints = npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...programs.ops import Array
+from ...dtypes import Array
 from .atoms import Ints, Parts, Refusal, Tape, affine, contract, multiply, unique_rows
 
 #: Scores this low are taken for masks: no float can hold what is left of them after the exponential.

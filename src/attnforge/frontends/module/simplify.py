@@ -5,20 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...programs.ops import (
-    Apply,
-    Array,
-    Attention,
-    Constant,
-    Input,
-    Linear,
-    MaxTokens,
-    Mix,
-    Normalise,
-    Op,
-    Product,
-    Softmax,
-)
+from ...dtypes import Array
+from ...programs.ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from ...programs.program import Builder
 
 Mask = npt.NDArray[np.bool_]

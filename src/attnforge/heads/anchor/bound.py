@@ -23,10 +23,10 @@ import numpy as np
 import torch
 
 from ...certificates.rounding import TINY, gamma, largest_mean, softmax_rounding, unit, up
+from ...dtypes import Array
 from ...functions.queries import Largest
 from ...functions.registry import Taylor, Univariate, taylor
 
-Array = np.ndarray
 ORDER = 8  # Taylor order of the cell expansion
 CELLS = 512  # cells of the first pass
 PATIENCE = 2  # with so many times the first cells, halving the worst must gain 5 % to go on

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from ...certificates.rounding import EXP_ULPS, unit
+from ...dtypes import Array
 from ...functions.registry import Univariate
 from .bound import AnchorWeights
 from .potential import Potential
 
-Array = np.ndarray
 LARGEST = 1e7  # of the function's size: the most that a value may be
 SHARES = 10.0 ** -np.arange(0.2, 8.0, 0.4)
 CUTS = {torch.float32: (1e-10, 1e-8, 1e-6, 1e-4), torch.float64: (1e-15, 1e-13, 1e-11, 1e-8)}

@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...dtypes import Array
 from ...errors import ArgumentError
 
-Array = np.ndarray
 Name = Literal["square", "log", "atan", "ends", "exact"]
 NAMES = ("square", "log", "atan", "ends")
 

@@ -31,6 +31,7 @@ from ...box import Box, round_outward
 from ...certificates.certificate import DTYPES, Certificate, Term, total, upper_text
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import ASSUMPTIONS, unit, up
+from ...dtypes import Array
 from ...errors import ArgumentError, CertificateError, PrecisionError, closest
 from ...functions.registry import Univariate, parse
 from ...network import AttentionLayer, Heads
@@ -42,7 +43,6 @@ from . import read as fast
 from .bound import DIVISIONS, ReadError, read_error
 from .read import WIDEST, exporting, packed, read, unpacked, working
 
-Array = np.ndarray
 GATES = {  # slopes of the gate that leave a small bump, and where the bump's middle is
     "gelu": ((1.75, 1.875, 2.0, 2.125), 0.0),
     "gelu_tanh": ((1.75, 1.875, 2.0, 2.125), 0.0),

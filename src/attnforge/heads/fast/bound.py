@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from ...certificates.rounding import TINY, gamma, unit
+from ...dtypes import Array
 from ...errors import PrecisionError
 from .read import dropped, form_of, lattice, masses, reach_for, working
 
-Array = np.ndarray
 SLACK = 1 + 1e-9  # on every bound computed here in float64 from positive terms
 U = 2.0**-53
 STEP = 0.03  # width of a cell of the lattice form, in theta
@@ -82,8 +82,8 @@ def read_error(
 ) -> ReadError:
     """A bound of |anchor_read(y, value, rate, kappa, centre, gate) - exact head| for every y of `dtype` in [lo, hi].
 
-    `value` are the stored values as float64; the rounding model is that of `certificates.rounding`. `logit_error` is how far
-    the logits rate k (y - centre) - kappa k^2 may be from those of the head that is meant, up to a common number.
+    `value` are the stored values as float64; the rounding model is that of `certificates.rounding`. `logit_error` is
+    how far the logits rate k (y - centre) - kappa k^2 may be from those of the head that is meant, up to a common one.
 
     >>> read_error(np.linspace(-1, 1, 17), 1.0, 0.25, -9, 9, torch.float32).bound < 2e-5
     True

@@ -29,7 +29,8 @@ import numpy.typing as npt
 import torch
 
 from ...certificates.rounding import EXP_ULPS, TINY, gamma, unit, up
-from ..self_head import Array, SelfSpec, power_of_two
+from ...dtypes import Array
+from ..self_head import SelfSpec, power_of_two
 
 Line = tuple[Fraction, Fraction]  # slope and intercept, exact
 LONG = np.longdouble  # cancelling differences are formed in extended precision where the machine has it

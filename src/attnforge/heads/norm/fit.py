@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from ...certificates.rounding import EXP_ULPS, gamma, up
+from ...dtypes import Array
 from ...errors import ArgumentError
 
-Array = np.ndarray
 ORDER = 10  # of the Taylor polynomials in `fit_error`
 CELLS = 64  # per factor e of v + eps
 

@@ -7,8 +7,8 @@ The logits of a product head are functions of y alone and its values are affine 
 with w_h(y) the weight of head h's self slot: a few analytic functions of one scalar. Each is enclosed on cells of the
 y-interval by its Taylor polynomial at the centre (python-flint balls) and the ball of its last coefficient over the
 whole cell. What drifts (fine-tuning) only makes the numbers larger: memory values that are no longer 0 enter B; queries
-that also read x count as errors of the logits. Rounding is lemma A5 (`certificates.rounding.softmax_rounding`) for each head
-and cell, then the roundings of the output projection and of the skip.
+that also read x count as errors of the logits. Rounding is lemma A5 (`certificates.rounding.softmax_rounding`) for each
+head and cell, then the roundings of the output projection and of the skip.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import torch
 from flint import arb, arb_series
 
 from ...certificates.rounding import TINY, gamma, softmax_rounding, unit, up
+from ...dtypes import Array
 from ...functions.directed import precision, upper
-from ..self_head import Array, SelfSpec, power_of_two
+from ..self_head import SelfSpec, power_of_two
 
 BITS, ORDER = 128, 16
 REACH = 0.125  # half width of a Taylor cell, in units of the logit

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from flint import arb
 
+from ...dtypes import Array
 from ...errors import ArgumentError
 from ...functions.directed import precision
-from ..self_head import Array, SelfSpec
+from ..self_head import SelfSpec
 
 MOST_NODES = 24
 PAIRS = {torch.float32: (0.1006, 0.2636), torch.float64: (0.0018, 0.0047)}  # slopes of lemma C2

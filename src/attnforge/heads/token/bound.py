@@ -17,10 +17,10 @@ import torch
 
 from ...certificates.certificate import Term
 from ...certificates.rounding import EXP_ULPS, TINY, UNIT, gamma, softmax_rounding, up
+from ...dtypes import Array
 from ...errors import CertificateError
 from ...network import Heads
 
-Array = np.ndarray
 DEAD = {torch.float32: 104.5, torch.float64: 746.0}
 UNDERFLOW = "exp(0) = 1, and exp underflows to 0 below -104 (float32) or -745.2 (float64)"
 U64 = 2.0**-53

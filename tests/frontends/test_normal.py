@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from attnforge.box import Box
 from attnforge.errors import ArgumentError
-from attnforge.expressions.normal import STYLES, Style, applies
-from attnforge.frontends.formula import lower_formula
+from attnforge.frontends.formula.normal import STYLES, Style, applies
+from attnforge.frontends.formula.program import lower_formula
 from attnforge.programs.interpret import values
 from attnforge.programs.ops import Apply, Linear, Product
 from attnforge.programs.program import Program

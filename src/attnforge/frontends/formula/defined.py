@@ -20,16 +20,16 @@ import torch
 from flint import arb
 from torch import Tensor
 
-from ..box import Box
-from ..errors import ArgumentError, DomainError
-from ..functions.directed import precision
-from ..functions.registry import power
-from ..functions.univariate import Domain, Univariate
-from .composite import PREFIX, composite
-from .constants import ball
-from .evaluate import Formula, balls, tensors
-from .expression import Call, Expr, Product, Sum, reachable
-from .graph import Graph, Partial
+from ...box import Box
+from ...errors import ArgumentError, DomainError
+from ...expressions.composite import PREFIX, composite
+from ...expressions.constants import ball
+from ...expressions.evaluate import Formula, balls, tensors
+from ...expressions.expression import Call, Expr, Product, Sum, reachable
+from ...expressions.graph import Graph, Partial
+from ...functions.directed import precision
+from ...functions.registry import power
+from ...functions.univariate import Domain, Univariate
 from .normal import Cuts, by_scalar, univariate
 
 _SAMPLES, _CORNERS, _ROUNDS = 512, 256, 60

@@ -13,7 +13,7 @@ from attnforge.compiler.assemble import affine_map
 from attnforge.compiler.layout import Layout, Site, forms, is_head, lay_out, levels
 from attnforge.compiler.pipeline import compile
 from attnforge.errors import ArgumentError
-from attnforge.frontends.formula import lower_formula
+from attnforge.frontends.formula.program import lower_formula
 from attnforge.programs.interpret import every_value
 from attnforge.programs.program import Program
 

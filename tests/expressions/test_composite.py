@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from attnforge.errors import ArgumentError, DomainError, FormulaError
 from attnforge.expressions.composite import composite
-from attnforge.expressions.defined import is_bounded
+from attnforge.frontends.formula.defined import is_bounded
 from attnforge.functions import registry as functions
 from attnforge.functions.univariate import REALS
 

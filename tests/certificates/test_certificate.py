@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnforge as af
-from attnforge.certificates.certificate import total, weights_hash
+from attnforge.certificates.certificate import Certificate, Term, total, weights_hash
 from attnforge.certificates.certified import CertifiedModule, certify
-from attnforge.certify import Certificate, Term
 
 BOX = af.Box(y=(-1, 2))
 GOOD: dict[str, Any] = dict(kind="certified", bound=1e-3, dtype="float32", target="gelu", box=BOX)

@@ -32,17 +32,17 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from ..box import Box
-from ..errors import ArgumentError
-from ..functions.registry import get, power
-from ..functions.univariate import Univariate
-from ..programs.ops import Apply, Constant, Input, Linear
-from ..programs.program import Builder, Program
-from .composite import PREFIX, VARIABLE, affine, composite
-from .constants import settled
-from .expression import Call, Expr, Number, Product, Sum, Terms, Variable, reachable
-from .graph import Graph, rebuilt
-from .interval import WHOLE
+from ...box import Box
+from ...errors import ArgumentError
+from ...expressions.composite import PREFIX, VARIABLE, affine, composite
+from ...expressions.constants import settled
+from ...expressions.expression import Call, Expr, Number, Product, Sum, Terms, Variable, reachable
+from ...expressions.graph import Graph, rebuilt
+from ...expressions.interval import WHOLE
+from ...functions.registry import get, power
+from ...functions.univariate import Univariate
+from ...programs.ops import Apply, Constant, Input, Linear
+from ...programs.program import Builder, Program
 
 Factors = list[tuple[Expr, Fraction]]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from attnforge.box import Box
 from attnforge.compiler import plan, sensitivity
 from attnforge.compiler.layout import FAMILIES
-from attnforge.frontends.formula import lower_formula
+from attnforge.frontends.formula.program import lower_formula
 from attnforge.programs import enclose, interpret, ops
 from attnforge.programs.enclose import Range, cells, ranges
 from attnforge.programs.interpret import every_value

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attnforge.box import Box
 from attnforge.errors import DomainError
-from attnforge.frontends.formula import lower_formula
+from attnforge.frontends.formula.program import lower_formula
 
 Intervals = dict[str, tuple[float, float]]
 

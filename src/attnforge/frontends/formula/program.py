@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from ..box import Box
-from ..errors import ArgumentError, UnsupportedOperation
-from ..expressions.constants import constant_e, constant_pi
-from ..expressions.defined import refuse_undefined
-from ..expressions.expression import Expr
-from ..expressions.grammar import read
-from ..expressions.graph import Graph
-from ..expressions.normal import Style, lower
-from ..expressions.special import ALIASES
-from ..programs.program import Program
+from ...box import Box
+from ...errors import ArgumentError, UnsupportedOperation
+from ...expressions.constants import constant_e, constant_pi
+from ...expressions.expression import Expr
+from ...expressions.grammar import read
+from ...expressions.graph import Graph
+from ...expressions.special import ALIASES
+from ...programs.program import Program
+from .defined import refuse_undefined
+from .normal import Style, lower
 
 _NAMES = {"Abs": "abs", "Max": "max", "Min": "min", "LambertW": "", "loggamma": ""}
 

@@ -1,0 +1,62 @@
+"""Guards of arguments: the value, checked, or an `ArgumentError` that names the argument and says what it may be."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+from .errors import ArgumentError
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite real number; True and False are not.
+
+    >>> is_number(2), is_number(True), is_number(float("nan"))
+    (True, False, False)
+    """
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: object, least: int = 0, most: int | None = None) -> bool:
+    """Whether a value is a whole number of at least `least` and at most `most`; True and False are not."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return whole and value >= least and (most is None or value <= most)  # type: ignore[operator]
+
+
+def number(name: str, value: object) -> float:
+    """A finite number, or an error that names the argument."""
+    if not is_number(value):
+        raise ArgumentError(f"{name} must be a finite number, got {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def positive(name: str, value: object) -> float:
+    """A finite number greater than 0, or an error that names the argument."""
+    given = number(name, value)
+    if given <= 0:
+        raise ArgumentError(f"{name} must be greater than 0, got {value!r}")
+    return given
+
+
+def whole(name: str, value: object, least: int = 0, most: int | None = None) -> int:
+    """A whole number from `least` to `most`, or an error that names the argument."""
+    if not is_whole(value, least, most):
+        top = "" if most is None else f" to {most}"
+        span = f"from {least}{top}" if most is not None else f"of at least {least}"
+        raise ArgumentError(f"{name} must be a whole number {span}, got {value!r}")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False, or an error that names the argument."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def interval(lo: object, hi: object) -> tuple[float, float]:
+    """Two finite numbers lo < hi, or an error that names them."""
+    low, high = number("lo", lo), number("hi", hi)
+    if low >= high:
+        raise ArgumentError(f"the interval needs lo < hi, got lo = {low:g} and hi = {high:g}")
+    return low, high

@@ -1,0 +1,1 @@
+"""Formulas to programs: parsed, checked to be defined on the box, and written with few operations."""
