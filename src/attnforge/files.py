@@ -5,11 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .certificates import storage as networks
-from .compiler import compiled  # noqa: F401  (registers the families that files may name)
+from .certificates import certified as networks
 from .conversion import storage as conversions
 
 __all__ = ["check", "load"]
+
+networks.HOMES.update(
+    {
+        "anchor": "attnforge.heads.anchor.head",
+        "gate": "attnforge.heads.gate.head",
+        "product": "attnforge.heads.product.head",
+        "norm": "attnforge.heads.norm.head",
+        "token": "attnforge.heads.token.head",
+        "fast": "attnforge.heads.fast.activation",
+        "network": "attnforge.compiler.compiled",
+        "plain": "attnforge.export.plain.transformer",
+        "blackbox-grid": "attnforge.blackbox.grid",
+        "blackbox-table": "attnforge.blackbox.result",
+        "blackbox-ridge": "attnforge.blackbox.ridge",
+    }
+)
 
 
 def load(path: str | Path) -> Any:

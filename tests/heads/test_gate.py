@@ -18,13 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnforge.census import purity
-from attnforge.certificates.certified import CertifiedModule, certify
+from attnforge.certificates.certified import CertifiedModule, certify, check, load
 from attnforge.certificates.rounding import unit
-from attnforge.certificates.storage import check, load, save
 from attnforge.errors import ArgumentError, CertificateError, DomainError, DomainWarning, PrecisionError
-from attnforge.heads.gate.construction import BUILDERS, gate_spec
-from attnforge.heads.gate.head import KINK, GateHead, gate_bound, sharpness_for
-from attnforge.heads.self_head import pack
+from attnforge.heads.gate.bound import KINK
+from attnforge.heads.gate.construction import gate_bound, gate_spec, sharpness_for
+from attnforge.heads.gate.head import GateHead
+from attnforge.heads.gate.target import GATES
+from attnforge.heads.packing import pack
 
 DIGITS = 200  # bits of the reference: 60 decimal digits
 XS, YS = [-2.0, -1.0, 0.3, 1.0, 2.0], [0.0, 1.0, -1.0, 2.0, 2.5]
@@ -131,7 +132,7 @@ def test_numbers_worth_reaching(dtype: torch.dtype) -> None:
 
 
 def test_every_gate_has_a_case() -> None:
-    assert {case.name for case in CASES} == set(BUILDERS)
+    assert {case.name for case in CASES} == set(GATES)
 
 
 @settings(max_examples=60, deadline=None)
@@ -223,7 +224,7 @@ def test_a_million_points_in_chunks_equal_a_thousand() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_saved_bits_are_loaded_bits(case: Case, tmp_path: Path) -> None:
     head = case.fit(dtype=torch.float64)
-    save(head, tmp_path / "gate.safetensors")
+    head.save(tmp_path / "gate.safetensors")
     again = load(tmp_path / "gate.safetensors")
     points = adversarial(head, case.kinks, 100)
     assert isinstance(again, GateHead) and again.certificate == head.certificate

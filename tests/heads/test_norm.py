@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import attnforge as af
-from attnforge.certificates.certified import certify
-from attnforge.certificates.storage import check, load, save
+from attnforge.certificates.certified import certify, check, load
 from attnforge.errors import ArgumentError, CertificateError, DomainError, DomainWarning, PrecisionError
-from attnforge.heads.norm.fit import NormSpec, fit_error
+from attnforge.heads.norm.bound import fit_error
+from attnforge.heads.norm.fit import NormSpec
 from attnforge.heads.norm.head import NormHead
 
 ROWS = ("gaussian", "outlier", "two values", "one sign", "sparse", "shifted")
@@ -284,7 +284,7 @@ def test_save_and_load_give_identical_bits(tmp_path: Path) -> None:
         (NormHead.layer_norm(24, (0.1, 10.0), bias=torch.ones(24)), NormHead.rms_norm(5, (1e-3, 1.0)))
     ):
         path = tmp_path / f"{i}.safetensors"
-        save(head, path)
+        head.save(path)
         again = load(path)
         x = head.example_input()[0]
         assert torch.equal(again(x), head(x)) and again.certificate == head.certificate

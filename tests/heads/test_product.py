@@ -17,13 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnforge.census import purity
-from attnforge.certificates.certified import CertifiedModule, certify
+from attnforge.certificates.certified import CertifiedModule, certify, check, load
 from attnforge.certificates.rounding import unit
-from attnforge.certificates.storage import check, load, save
 from attnforge.errors import ArgumentError, CertificateError, DomainError, DomainWarning, PrecisionError
-from attnforge.heads.product.construction import ProductSpec, gain_for, gauss_lobatto, remainder
-from attnforge.heads.product.head import ProductHead, product_constant
-from attnforge.heads.self_head import pack
+from attnforge.heads.packing import pack
+from attnforge.heads.product.construction import ProductSpec, gain_for, gauss_lobatto, product_constant, remainder
+from attnforge.heads.product.head import ProductHead
 
 DTYPES = [torch.float32, torch.float64]
 BOXES = [
@@ -188,7 +187,7 @@ def test_batch_equals_loop() -> None:
 @pytest.mark.parametrize("options", [{}, {"width": 3}, {"method": "tanh"}, {"nodes": 4}], ids=str)
 def test_saved_bits_are_loaded_bits(options: dict[str, Any], tmp_path: Path) -> None:
     head = ProductHead.fit((-1, 1), (3, 4), dtype=torch.float64, **options)
-    save(head, tmp_path / "product.safetensors")
+    head.save(tmp_path / "product.safetensors")
     again = load(tmp_path / "product.safetensors")
     assert isinstance(again, ProductHead) and again.certificate == head.certificate
     assert torch.equal(again(*head.example_input()), head(*head.example_input()))

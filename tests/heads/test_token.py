@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import attnforge as af
-from attnforge.certificates.certified import certify
-from attnforge.certificates.storage import check, load, save
+from attnforge.certificates.certified import certify, check, load
 from attnforge.errors import ArgumentError, CertificateError, DomainError, DomainWarning, PrecisionError
 from attnforge.heads.token.bound import lambert_upper
 from attnforge.heads.token.head import TokenHead
@@ -206,7 +205,7 @@ def test_batch_equals_loop(mode: str) -> None:
 @pytest.mark.parametrize("mode", BUILD)
 def test_save_and_load_give_identical_bits(mode: str, tmp_path: Path) -> None:
     head, path = BUILD[mode](lo=-2.0), tmp_path / "head.safetensors"
-    save(head, path)
+    head.save(path)
     again = load(path)
     x = points(head)
     assert torch.equal(again(x), head(x)) and again.certificate == head.certificate

@@ -4,6 +4,7 @@ stale."""
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,17 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from ..box import Box
-from ..errors import ArgumentError, CertificateError, DomainError, DomainWarning
+from ..errors import ArgumentError, AttnforgeError, CertificateError, DomainError, DomainWarning
+from . import storage
 from .certificate import Certificate, weights_hash
 from .rounding import refuse_reduced_precision
+
+#: Where the classes of families are defined that a file may name before anyone has loaded them: family -> module.
+HOMES: dict[str, str] = {}
 
 
 class CertifiedModule(nn.Module):
     """Base of everything that ships with a certificate: heads, compiled networks, theorem constructions.
 
     A subclass gives `core` (attention and affine maps only: what is exported, saved and certified), `recertify`,
-    `config`
-    and `rebuild`. Checks of the input live in `forward`, around the core, and are skipped while tracing.
+    `config` and `rebuild`. Checks of the input live in `forward`, around the core, and are skipped while tracing.
     """
 
     family: ClassVar[str] = ""
@@ -154,9 +158,8 @@ class CertifiedModule(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write weights, description and certificate to one safetensors file; `attnforge.load` reads it back."""
-        from .storage import save
-
-        save(self, path)
+        header = {"family": self.family, "config": self.config(), "certificate": self.certificate.to_json()}
+        storage.write(path, header, weights_hash(self), self.state_dict())
 
 
 def certify(net: CertifiedModule) -> Certificate:
@@ -164,3 +167,55 @@ def certify(net: CertifiedModule) -> Certificate:
     if not isinstance(net, CertifiedModule):
         raise ArgumentError(f"certify takes a network built by attnforge, got {type(net).__name__}")
     return net.attach(net.recertify())
+
+
+def load(path: str | Path) -> CertifiedModule:
+    """Read a network back; raises `CertificateError` when the file is unreadable, truncated or tampered with."""
+    header, tensors = storage.read(path)
+    name = Path(path).name
+    family = str(header.get("family"))
+    if family not in CertifiedModule.families and family in HOMES:
+        importlib.import_module(HOMES[family])
+    if family not in CertifiedModule.families:
+        raise CertificateError(f"{name}: unknown kind of network {header.get('family')!r}")
+    try:
+        module = CertifiedModule.families[family].rebuild(header["config"], tensors)
+        expected, given = set(module.state_dict()), set(tensors)
+        if expected != given:
+            raise CertificateError(f"{name}: missing or unknown tensors {sorted(expected ^ given)}")
+        module.load_state_dict(tensors, strict=True)
+        certificate = Certificate.from_json(header["certificate"])
+    except CertificateError:
+        raise
+    except (AttnforgeError, KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        raise CertificateError(f"{name} does not describe a network of this version: {error}") from error
+    found = weights_hash(module)
+    if found != certificate.weights:
+        raise CertificateError(
+            f"{name}: the weights do not have the hash that the certificate states "
+            f"({found[:12]} instead of {certificate.weights[:12]}): the file was changed after it was certified"
+        )
+    if header.get("digest") != storage.digest(header, found):
+        raise CertificateError(f"{name}: the header does not have the digest it states: it was changed after saving")
+    module.attach(certificate)
+    return module.eval()
+
+
+def check(path: str | Path) -> Certificate:
+    """Recompute a file's certificate from its weights and description; raises `CertificateError` if it does not
+    hold."""
+    module, name = load(path), Path(path).name
+    stated = module.certificate
+    try:
+        found = module.recertify()
+    except CertificateError:
+        raise
+    except AttnforgeError as error:
+        raise CertificateError(f"{name}: no certificate can be computed for this file: {error}") from error
+    if any(getattr(stated, field) != getattr(found, field) for field in ("kind", "target", "box", "dtype", "relative")):
+        raise CertificateError(f"{name}: the stated certificate speaks of another target, box, dtype, unit")
+    if found.bound is not None and (stated.bound is None or found.bound > stated.bound):
+        raise CertificateError(
+            f"{name}: the file states the bound {stated.bound}, but only {found.bound:.6e} can be proved"
+        )
+    return module.attach(found)

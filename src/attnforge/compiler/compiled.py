@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -16,19 +16,20 @@ from ..box import Box
 from ..certificates.certificate import Certificate, Term, total, weights_hash
 from ..certificates.certified import CertifiedModule
 from ..certificates.rounding import ASSUMPTIONS
-from ..dtypes import Array
+from ..dtypes import DTYPES, Array, dtype_name, shipped
 from ..errors import ArgumentError, CertificateError
-from ..heads.anchor.bound import AnchorWeights
-from ..network import AttentionLayer, AttentionOnly
+from ..heads.families import site_type
+from ..heads.stored import TABLES
+from ..network import AttentionLayer, AttentionOnly, Heads
 from ..programs.ops import Constant
 from ..programs.program import Program
-from .assemble import assemble
-from .layout import Layout, Site, lay_out
-from .propagation import Propagation
+from .layout import Layout, lower
+from .propagation import Propagation, Reading, StoredLayers
 from .split import EFFORT, FIRST, NetworkBound, network_bound
 
+#: How far beyond their intervals, as a share of them, heads are bounded when training has pushed arguments out: not at
+#: all, by what rounding moves, by what a fine-tuning run moves. Wider intervals make every bound a little worse.
 STRETCHES = (0.0, 0.02, 0.3)
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,7 @@ class CompiledNetwork(CertifiedModule):
     def __init__(
         self,
         layout: Layout,
-        tables: Sequence[AnchorWeights],
-        flats: Sequence[Array],
+        network: AttentionOnly,
         dtype: torch.dtype,
         eps: float,
         boxes: tuple[Box, ...] = (),
@@ -67,12 +67,12 @@ class CompiledNetwork(CertifiedModule):
         rtol: float = 0.0,
         strict: bool = False,
     ):
+        """`network` are the layers of `layout`; the certificate aims at eps + rtol |target|, first on `grid` cells."""
         super().__init__()
-        self.layout, self.flats = layout, [np.asarray(f) for f in flats]
-        self.eps, self.rtol, self.grid, self.strict, self.origin = eps, rtol, grid, strict, dtype
+        self.layout, self.network = layout, network
+        self.eps, self.rtol, self.grid, self.strict = eps, rtol, grid, strict
         self.box = layout.program.box
         self.boxes = boxes or (self.box,)
-        self.network: AttentionOnly = assemble(layout, tables, dtype)
         self.register_buffer("constants", _constants(layout.program, dtype))
 
     @property
@@ -86,21 +86,19 @@ class CompiledNetwork(CertifiedModule):
         groups = list(self.network.groups())
         anchors = sum(g.slots for g in groups if g.scope == "memory")
         count = sum(p.numel() for p in self.parameters())
-        return Size(len(self.layout.stages), sum(g.heads for g in groups), anchors, count, self._largest_logit())
+        return Size(len(self.layout.steps), sum(g.heads for g in groups), anchors, count, self._largest_logit())
 
     def _largest_logit(self) -> float:
-        """The largest |key| times |query| bound over anchors and gates, from the intervals of their arguments."""
+        """A bound of |logit| over constant keys for arguments in the heads' intervals; token heads add their own."""
         most = 0.0
-        for index, stage in enumerate(self.layout.stages):
-            layer = self.network.layers[2 * index + 1]
-            spans = [float(abs(v)) for site in stage.sites for pair in _pairs(site) for v in pair]
-            reach = max(spans, default=1.0)
+        for step, layer in zip(self.layout.steps, list(self.network.layers)[1::2], strict=False):
+            reach = max((abs(end) for site in step.sites for pair in site.spans for end in pair), default=1.0)
             for group in cast(AttentionLayer, layer).heads():
                 bias = 0.0 if group.b_Q is None else float(group.b_Q.detach().abs().max())
                 query = float(group.W_Q.detach().abs().max()) * reach + bias
                 keys = [t for t in (group.M_K, group.b_K) if t is not None]
                 most = max(most, query * max((float(t.detach().abs().sum(-1).max()) for t in keys), default=0.0))
-            most = max([most, *(float(site.config["logit"]) for site in stage.sites if "logit" in site.config)])
+            most = max([most, *(site.largest_logit() for site in step.sites)])
         return most
 
     def core(self, *inputs: Tensor) -> Tensor:
@@ -150,13 +148,16 @@ class CompiledNetwork(CertifiedModule):
 
     def recertify(self) -> Certificate:
         """The bound of the stored weights against the program, computed anew."""
-        self._check_structure()
         return self.certificate_of(*self.analyse())
+
+    def reading(self, stretch: float = 0.0) -> Reading:
+        """The stored layers, for the error analysis."""
+        return StoredLayers(self.layout, self.network, self.constants, self.dtype, stretch)
 
     def analyse(self, effort: int = EFFORT) -> tuple[Propagation, NetworkBound]:
         """The error analysis of the present weights, and the bound it gives."""
         for stretch in STRETCHES:  # trained weights may push arguments out of the intervals their heads were built for
-            propagation = Propagation(self.layout, self.network, self.flats, self.dtype, self.origin, stretch)
+            propagation = Propagation(self.reading(stretch))
             found = network_bound(propagation, self.eps, self.rtol, effort, self.grid)
             if math.isfinite(found.bound) or not self._trained():
                 break
@@ -185,7 +186,7 @@ class CompiledNetwork(CertifiedModule):
         return Certificate(
             "certified",
             float(np.nextafter(found.bound, np.inf)),
-            str(self.dtype).removeprefix("torch."),
+            dtype_name(self.dtype),
             self.program.source,
             self.box,
             tuple(terms),
@@ -193,43 +194,14 @@ class CompiledNetwork(CertifiedModule):
             assumptions=ASSUMPTIONS,
         )
 
-    def _check_structure(self) -> None:
-        """Everything that training leaves alone must still be what the layout says."""
-        blank = [AnchorWeights(np.zeros(n), np.zeros(n), np.zeros(n), c, s) for n, c, s in self._table_shapes()]
-        wanted = dict(assemble(self.layout, blank, self.origin).to(self.dtype).named_parameters())
-        constants = _constants(self.program, self.origin)
-        constants = None if constants is None else constants.to(self.dtype)
-        if self.constants is not None and (constants is None or not torch.equal(self.constants.cpu(), constants)):
-            raise CertificateError(
-                "the constants next to the input are part of the network's structure and were changed"
-            )
-        for name, parameter in self.network.named_parameters():
-            if not wanted[name].requires_grad and not torch.equal(parameter.detach().cpu(), wanted[name].detach()):
-                raise CertificateError(
-                    f"{name} is part of the network's structure and was changed; only affine maps and anchor tables "
-                    "may be trained"
-                )
-
-    def _table_shapes(self) -> list[tuple[int, float, tuple[float, float]]]:
-        shapes: dict[int, tuple[int, float, tuple[float, float]]] = {}
-        for stage in self.layout.stages:
-            for site in stage.sites:
-                if site.family == "anchor":
-                    config = site.config
-                    skip = (float(config["skip"][0]), float(config["skip"][1]))
-                    shapes[int(config["table"])] = (int(config["anchors"]), float(config["centre"]), skip)
-        return [shapes[i] for i in sorted(shapes)]
-
     def config(self) -> dict[str, Any]:
         header, arrays = self.program.to_json()
         return {
             "program": header,
             "arrays": {name: _listed(array) for name, array in arrays.items()},
-            "sites": [[site.op, site.family, dict(site.config)] for site in self.layout.sites],
-            "flats": [flat.tolist() for flat in self.flats],
+            "sites": [[site.op, site.family, site.config()] for site in self.layout.sites],
             "boxes": [box.to_json() for box in self.boxes],
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "origin": str(self.origin).removeprefix("torch."),
+            "dtype": dtype_name(self.dtype),
             "eps": self.eps,
             "rtol": self.rtol,
             "grid": self.grid,
@@ -238,32 +210,45 @@ class CompiledNetwork(CertifiedModule):
 
     @classmethod
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> CompiledNetwork:
+        """The network that a file describes: structure from its description, every number from its tensors."""
         arrays = {name: np.array(values, dtype=np.float64) for name, values in config["arrays"].items()}
         program = Program.from_json(config["program"], arrays)
-        sites = {int(op): Site(int(op), str(family), dict(given)) for op, family, given in config["sites"]}
-        layout = lay_out(program, sites)
-        flats = [np.array(flat, dtype=np.float64) for flat in config["flats"]]
+        sites = {}
+        for op, family, given in config["sites"]:
+            if "table" in given and "edges" not in given:  # as files had it before: cells of all tables in one list
+                given = {**given, "edges": config["flats"][given["table"]]}
+            sites[int(op)] = site_type(str(family)).read(int(op), given)
+        layout = lower(program, sites)
         boxes = tuple(Box.from_json(box) for box in config["boxes"])
-        dtype, origin = DTYPES[config["dtype"]], DTYPES[config["origin"]]
-        shapes: dict[int, AnchorWeights] = {}
-        for site in layout.sites:
-            if site.family == "anchor":
-                zero = np.zeros(int(site.config["anchors"]))
-                skip = (float(site.config["skip"][0]), float(site.config["skip"][1]))
-                shapes[int(site.config["table"])] = AnchorWeights(zero, zero, zero, float(site.config["centre"]), skip)
-        tables = [shapes[i] for i in sorted(shapes)]
-        net = cls(
+        dtype = DTYPES[config["dtype"]]
+        return cls(
             layout,
-            tables,
-            flats,
-            origin,
+            stored_network(layout, tensors),
+            shipped(dtype),
             float(config["eps"]),
             boxes,
             int(config["grid"]),
             float(config["rtol"]),
             bool(config["strict"]),
         )
-        return net.to(dtype)
+
+
+def stored_network(layout: Layout, tensors: Mapping[str, Tensor]) -> AttentionOnly:
+    """The layers of a layout with the tensors of a file (named as in `CompiledNetwork.state_dict`) for weights."""
+
+    def tables(prefix: str, names: Sequence[str]) -> dict[str, Tensor]:
+        return {name: tensors[prefix + name] for name in names if prefix + name in tensors}
+
+    layers = []
+    for index in range(2 * len(layout.steps) + 1):
+        prefix = f"network.layers.{index}."
+        groups = []
+        for number, group in enumerate(layout.steps[index // 2].groups if index % 2 else ()):
+            given: dict[str, Any] = tables(f"{prefix}groups.{number}.", TABLES)
+            groups.append(Heads(group.seat.scope, causal=group.seat.causal, purpose=group.purpose, **given))
+        layer = AttentionLayer(groups, **tables(prefix, ("S", "s")))
+        layers.append(layout.steps[index // 2].frozen(layer) if index % 2 else layer)
+    return AttentionOnly(layers)
 
 
 @lru_cache(maxsize=256)
@@ -271,10 +256,6 @@ def _bounds(box: Box, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The bounds of a box, widened to numbers of a dtype, one entry per coordinate."""
     wide = box.outward(dtype)
     return wide.lower.reshape(-1).to(dtype), wide.upper.reshape(-1).to(dtype)
-
-
-def _pairs(site: Site) -> list[Sequence[float]]:
-    return [site.config["interval"]] if "interval" in site.config else list(site.config.get("intervals", []))
 
 
 def _constants(program: Program, dtype: torch.dtype) -> Tensor | None:

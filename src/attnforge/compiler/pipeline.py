@@ -1,14 +1,13 @@
-"""From ranges to a certified network: plan, lower, assemble and certify, again with other shares until the tolerance
-holds.
+"""The compiler on one page: capture, enclose, plan, lower, assemble, certify.
 
-The compiler on one page: capture, enclose, plan, lower, assemble, certify.
+Each stage reads only what the one before it gave. `compile` walks through them; where the bound of what was built is
+larger than the tolerance, `Search` says what to try next: other shares of the tolerance, other tactics, another way of
+writing the target.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,173 +15,26 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..arguments import is_number
 from ..box import Box
 from ..census import structural
-from ..certificates.certificate import upper_text
-from ..errors import ArgumentError, DomainError, PrecisionError
-from ..programs.enclose import Range, ranges
+from ..dtypes import shipped
+from ..errors import ArgumentError, DomainError
+from ..programs.enclose import ranges
 from ..programs.positions import prepared
 from ..programs.program import Program
 from ..progress import stages
 from ..threads import one_thread
+from .assemble import assemble
 from .compiled import CompiledNetwork
-from .layout import is_head, lay_out
-from .plan import Plan, Style, make_plan
-from .propagation import Propagation
-from .split import FIRST, NetworkBound, outward_cells
-
-ROUNDS = 3
-STYLES = (Style(), Style(centred=False, relative=True))
-SPEND = 0.7  # the share of the tolerance that is given out to heads; the rest is for affine maps and second order
-Stage = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """What is asked for: |network - target| <= eps + rtol |target|, in a dtype."""
-
-    eps: float
-    rtol: float
-    dtype: torch.dtype
-
-    @property
-    def name(self) -> str:
-        """The dtype's short name."""
-        return str(self.dtype).removeprefix("torch.")
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A network and what can be proved about it."""
-
-    net: CompiledNetwork
-    propagation: Propagation
-    bound: NetworkBound
-
-    @property
-    def anchors(self) -> int:
-        """The size that shrinking is about."""
-        return self.net.size.anchors
-
-
-@dataclass(frozen=True)
-class Task:
-    """A program with its ranges, on so many cells, and the tolerance its network must keep."""
-
-    program: Program
-    found: list[Range]
-    grid: int
-    tolerance: Tolerance
-    boxes: tuple[Box, ...] = ()
-
-    @property
-    def worth(self) -> float:
-        """What there is to give out to heads: the tolerance where the target is smallest."""
-        output = self.found[self.program.output]
-        return self.tolerance.eps + self.tolerance.rtol * float(output.least.min())
-
-    def attempt(self, shares: dict[int, float], style: Style, stage: Stage) -> Attempt:
-        """Plan, lower and assemble with given shares, then see what can be proved."""
-        stage("plan")
-        scale = self.worth or self.tolerance.rtol * float(self.found[self.program.output].size.max())
-        plan = make_plan(self.program, self.found, scale, self.tolerance.dtype, shares, style)
-        stage("lower and assemble")
-        net = lower(plan, self)
-        stage("certify")
-        return Attempt(net, *net.analyse())
-
-
-def lower(plan: Plan, task: Task) -> CompiledNetwork:
-    """The network of a plan."""
-    layout = lay_out(plan.program, plan.sites)
-    tables, flats = [t.weights for t in plan.tables], [t.flat for t in plan.tables]
-    asked = task.tolerance
-    return CompiledNetwork(layout, tables, flats, asked.dtype, asked.eps, task.boxes, task.grid, asked.rtol)
-
-
-def build(tasks: Sequence[Callable[[], Task]], stage: Stage) -> CompiledNetwork:
-    """A network that keeps the tolerance, from the first of several ways of writing the target that allows one."""
-    best: Attempt | None = None
-    seen: list[Program] = []
-    for make in tasks:
-        task = make()
-        if task.program in seen:
-            continue  # written differently, but the same after all
-        seen.append(task.program)
-        eps = task.tolerance.eps
-        for style in STYLES:
-            found, shares = _search(task, style, stage)
-            best = found if best is None or found.bound.excess < best.bound.excess else best
-            if best.bound.excess <= eps:
-                best = _shrunk(task, best, shares, style, stage)
-                best.net.attach(best.net.certificate_of(best.propagation, best.bound))
-                return best.net.eval()
-    assert best is not None
-    raise _unreachable(best, task.tolerance)
-
-
-def _search(task: Task, style: Style, stage: Stage) -> tuple[Attempt, dict[int, float]]:
-    """The best network of one style: shares are cut where they cost most, margins widened where errors leave them."""
-    heads = [i for i in range(len(task.program.ops)) if is_head(task.program, i)]
-    shares = {i: SPEND / max(1, len(heads)) for i in heads}
-    best: tuple[Attempt, dict[int, float]] | None = None
-    last = math.inf
-    for _ in range(ROUNDS):
-        now = task.attempt(shares, style, stage)
-        if best is None or now.bound.excess < best[0].bound.excess:
-            best = (now, shares)
-        if now.bound.excess <= task.tolerance.eps or now.bound.bound > 0.8 * last:
-            break  # reached, or what is left is rounding
-        last = now.bound.bound
-        if math.isfinite(last):
-            shares = _tighter(now, shares, task.tolerance.eps)
-        else:
-            style = replace(style, margin=min(16 * style.margin, 0.25))
-    assert best is not None
-    return best
-
-
-def _tighter(attempt: Attempt, shares: dict[int, float], eps: float) -> dict[int, float]:
-    """Smaller shares for the sites that cost most: each is cut to what is left for it."""
-    allowed = SPEND * max(eps, 0.1 * (attempt.bound.bound - attempt.bound.excess)) / max(1, len(shares))
-    cut = dict(shares)
-    for site, part in zip(attempt.net.layout.sites, attempt.bound.parts, strict=False):
-        if part > allowed:
-            cut[site.op] = shares[site.op] * max(1e-3, 0.7 * allowed / float(part))
-    return cut
-
-
-def _shrunk(task: Task, best: Attempt, shares: dict[int, float], style: Style, stage: Stage) -> Attempt:
-    """A smaller network that still keeps the tolerance, when there is slack."""
-    eps = task.tolerance.eps
-    for _ in range(2):
-        slack = eps / best.bound.excess if best.bound.excess > 0 else math.inf
-        if slack < 2.5 or not best.anchors:
-            break
-        shares = {i: share * min(0.6 * slack, 100.0) for i, share in shares.items()}
-        now = task.attempt(shares, style, stage)
-        if now.bound.excess > eps or now.anchors >= best.anchors:
-            break
-        best = now
-    return best
-
-
-def _unreachable(best: Attempt, asked: Tolerance) -> PrecisionError:
-    source = best.net.program.source
-    name = source if len(source) <= 60 else source[:57] + "..."
-    wider = "" if asked.dtype == torch.float64 else ", use dtype=torch.float64"
-    if not math.isfinite(best.bound.bound):
-        return PrecisionError(f"no bound can be certified for '{name}' in {asked.name}: choose a smaller box{wider}")
-    return PrecisionError(
-        f"eps = {asked.eps:g} cannot be certified for '{name}' in {asked.name}: {upper_text(best.bound.bound)} can be; "
-        f"ask for that{wider}, or choose a smaller box",
-        reachable=best.bound.bound,
-    )
-
+from .layout import lower
+from .plan import make_plan
+from .search import Attempt, Problem, Search, Task, Tolerance
+from .split import FIRST, outward_cells
 
 GRIDS = (FIRST, 16 * FIRST, 256 * FIRST)  # cells for the ranges heads are built for; the certificate starts from them
-DTYPES = (torch.float32, torch.float64)
-Capture = Callable[[], Program]
+Say = Callable[[str], None]  # told the name of every stage as it begins
+Way = Callable[[], Program]  # one way of writing the target, made when it is wanted
 
 
 def compile(
@@ -197,37 +49,61 @@ def compile(
 ) -> CompiledNetwork:
     """An attention-only network for a target, with |network - target| <= eps + rtol |target| certified on the box.
 
-    `target` is a formula, a list of formulas (several outputs, last dimension), a sympy expression, a Python
-    function of
-    numbers (with a named box), or a module or function of tensors (captured with torch.export); `box` bounds its
-    input, a tuple of
-    boxes the inputs of a function of several tensors. `dtype` is what ships and what the certificate is for. If the
-    tolerance cannot be proved, `PrecisionError` says what can be.
+    `target` is a formula, a list of formulas (several outputs, last dimension), a sympy expression, a Python function
+    of numbers (with a named box), or a module or function of tensors (captured with torch.export); `box` bounds its
+    input, a tuple of boxes the inputs of a function of several tensors. `dtype` is what ships and what the certificate
+    is for. If the tolerance cannot be proved, `PrecisionError` says what can be.
 
     >>> net = compile("sin(x*y) + exp(-x**2)/y", Box(x=(-1, 1), y=(0.5, 2)), eps=1e-3)
     >>> net.certificate.kind, net.bound <= 1e-3, net(torch.tensor([[0.5, 1.0]])).shape
     ('certified', True, torch.Size([1]))
     """
-    tolerance = tolerance_of(eps, rtol, dtype)
     boxes = box if isinstance(box, tuple) else (box,)
-    with stages(progress) as stage, one_thread():
-        stage("capture")
-        captures = capture(target, boxes)
-        tasks = [partial(enclose, each, tolerance, boxes if len(boxes) > 1 else (), stage) for each in captures]
-        net = build(tasks, stage)  # plan, lower, assemble, certify
-    structural(net.network)
+    net = compiled(ways(target, boxes), tolerance_of(eps, rtol, dtype), boxes if len(boxes) > 1 else (), progress)
     net.strict = strict
     return net
 
 
 def compile_program(program: Program, eps: float, dtype: torch.dtype = torch.float32) -> CompiledNetwork:
-    """The network of a program: `compile` without its first stage."""
-    with stages() as stage, one_thread():
-        return build([partial(enclose, lambda: program, tolerance_of(eps, 0.0, dtype), (), stage)], stage)
+    """The network of a program: `compile` for what is captured already."""
+    return compiled([lambda: program], tolerance_of(eps, 0.0, dtype))
 
 
-def capture(target: Any, boxes: tuple[Box, ...]) -> list[Capture]:
-    """The ways in which a target can be written as a program, each made when it is wanted."""
+def compiled(
+    ways: list[Way], tolerance: Tolerance, boxes: tuple[Box, ...] = (), progress: Say | None = None
+) -> CompiledNetwork:
+    """A network that keeps the tolerance, for the first of several ways of writing the target that allows one."""
+    search = Search(tolerance)
+    with stages(progress) as say, one_thread():
+        for program in capture(ways, say):
+            if search.done or search.knows(program):
+                continue
+            problem = enclose(program, tolerance, boxes, say)
+            for task in search.tasks(problem):
+                search.learn(attempt(problem, task, say))
+        net = search.result()
+    structural(net.network)
+    return net
+
+
+def attempt(problem: Problem, task: Task, say: Say) -> Attempt:
+    """Plan, lower and assemble as a task asks, then see what can be proved."""
+    program, tolerance = problem.program, problem.tolerance
+    say("plan")
+    plan = make_plan(program, problem.found, problem.worth, tolerance.dtype, task.shares, task.tactics)
+    say("lower")
+    layout = lower(program, plan.sites)
+    say("assemble")
+    network = assemble(layout, plan.planned, tolerance.dtype)
+    net = CompiledNetwork(
+        layout, network, tolerance.dtype, tolerance.eps, problem.boxes, problem.grid, tolerance.rtol
+    )  # fmt: skip
+    say("certify")
+    return Attempt(net, *net.analyse())
+
+
+def ways(target: Any, boxes: tuple[Box, ...]) -> list[Way]:
+    """The ways in which a target can be written as a program."""
     if not boxes or not all(isinstance(b, Box) for b in boxes):
         raise ArgumentError(f"box must be a Box, or a tuple of boxes for a function of several tensors, got {boxes!r}")
     tensors = isinstance(target, nn.Module) or (callable(target) and boxes[0].names is None)
@@ -242,16 +118,22 @@ def capture(target: Any, boxes: tuple[Box, ...]) -> list[Capture]:
     return [partial(lower_module, target, boxes if len(boxes) > 1 else boxes[0])]
 
 
-def enclose(make: Capture, tolerance: Tolerance, boxes: tuple[Box, ...], stage: Callable[[str], None]) -> Task:
+def capture(ways: list[Way], say: Say) -> Iterator[Program]:
+    """The target as programs, made ready for attention, each when it is asked for."""
+    for write in ways:
+        say("capture")
+        yield prepared(write())
+
+
+def enclose(program: Program, tolerance: Tolerance, boxes: tuple[Box, ...], say: Say) -> Problem:
     """The ranges of all values, on a grid fine enough that every one is finite."""
-    program = prepared(make())
-    stage("enclose")
+    say("enclose")
     for grid in GRIDS:
         with np.errstate(invalid="ignore", over="ignore"):
             found = ranges(program, *outward_cells(program, grid, tolerance.dtype))
-        endless = [i for i, r in enumerate(found) if not _finite(r)]
+        endless = [i for i, r in enumerate(found) if not (np.isfinite(r.low).all() and np.isfinite(r.high).all())]
         if not endless:
-            return Task(program, found, grid, tolerance, boxes)
+            return Problem(program, found, grid, tolerance, boxes)
     name = program.sites[endless[0]] or program.ops[endless[0]].word
     raise DomainError(
         f"'{name}' cannot be shown to be bounded on {program.box!r}: its argument may come too close to a singularity; "
@@ -259,18 +141,11 @@ def enclose(make: Capture, tolerance: Tolerance, boxes: tuple[Box, ...], stage: 
     )
 
 
-def _finite(r: Range) -> bool:
-    return bool(np.isfinite(r.low).all() and np.isfinite(r.high).all())
-
-
 def tolerance_of(eps: float | None, rtol: float, dtype: torch.dtype) -> Tolerance:
     """The tolerance that was asked for, or an error that names the argument."""
     for name, value, positive in (("eps", eps, not rtol), ("rtol", rtol, False)):
         if value is None and name == "eps" and rtol:
             continue
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if value is None or not number or value < 0 or (positive and value == 0):
+        if not is_number(value) or value < 0 or (positive and value == 0):  # type: ignore[operator]
             raise ArgumentError(f"{name} must be a {'positive' if positive else 'non-negative'} number, got {value!r}")
-    if dtype not in DTYPES:
-        raise ArgumentError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
-    return Tolerance(float(eps or 0.0), float(rtol), dtype)
+    return Tolerance(float(eps or 0.0), float(rtol), shipped(dtype))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..arguments import is_whole
 from ..box import Box
 from ..certificates.certificate import upper_text
+from ..dtypes import dtype_name
 from ..errors import ArgumentError, AttnforgeError
-from .layout import is_head
-from .pipeline import SPEND, Attempt, Task, capture, enclose, tolerance_of
-from .plan import Style
+from .pipeline import Way, attempt, capture, enclose, tolerance_of, ways
+from .search import Attempt, Problem, Task, Tolerance
 from .sensitivity import sensitivities
 
 
@@ -89,7 +90,7 @@ def plan(
         raise ArgumentError("give eps (how accurate) or anchors (how large), and not both")
     if eps is None:
         assert anchors is not None
-        if isinstance(anchors, bool) or not isinstance(anchors, int) or anchors < 2:
+        if not is_whole(anchors, 2):
             raise ArgumentError(f"anchors must be a whole number, at least 2, got {anchors!r}")
         asked, eps = _reachable(target, boxes, anchors, dtype)
     else:
@@ -97,60 +98,67 @@ def plan(
     wanted = tolerance_of(asked, 0.0, dtype)
     names = ("compile", "compile, products by logarithms")
     routes: list[Route] = []
-    source, task = "", None
-    for name, make in zip(names, capture(target, boxes), strict=False):
+    source, problem = "", None
+    for name, way in zip(names, ways(target, boxes), strict=False):
         try:
-            other = enclose(make, wanted, (), lambda stage: None)
-            if task is not None and other.program == task.program:
+            other = _problem([way], wanted)
+            if problem is not None and other.program == problem.program:
                 continue
-            task = task or other
+            problem = problem or other
             routes.append(_compiled(name, other))
-            source = task.program.source
+            source = problem.program.source
         except AttnforgeError as error:
             if name == names[0]:
                 raise
             routes.append(Route(name, 0, 0, 0, 0, None, str(error).splitlines()[0]))
-    assert task is not None
-    routes.append(_grid(task, eps))
+    assert problem is not None
+    routes.append(_grid(problem, eps))
     ordered = sorted(routes, key=lambda r: (r.bound is None or r.bound > eps, r.parameters))
-    return Sizes(source, eps, wanted.name, tuple(ordered))
+    return Sizes(source, eps, dtype_name(wanted.dtype), tuple(ordered))
 
 
-def _attempt(task: Task) -> Attempt:
-    heads = [i for i in range(len(task.program.ops)) if is_head(task.program, i)]
-    return task.attempt({i: SPEND / max(1, len(heads)) for i in heads}, Style(), lambda stage: None)
+def _problem(ways_: list[Way], tolerance: Tolerance) -> Problem:
+    (program,) = capture(ways_, _quiet)
+    return enclose(program, tolerance, (), _quiet)
 
 
-def _compiled(name: str, task: Task) -> Route:
+def _quiet(stage: str) -> None:
+    """Stages of a plan are not announced."""
+
+
+def _first(problem: Problem) -> Attempt:
+    return attempt(problem, Task(problem.even_shares()), _quiet)
+
+
+def _compiled(name: str, problem: Problem) -> Route:
     """The first network that the compiler would try."""
-    found = _attempt(task)
+    found = _first(problem)
     size = found.net.size
-    note = "certified" if found.bound.bound <= task.tolerance.eps else "the compiler would tighten this"
+    note = "certified" if found.bound.bound <= problem.tolerance.eps else "the compiler would tighten this"
     bound = found.bound.bound if math.isfinite(found.bound.bound) else None
     return Route(name, size.layers, size.heads, size.anchors, size.parameters, bound, note)
 
 
-def _grid(task: Task, eps: float) -> Route:
+def _grid(problem: Problem, eps: float) -> Route:
     """Theorem E3: one head with a key for each point of a grid on the box; its size is exponential in the dimension."""
-    box = task.program.box
+    box = problem.program.box
     width = (box.upper - box.lower).numpy().reshape(-1)
     live = width[width > 0]
-    slope = sensitivities(task.program, task.found)[0]
+    slope = sensitivities(problem.program, problem.found)[0]
     spacing = eps / max(slope * math.sqrt(max(len(live), 1) * 0.3), 1e-300)
     points = float(np.prod(np.ceil(live / spacing) + 1)) if len(live) else 1.0
-    outputs = math.prod(task.program.output_shape)
+    outputs = math.prod(problem.program.output_shape)
     note = f"E3: exponential in the {len(live)} dimensions of the box"
     return Route("grid", 1, 1, points, points * (len(live) + 1 + outputs), eps, note)
 
 
 def _reachable(target: Any, boxes: tuple[Box, ...], anchors: int, dtype: torch.dtype) -> tuple[float, float]:
     """What to ask of the compiler, to a factor of 1.5, so that it uses so many anchors; and the bound that gives."""
-    make = capture(target, boxes)[0]
-    base = enclose(make, tolerance_of(1.0, 0.0, dtype), (), lambda stage: None)
+    base = _problem(ways(target, boxes)[:1], tolerance_of(1.0, 0.0, dtype))
     scale = float(base.found[base.program.output].size.max()) or 1.0
 
     def fits(eps: float) -> tuple[bool, float]:
-        found = _attempt(Task(base.program, base.found, base.grid, tolerance_of(eps, 0.0, dtype)))
+        found = _first(replace(base, tolerance=tolerance_of(eps, 0.0, dtype)))
         return found.anchors <= anchors, found.bound.bound
 
     low, high, best = math.log(1e-15 * scale), math.log(scale), (math.inf, math.inf)

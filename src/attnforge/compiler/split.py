@@ -63,7 +63,7 @@ def network_bound(
 ) -> NetworkBound:
     """Upper bounds of the error; cells are split until it is at most goal + rtol |target|, or `effort` are looked
     at."""
-    known = _evaluate(propagation, *outward_cells(propagation.layout.program, first, propagation.dtype), rtol)
+    known = _evaluate(propagation, *outward_cells(propagation.layout.program, first, propagation.setting.dtype), rtol)
     evaluated = len(known.low)
     while True:
         excess = known.excess

@@ -132,12 +132,12 @@ def _layers(page: Page, net: CompiledNetwork, parts: Structure) -> None:
         page.table(header, rows, "What each group of heads computes; error: what it adds itself.", "rllrrllr")
     fold = page.details("Sizes of the layers, and the program")
     sizes = []
-    for index, stage in enumerate(net.layout.stages):
+    for index, step in enumerate(net.layout.steps):
         layers = [net.network.layers[2 * index], net.network.layers[2 * index + 1]]
         groups = [g for layer in layers if isinstance(layer, AttentionLayer) for g in layer.heads()]
         count = sum(p.numel() for layer in layers for p in layer.parameters())
         heads, slots = sum(g.heads for g in groups), sum(g.slots for g in groups)
-        sizes.append((index + 1, len(stage.before), len(stage.after), heads, slots, count))
+        sizes.append((index + 1, len(step.before), len(step.after), heads, slots, count))
     fold.table(["layer", "columns in", "columns out", "heads", "memory slots", "parameters"], sizes)
     fold.code(str(net.program), "The program: what the compiler made of the target.")
 

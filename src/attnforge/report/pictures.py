@@ -11,8 +11,8 @@ import torch
 from ..dtypes import Array
 from ..errors import ArgumentError
 from ..heads.anchor.head import AnchorHead
-from ..heads.gate.bound import Lines, Logistic
 from ..heads.gate.head import GateHead
+from ..heads.gate.target import Lines, Logistic
 from .figures import HeadPicture, _draw_error, _interval, _ramp, _short, head_figure
 from .style import Builder, Theme, new_figure
 
@@ -140,7 +140,7 @@ def _target(head: AnchorHead | GateHead, y: torch.Tensor) -> Array:
     at = y.double()
     if isinstance(head, AnchorHead):
         return np.asarray(head.function.value(at).numpy())
-    target = head.spec.target
+    target = head.spec.target.shape
     if isinstance(target, Logistic):
         high, low = (float(line[0]) * at + float(line[1]) for line in (target.high, target.low))
         return np.asarray((torch.sigmoid(target.rate * at) * high + torch.sigmoid(-target.rate * at) * low).numpy())

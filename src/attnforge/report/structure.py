@@ -8,13 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..certificates.certificate import total
-from ..compiler.assemble import site_spec, tables_of
 from ..compiler.compiled import CompiledNetwork
-from ..compiler.layout import Site, Stage, forms
-from ..compiler.plan import EXACT_GATES
-from ..compiler.propagation import Propagation
-from ..dtypes import Array
-from ..network import AttentionLayer
+from ..compiler.layout import forms
+from ..heads.families import rule_of
 from ..programs.ops import Apply, Op
 from ..programs.positions import reads
 
@@ -66,7 +62,7 @@ class Structure:
 def structure(net: CompiledNetwork) -> Structure:
     """Takes a network apart; raises `CertificateError` where its certificate is stale."""
     terms = net.certificate.terms
-    analysis = Propagation(net.layout, net.network, net.flats, net.dtype)
+    reading = net.reading()
     of, numbers = forms(net.program), {site.op for site in net.layout.sites}
 
     def sources(*values: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -75,11 +71,10 @@ def structure(net: CompiledNetwork) -> Structure:
         return tuple(sorted({atom for atom, _ in weights} & numbers)), tuple(sorted(channels))
 
     units = []
-    for index, stage in enumerate(net.layout.stages):
-        layer = analysis.layer(2 * index + 1)
-        for site in stage.sites:
-            op, local = net.program.ops[site.op], analysis.local[site.op]
-            heads, temperature = _heads(op, stage, layer, site)
+    for index, step in enumerate(net.layout.steps):
+        for site in step.sites:
+            op, local, heads = net.program.ops[site.op], reading.bounds[site.op], reading.heads[site.op]
+            rule = rule_of(site.family)
             before, inputs = sources(*reads(net.program, site.op))
             units.append(
                 Unit(
@@ -88,10 +83,10 @@ def structure(net: CompiledNetwork) -> Structure:
                     family=site.family,
                     name=net.program.sites[site.op] or f"%{site.op}",
                     operation=_operation(op),
-                    heads=heads,
-                    anchors=int(site.config.get("anchors", 0)),
+                    heads=sum(len(each.tables["W_Q"]) for each in heads),
+                    anchors=rule.anchors(heads),
                     interval=" × ".join(f"[{low:.3g}, {high:.3g}]" for low, high in local.intervals),
-                    temperature=temperature,
+                    temperature=rule.describe(site, heads),
                     error=local.total,
                     share=total(t.value for t in terms if t.site.split()[0] == f"%{site.op}"),
                     reads=before,
@@ -99,48 +94,9 @@ def structure(net: CompiledNetwork) -> Structure:
                 )
             )
     affine = total(t.value for t in terms if not t.site.startswith("%"))
-    return Structure(tuple(units), len(net.layout.stages), affine, *sources(net.program.output))
+    return Structure(tuple(units), len(net.layout.steps), affine, *sources(net.program.output))
 
 
 def _operation(op: Op) -> str:
     """What an operation does, in a word or as a function of y."""
     return op.function.name.removeprefix("expr: ") if isinstance(op, Apply) else op.word
-
-
-def _heads(op: Op, stage: Stage, layer: AttentionLayer, site: Site) -> tuple[int, str]:
-    """How many heads a site has, and how warm or sharp they are."""
-    config = site.config
-    if site.family == "anchor":
-        group = layer.heads()[list(tables_of(stage)).index(int(config["table"]))]
-        keys = group.M_K.detach().double().cpu().numpy()[0]
-        warmth = kappa(keys[:, 0], keys[:, 1])
-        return op.width, "" if warmth is None else f"kappa {warmth:.3g}"
-    if site.family in ("gate", "product", "square"):
-        count = op.width * site_spec(site).W_Q.shape[0]
-        if site.family != "gate":
-            return count, f"{config['nodes']} nodes"
-        exact = config["name"] in EXACT_GATES
-        return count, "exact" if exact else f"sharpness {float(config['sharpness']):.3g}"
-    own = [g for g in layer.heads() if g.purpose.startswith(f"{site.family}: ")]
-    alike = [s for s in stage.sites if s.family == site.family]
-    sharp = f"sharpness {float(config['sharpness']):.3g}" if "sharpness" in config else ""
-    return own[alike.index(site)].heads, sharp
-
-
-def kappa(slope: Array, offset: Array) -> float | None:
-    """The scale-free inverse temperature of a table of logits slope * y + offset, from the table alone.
-
-    Neighbouring logits cross half way between their anchors, so the distance of two crossings is the local spacing h,
-    and the slopes of neighbours differ by beta phi'' h: half their product is kappa (lemma A1).
-
-    >>> places = np.arange(5.0)
-    >>> round(kappa(2 * 0.3 * places, -0.3 * places**2), 6)
-    0.3
-    """
-    order = np.argsort(slope)
-    step = np.diff(slope[order])
-    if len(step) < 2 or not (step > 0).all():
-        return None
-    crossing = -np.diff(offset[order]) / step
-    found = 0.25 * (step[:-1] + step[1:]) * np.diff(crossing)
-    return float(np.median(found))

@@ -99,10 +99,10 @@ def _compiled(net: CompiledNetwork, tokens: int | None) -> Source:
     ]  # fmt: skip
     found: list[tuple[tuple[int, int], ...]] = []
     kinds: list[tuple[str, ...]] = []
-    for stage in layout.stages:
-        found += [stage.columns, stage.after]
-        family = {site.op: site.family for site in stage.sites}
-        kinds += [("",) * len(stage.columns), tuple(family.get(value, "") for value, _ in stage.after)]
+    for step in layout.steps:
+        found += [step.columns, step.after]
+        family = {site.op: site.family for site in step.sites}
+        kinds += [("",) * len(step.columns), tuple(family.get(value, "") for value, _ in step.after)]
     found.append(layout.output)
     kinds.append(("",) * len(layout.output))
     return Source(

@@ -18,6 +18,7 @@ off the tokens. There is no mask but an optional causal one: what a head may see
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,13 +26,16 @@ import torch
 from torch import Tensor, nn
 
 from ...certificates.certificate import Certificate
-from ...certificates.certified import CertifiedModule
-from ...certificates.storage import load
-from ...compiler.assemble import ANCHORS
+from ...certificates.certified import CertifiedModule, load
 from ...compiler.compiled import CompiledNetwork
+from ...dtypes import DTYPES, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError
-from ...network import CHUNK, AttentionLayer
+from ...heads.anchor.site import ANCHORS
+from ...network import CHUNK, AttentionLayer, Heads
 from .spec import PlainHead, PlainSize, PlainSpec
+
+#: Numbers that one tensor of a file may hold: 512 MiB of float32.
+MOST_NUMBERS = 1 << 27
 
 
 def load_plain(path: str | Path) -> PlainTransformer:
@@ -47,15 +51,32 @@ def load_plain(path: str | Path) -> PlainTransformer:
 def origin_of(net: CertifiedModule) -> dict[str, Any] | None:
     """JSON from which `network_of` rebuilds a compiled network; None for a theorem, whose target no file can hold.
 
-    Affine maps come with the program, unless they were trained: then as numbers.
+    Tables of anchors stand in the registers already; every other tensor is written down, without its zeros.
     """
     if not isinstance(net, CompiledNetwork):
         return None
-    config = net.config()
-    fresh = dict(CompiledNetwork.rebuild(config, {}).named_parameters())
-    mine = {name: p.detach().cpu() for name, p in net.named_parameters() if ".M_" not in name}
-    trained = {name: p.tolist() for name, p in mine.items() if not torch.equal(p, fresh[name].detach())}
-    return {"config": config, "trained": trained}
+    tables = {id(table) for group in _anchors(net) for table in (group.M_K, group.M_V)}
+    named = [(name, p) for name, p in net.named_parameters() if id(p) not in tables]
+    return {"config": net.config(), "tensors": {name: _sparse(p) for name, p in [*named, *net.named_buffers()]}}
+
+
+def _anchors(net: CompiledNetwork) -> Iterator[Heads]:
+    return (group for group in net.network.groups() if group.purpose.startswith(ANCHORS))
+
+
+def _sparse(tensor: Tensor) -> dict[str, Any]:
+    flat = tensor.detach().cpu().reshape(-1)
+    places = torch.nonzero(flat)[:, 0]
+    return {"shape": list(tensor.shape), "at": places.tolist(), "numbers": flat[places].double().tolist()}
+
+
+def _dense(data: dict[str, Any], dtype: torch.dtype) -> Tensor:
+    shape = [int(n) for n in data["shape"]]
+    if math.prod(shape) > MOST_NUMBERS:
+        raise CertificateError(f"the file describes a tensor of shape {shape}, which is beyond all reason")
+    flat = torch.zeros(math.prod(shape), dtype=dtype)
+    flat[torch.tensor(data["at"], dtype=torch.long)] = torch.tensor(data["numbers"], dtype=torch.float64).to(dtype)
+    return flat.reshape(shape)
 
 
 @torch.no_grad()
@@ -63,35 +84,57 @@ def network_of(plain: PlainTransformer) -> CertifiedModule:
     """The network that a plain transformer was made from: the one it knows, or the one its file describes."""
     if plain._source:
         return plain._source[0]
-    if plain._origin is None:
+    origin = plain._origin
+    if origin is None:
         raise CertificateError(
             "this plain transformer does not know the network it was made from (layers without a target, or a file of "
             "a theorem, whose target no file can hold): there is nothing to certify it against; build that network "
             "again and export it with to_plain"
         )
     try:
-        net = CompiledNetwork.rebuild(plain._origin["config"], {})
-        parameters = dict(net.named_parameters())
-        for name, numbers in plain._origin["trained"].items():
-            parameters[name].copy_(torch.tensor(numbers, dtype=net.dtype))
-        _fill_tables(plain, net)
+        if "tensors" not in origin:
+            from .legacy import rebuilt  # files of earlier versions hold what the weights are made from instead
+
+            net = rebuilt(origin)
+            _fill_tables(plain, net)
+            return net
+        dtype = DTYPES[origin["config"]["dtype"]]
+        given = {name: _dense(data, dtype) for name, data in origin["tensors"].items()}
+        tensors = {**_tables(plain), **given}
+        net = CompiledNetwork.rebuild(origin["config"], tensors)
+        net.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise CertificateError(f"the file does not describe the network it was made from: {error}") from error
     return net
 
 
+def _tables(plain: PlainTransformer) -> dict[str, Tensor]:
+    """Keys and values of anchors, read off the registers, by their names in the network."""
+    found = {}
+    for attention, h, head in _first_heads(plain):
+        layer, group, _ = head.place
+        start = f"network.layers.{layer}.groups.{group}."
+        if head.scope == "memory" and start + "M_K" not in found:
+            found[start + "M_K"] = _registers(attention, 1, h, head.slots, head.width - head.hiding).unsqueeze(0)
+            found[start + "M_V"] = _registers(attention, 2, h, head.slots, 1).unsqueeze(0)
+    return found
+
+
+def _first_heads(plain: PlainTransformer) -> Iterator[tuple[nn.MultiheadAttention, int, PlainHead]]:
+    """The heads that are the first of their group, with the attention that holds them and their number there."""
+    for block, row in zip(plain.blocks, plain.heads, strict=True):
+        for h, head in enumerate(row):
+            if head.purpose and head.place[2] == 0:
+                yield cast(PlainBlock, block).attention, h, head
+
+
 def _fill_tables(plain: PlainTransformer, net: CompiledNetwork) -> None:
     """Read the anchors' keys and values off the registers."""
-    for block, row in zip(plain.blocks, plain.heads, strict=True):
-        attention = cast(PlainBlock, block).attention
-        for h, head in enumerate(row):
-            layer, group, number = head.place
-            if not head.purpose or number != 0:
-                continue
-            found = cast(AttentionLayer, net.network.layers[layer]).heads()[group]
-            if found.purpose.startswith(ANCHORS):
-                for third, table in ((1, found.M_K), (2, found.M_V)):
-                    table.copy_(_registers(attention, third, h, head.slots, table.shape[-1]))
+    for attention, h, head in _first_heads(plain):
+        found = cast(AttentionLayer, net.network.layers[head.place[0]]).heads()[head.place[1]]
+        if found.purpose.startswith(ANCHORS):
+            for third, table in ((1, found.M_K), (2, found.M_V)):
+                table.copy_(_registers(attention, third, h, head.slots, table.shape[-1]))
 
 
 def _registers(attention: nn.MultiheadAttention, third: int, head: int, slots: int, width: int) -> torch.Tensor:
@@ -266,22 +309,19 @@ class PlainTransformer(CertifiedModule):
     def recertify(self) -> Certificate:
         """The bound of the present weights, computed anew; they must be those that the source network gives."""
         from .certificate import recertified
-        pass
 
         return recertified(self, network_of(self))
 
     def config(self) -> dict[str, Any]:
         """What, besides the weights, describes this module; JSON only."""
-        pass
-
         origin = origin_of(self._source[0]) if self._source else self._origin
-        about = {"dtype": str(self.dtype).removeprefix("torch."), "strict": self.strict, "origin": origin}
+        about = {"dtype": dtype_name(self.dtype), "strict": self.strict, "origin": origin}
         return {**self.spec.to_json(), **about}
 
     @classmethod
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> PlainTransformer:
         """The module that `config` and `state_dict` describe."""
-        dtype = {"float32": torch.float32, "float64": torch.float64}[config["dtype"]]
+        dtype = shipped(DTYPES[config["dtype"]])
         built = cls(PlainSpec.from_json(config), dtype)
         built.load_state_dict(tensors)
         built.strict, built._origin = bool(config["strict"]), config["origin"]

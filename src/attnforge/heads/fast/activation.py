@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...arguments import interval, positive
 from ...box import Box, round_outward
 from ...certificates.certificate import DTYPES, Certificate, Term, total, upper_text
 from ...certificates.certified import CertifiedModule
@@ -37,8 +38,7 @@ from ...functions.registry import Univariate, parse
 from ...network import AttentionLayer, Heads
 from ...threads import one_thread
 from ..anchor.bound import CELLS, AnchorWeights, anchor_bound
-from ..gate.head import KINK
-from ..self_head import interval, positive
+from ..gate.bound import KINK
 from . import read as fast
 from .bound import DIVISIONS, ReadError, read_error
 from .read import WIDEST, exporting, packed, read, unpacked, working

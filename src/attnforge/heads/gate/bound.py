@@ -28,33 +28,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...box import round_outward
 from ...certificates.rounding import EXP_ULPS, TINY, gamma, unit, up
 from ...dtypes import Array
 from ..self_head import SelfSpec, power_of_two
+from .target import GateTarget, Line, Lines, Logistic
 
-Line = tuple[Fraction, Fraction]  # slope and intercept, exact
 LONG = np.longdouble  # cancelling differences are formed in extended precision where the machine has it
-OWN = float(np.finfo(np.longdouble).eps)
+OWN = float(np.finfo(np.longdouble).eps)  # roundoff of that
 NEAR = np.concatenate([np.arange(0.0, 4.0, 0.01), np.geomspace(4.0, 2000.0, 160)])  # cell edges, in units of the logit
-UNIFORM = 64
-NOTHING = 1e-300
-
-
-@dataclass(frozen=True)
-class Lines:
-    """A continuous piecewise linear target: lines[i] holds between knots[i-1] and knots[i]."""
-
-    knots: tuple[float, ...]
-    lines: tuple[Line, ...]
-
-
-@dataclass(frozen=True)
-class Logistic:
-    """The target sigmoid(rate y) high(y) + sigmoid(-rate y) low(y)."""
-
-    rate: float
-    high: Line
-    low: Line
+UNIFORM = 64  # cells of equal width besides: where no logits cross, few do
+NOTHING = 1e-300  # below this a part of the ledger is shown as an exact 0, and paid for by the rounding part
+KINK = 0.27846454276107380  # W(1/e) = 0.278464542761073795...: what a gate of sharpness 1 costs at its kink (B1)
 
 
 @dataclass(frozen=True)
@@ -80,6 +65,20 @@ class GateError:
     def total(self) -> float:
         """The bound itself, rounded up."""
         return float(up(self.mismatch + self.leak + self.rounding))
+
+
+def gate_domain(target: GateTarget, lo: float, hi: float, dtype: torch.dtype) -> Domain:
+    """Where the gate's scalar lives when every input is in [lo, hi], widened to numbers of `dtype`."""
+    low, high = (float(v[0]) for v in round_outward(np.array([lo]), np.array([hi]), dtype))
+    size = max(abs(low), abs(high))
+    if target.pair:
+        span = math.nextafter(high - low, math.inf)
+        return Domain(-span, span, (size, size), size)
+    if isinstance(target.shape, Logistic):
+        return Domain(low, high)
+    places = [Fraction(at) for at in (low, high, *target.shape.knots)]
+    heights = [abs(float(slope * at + intercept)) for at in places for slope, intercept in target.shape.lines]
+    return Domain(low, high, None, math.nextafter(max(heights), math.inf))
 
 
 def gate_error(spec: SelfSpec, target: Lines | Logistic, domain: Domain, dtype: torch.dtype) -> GateError:

@@ -22,91 +22,31 @@ max(x, y) = y + relu(x - y) and min(x, y) = x - relu(x - y), with the linear par
 **B4** silu, sigmoid and tanh are a head of two slots exactly: logits (r y, 0), r = 1, 1, 2, and
 values (y, 0), (1, 0), (1, -1).
 
-The shipped bound is `gate_bounds.gate_error`: a sup over cells for the stored weights, rounding included; what has
+The shipped bound is `bound.gate_error`: a sup over cells for the stored weights, rounding included; what has
 changed since the gate was built only makes it larger. `sharpness_for` is the inverse: the smallest power of two
 (multiplying by it is exact) that certifies a wanted eps.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ...box import Box, round_outward
+from ...arguments import interval, number, positive
+from ...box import Box
 from ...certificates.certificate import Certificate, Term, total
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import ASSUMPTIONS
+from ...dtypes import dtype_name, shipped
 from ...errors import ArgumentError, PrecisionError
-from ..self_head import SelfSpec, interval, number, positive, shipped
-from .bound import Domain, GateError, Logistic, gate_error
-from .construction import ALIASES, GateSpec, gate_spec
-
-KINK = 0.27846454276107380  # W(1/e) = 0.278464542761073795...
-SHARPNESS_BITS = {torch.float32: 26, torch.float64: 55}  # beta * scale = 2^26: the kink costs u/14 of the scale
-MOST_BITS = {torch.float32: 64, torch.float64: 256}  # logits stay far from overflow, also well outside the interval
-LARGEST_BITS = {torch.float32: 100, torch.float64: 900}  # of the interval and of beta itself
-
-
-def gate_domain(spec: GateSpec, lo: float, hi: float, dtype: torch.dtype) -> Domain:
-    """Where the gate's scalar lives when every input is in [lo, hi], widened to numbers of `dtype`."""
-    low, high = (float(v[0]) for v in round_outward(np.array([lo]), np.array([hi]), dtype))
-    size = max(abs(low), abs(high))
-    if spec.pair:
-        span = math.nextafter(high - low, math.inf)
-        return Domain(-span, span, (size, size), size)
-    if isinstance(spec.target, Logistic):
-        return Domain(low, high)
-    places = [Fraction(at) for at in (low, high, *spec.target.knots)]
-    heights = [abs(float(slope * at + intercept)) for at in places for slope, intercept in spec.target.lines]
-    return Domain(low, high, None, math.nextafter(max(heights), math.inf))
-
-
-def gate_bound(
-    name: str, lo: float, hi: float, sharpness: float, dtype: torch.dtype = torch.float32, **parameters: Any
-) -> float:
-    """The certified sup error of a gate before building it.
-
-    >>> gate_bound("relu", -1, 1, 2.0**26) < 1.01 * KINK / 2**26
-    True
-    """
-    spec = gate_spec(name, sharpness, **parameters)
-    return gate_error(spec.heads.rounded(dtype), spec.target, gate_domain(spec, lo, hi, dtype), dtype).total
-
-
-def sharpness_for(
-    name: str, eps: float | None, lo: float, hi: float, dtype: torch.dtype = torch.float32, **parameters: Any
-) -> float:
-    """The smallest power of two whose certificate reaches eps; without eps, where the kink costs less than rounding.
-
-    >>> sharpness_for("relu", 1e-3, -1, 1)
-    512.0
-    """
-    places = [parameters[key] for key in ("a", "b") if key in parameters] + list(parameters.get("xs", ()))
-    scale = max(abs(float(place)) for place in (lo, hi, *places, 1e-30))
-    whole, largest = math.ceil(math.log2(scale)), LARGEST_BITS[dtype]
-    if eps is None:
-        return math.ldexp(1.0, min(SHARPNESS_BITS[dtype] - whole, largest))
-    positive("eps", eps)
-    most, reached = min(MOST_BITS[dtype] - whole, largest), math.inf
-    first = max(min(math.ceil(math.log2(KINK / eps)) - 2, most), -largest)
-    for bits in range(first, most + 1):
-        bound = gate_bound(name, lo, hi, math.ldexp(1.0, bits), dtype, **parameters)
-        if bound <= eps:
-            return math.ldexp(1.0, bits)
-        if bound > 0.999 * reached:  # sharper does not help any more: rounding decides
-            break
-        reached = min(bound, reached)
-    raise PrecisionError(
-        f"a {name} gate on [{lo:g}, {hi:g}] in {dtype} reaches {reached:.3e}, not eps = {eps:g}; "
-        "ask for that much, or use dtype=torch.float64",
-        reachable=reached,
-    )
+from ..packing import self_layer
+from ..self_head import SelfSpec
+from .bound import GateError, gate_domain, gate_error
+from .construction import LARGEST_BITS, MOST_BITS, GateSpec, gate_spec, sharpness_for
+from .target import ALIASES
 
 
 class GateHead(CertifiedModule):
@@ -129,13 +69,13 @@ class GateHead(CertifiedModule):
         super().__init__()
         self.lo, self.hi = interval(lo, hi)
         self.spec, self.given = spec, dict(given)
-        self.box = Box(x=(self.lo, self.hi), y=(self.lo, self.hi)) if spec.pair else Box(y=(self.lo, self.hi))
-        self.layer = spec.heads.layer(shipped(dtype), purpose=spec.text)
+        self.box = Box(x=(self.lo, self.hi), y=(self.lo, self.hi)) if spec.target.pair else Box(y=(self.lo, self.hi))
+        self.layer = self_layer(spec.heads, shipped(dtype), purpose=spec.target.text)
 
     @property
     def name(self) -> str:
         """Which gate this is."""
-        return self.spec.name
+        return self.spec.target.name
 
     @property
     def sharpness(self) -> float | None:
@@ -163,7 +103,7 @@ class GateHead(CertifiedModule):
             positive("eps", eps)
         probe = gate_spec(name, 1.0, **parameters)
         if probe.sharpness is None and sharpness is not None:
-            raise ArgumentError(f"the gate '{probe.name}' is exact: it takes no sharpness, got {sharpness!r}")
+            raise ArgumentError(f"the gate '{probe.target.name}' is exact: it takes no sharpness, got {sharpness!r}")
         if probe.sharpness is None:
             spec = probe
         else:
@@ -178,7 +118,7 @@ class GateHead(CertifiedModule):
         bound = head.attach(head.recertify()).bound
         if eps is not None and bound is not None and bound > eps:
             raise PrecisionError(
-                f"a {spec.name} gate on [{low:g}, {high:g}] in {dtype} reaches {bound:.3e}, not eps = {eps:g}; "
+                f"a {spec.target.name} gate on [{low:g}, {high:g}] in {dtype} reaches {bound:.3e}, not eps = {eps:g}; "
                 "ask for that much, or use dtype=torch.float64 or another sharpness",
                 reachable=bound,
             )
@@ -267,12 +207,12 @@ class GateHead(CertifiedModule):
 
     def error(self) -> GateError:
         """The certified error of the present weights, split by where it comes from."""
-        domain = gate_domain(self.spec, self.lo, self.hi, self.dtype)
-        return gate_error(SelfSpec.read(self.layer), self.spec.target, domain, self.dtype)
+        domain = gate_domain(self.spec.target, self.lo, self.hi, self.dtype)
+        return gate_error(SelfSpec.read(self.layer), self.spec.target.shape, domain, self.dtype)
 
     def recertify(self) -> Certificate:
         error = self.error()
-        where = f"near {'x - y' if self.spec.pair else 'y'} = {error.at:.4g}"
+        where = f"near {'x - y' if self.spec.target.pair else 'y'} = {error.at:.4g}"
         terms = (
             Term(self.name, "interpolation", error.mismatch, "stored weights against the target"),
             Term(self.name, "leak", error.leak, where),
@@ -281,11 +221,11 @@ class GateHead(CertifiedModule):
         return Certificate(
             kind="certified",
             bound=total(t.value for t in terms),
-            dtype=str(self.dtype).removeprefix("torch."),
-            target=self.spec.text,
+            dtype=dtype_name(self.dtype),
+            target=self.spec.target.text,
             box=self.box,
             terms=terms,
-            lemmas=(self.spec.lemma, "A5"),
+            lemmas=(self.spec.target.lemma, "A5"),
             assumptions=(*ASSUMPTIONS, "exp(0) = 1"),
         )
 

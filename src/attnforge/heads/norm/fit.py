@@ -19,12 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...certificates.rounding import EXP_ULPS, gamma, up
-from ...dtypes import Array
+from ...dtypes import Array, rounded
 from ...errors import ArgumentError
-
-ORDER = 10  # of the Taylor polynomials in `fit_error`
-CELLS = 64  # per factor e of v + eps
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class NormSpec:
 
     sum_j weights_j sigmoid(shifts_j - scales_j v) = (v + eps)^(-1/2) (1 + e),    |e| <= relative_error
 
-    >>> from attnforge.heads.norm import NormHead
+    >>> from attnforge.heads.norm.head import NormHead
     >>> spec = NormHead.layer_norm(8, variance=(0.5, 50.0)).spec
     >>> v = torch.tensor([1.0, 9.0], dtype=torch.float64)
     >>> bool(((spec(v) * (v + spec.eps).sqrt() - 1).abs() <= spec.relative_error).all())
@@ -68,93 +64,11 @@ def fit(lo: float, hi: float, eps: float, heads: int, divisor: int, dtype: torch
     """Scales, already divided by `divisor`, shifts and amounts: numbers of `dtype`, best for v in [lo, hi]."""
     low, high = lo + eps, hi + eps
     level = -1.0 if dtype == torch.float32 else -4.0  # a small |level| rounds less, a large one fits a little better
-    scale = _rounded(np.exp(_log_scales(max(high / low, 4.0), level, heads)) / (low * divisor), dtype)
+    scale = rounded(np.exp(_log_scales(max(high / low, 4.0), level, heads)) / (low * divisor), dtype)
     s = scale * divisor
-    shift = _rounded(level - s * eps, dtype)  # the sigmoids then see t = v + eps
+    shift = rounded(level - s * eps, dtype)  # the sigmoids then see t = v + eps
     t = low * _sample(high / low, heads)
-    return scale, shift, _rounded(_solve(s, shift, t - eps, t)[0], dtype)
-
-
-def fit_error(
-    s: Array, b: Array, a: Array, eps: float, lo: float, hi: float, u: float, reads: float, dot: int = 0
-) -> tuple[float, float]:
-    """For v in [lo, hi] upper bounds of |S(v) sqrt(v + eps) - 1| and of what evaluating the heads adds to it.
-
-    *Fit.* Cells with centre c and half width w. With D_k the difference of the Taylor coefficients of S and
-    (v + eps)^(-1/2) at c, |S - f| <= sum_k |D_k| w^k + tails. The coefficients of a sigmoid are polynomials in it.
-    Tails: on |Im z| <= 2 a sigmoid is at most 1.1 min(1, e^(Re z)), so Cauchy's estimate with radius 2 bounds its k-th
-    coefficient by 1.1 min(1, e^(z+2)) / 2^k; those of (t+x)^(-1/2) are at most t^(-1/2-k), a geometric tail. This
-    float64 evaluation itself errs: every sigmoid by 4 u64 (|b| + |s v|) + 8 u64 relatively, and a polynomial of degree
-    k+1 that many times more, against the sum of its absolute terms.
-
-    *Evaluation* with roundoff u (lemma A5). Logits err by d = u|s v| + u|z|; the larger of the logit and 0 is
-    subtracted exactly; two exponentials, a sum and a quotient follow: a sigmoid errs by
-    (1 - sigmoid) expm1(d + 2 EXP_ULPS u) + gamma(3) relatively. `reads` more roundings for values, products and the sum
-    over heads. Where the logit is one inner product of `dot` roundings instead (shift included, in any order), it errs
-    by d = gamma(dot) (|s v| + |b|).
-    """
-    u64 = 2.0**-53
-    count = max(16, math.ceil(CELLS * math.log((hi + eps) / (lo + eps))))
-    edge = np.exp(np.linspace(math.log(lo + eps), math.log(hi + eps), count + 1)) - eps
-    edge[0], edge[-1] = lo, hi
-    left, right = edge[:-1, None], edge[1:, None]
-    centre = (left + right) / 2
-    half = up(np.maximum(centre - left, right - centre))
-    t = centre + eps
-    top = np.sqrt(right[:, 0] + eps)
-    with np.errstate(over="ignore", under="ignore"):
-        sigmoid = 1 / (1 + np.exp(s * centre - b))
-        slip = 4 * u64 * (np.abs(b) + np.abs(s * right)) + 8 * u64
-        powers = np.cumprod(np.broadcast_to(sigmoid, (ORDER + 1, *sigmoid.shape)), axis=0)
-        bound, reach = np.zeros(count), np.ones(count)
-        for k, row in enumerate(_sigmoid_coefficients(ORDER)):
-            size = np.abs(a) * np.abs(s) ** k * np.tensordot(np.abs(row), powers[: k + 1], 1)
-            ours = (a * (-s) ** k * np.tensordot(row, powers[: k + 1], 1)).sum(-1)
-            target = math.comb(2 * k, k) * (-0.25) ** k * t[:, 0] ** (-0.5 - k)
-            noise = (size * (slip * (k + 1) + (4 * (k + 3) + 4 * len(a)) * u64)).sum(-1)
-            bound += (np.abs(ours - target) + noise + (4 * k + 16) * u64 * np.abs(target)) * reach
-            reach = up(reach * half[:, 0])
-        ends = np.stack([b - s * left, b - s * right])
-        worst = np.minimum(1.0, np.exp(ends.max(0) + slip + 2))
-        tail = (1.1 * np.abs(a) * worst * (np.abs(s) * half / 2) ** (ORDER + 1)).sum(-1)
-        ratio = (half / (t - half))[:, 0]
-        tail += t[:, 0] ** -0.5 * ratio ** (ORDER + 1) / (1 - ratio)
-        fitted = up((bound + tail) * top, 64 + 4 * len(a))
-        # A sigmoid and one minus it are largest at an end of the cell.
-        high = up(1 / (1 + np.exp(-(ends.max(0) + slip))), 16)
-        rest = up(1 / (1 + np.exp(ends.min(0) - slip)), 16)
-        d = u * np.abs(s) * right * (1 + u) + u * (np.abs(ends).max(0) + slip)
-        d = np.maximum(d, gamma(dot, u) * (np.abs(s) * right + np.abs(b)))
-        d = up(d + 2 * EXP_ULPS * u, 16)
-        relative = up(rest * np.expm1(d) * (1 + gamma(3, u)) + gamma(3, u), 16)
-        read = gamma(reads, u)
-        evaluated = up((np.abs(a) * high * (relative + read * (1 + relative))).sum(-1) * top, 4 * len(a) + 32)
-    return float(fitted.max()), float(evaluated.max())
-
-
-def layer_error(
-    scale: Array, b: Array, a: Array, width: int, eps: float, lo: float, hi: float, u: float
-) -> tuple[float, float]:
-    """`fit_error` of heads in a layer of `network.AttentionLayer` that norm rows of `width` channels.
-
-    Logit: the query scale * c, its inner product with the key, the shift as one more term: width + 2 roundings.
-    Result: weight times value, and the output projection, an inner product with one term for each head.
-    """
-    return fit_error(scale * width, b, a, eps, lo, hi, u, reads=len(scale) + 1, dot=width + 2)
-
-
-@lru_cache(maxsize=4)
-def _sigmoid_coefficients(order: int) -> tuple[Array, ...]:
-    """Row k: the coefficients, from sigma^1 on, of the polynomial sigma^(k)/k! in sigma; sigma' = sigma - sigma^2."""
-    poly, rows = np.array([0.0, 1.0]), []
-    for k in range(order + 1):
-        rows.append(poly[1:] / math.factorial(k))
-        poly = np.convolve(poly[1:] * np.arange(1, len(poly)), [0.0, 1.0, -1.0])
-    return tuple(rows)
-
-
-def _rounded(x: Array, dtype: torch.dtype) -> Array:
-    return torch.from_numpy(np.ascontiguousarray(x)).to(dtype).double().numpy()
+    return scale, shift, rounded(_solve(s, shift, t - eps, t)[0], dtype)
 
 
 def _sample(ratio: float, heads: int) -> Array:

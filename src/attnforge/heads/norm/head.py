@@ -8,10 +8,10 @@ An inner product of a token with itself is what attention computes anyway. With 
 
     head j:   self slot: logit b_j - s_j v, value c;     sink: logit 0, value 0
 
-reads sigmoid(b_j - s_j v) c. Mixed with constants a_j the heads add up to c S(v), S(v) ~ 1/sqrt(v + eps); `norm_fit`
+reads sigmoid(b_j - s_j v) c. Mixed with constants a_j the heads add up to c S(v), S(v) ~ 1/sqrt(v + eps); `fit`
 chooses the constants. Three things keep rounding small. v enters every head as the same number, so that its error moves
 the result like 1/sqrt does: by half of it. Sums over channels are trees of depth log2(d). Rows are centred twice: the
-second mean is that of a centred row, so its error does not grow with the row's offset. `norm_ledger` is the proof.
+second mean is that of a centred row, so its error does not grow with the row's offset. `bound.ledger` is the proof.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from ...certificates.certificate import Certificate, total
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import ASSUMPTIONS, UNIT
 from ...errors import ArgumentError, CertificateError, PrecisionError
-from .bound import WIDEN, Roundings, ledger
-from .fit import NormSpec, fit, fit_error
+from .bound import WIDEN, Roundings, fit_error, ledger
+from .fit import NormSpec, fit
+from .site import MAX_HEADS
 
 
 def tree_size(channels: int) -> int:
@@ -109,7 +110,6 @@ Kind = Literal["layer", "rms"]
 GROUP = 4  # heads that are read and mixed together
 BLOCK = 8  # channels of one inner product
 CHUNK = 1 << 17  # row entries evaluated at once: the heads' values then stay in the cache
-MAX_HEADS = 64
 
 
 class NormHead(CertifiedModule):

@@ -1,21 +1,31 @@
-"""Products as data: the Gauss-Lobatto rule and the slots, keys and values made from it (lemmas C1, C2 of `product`)."""
+"""The weights of products: the Gauss-Lobatto rule and the slots, keys and values made from it (lemmas C1 and C2 of
+`head`), how operands are arranged, and which operations of a program they carry out."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from flint import arb
 
-from ...dtypes import Array
-from ...errors import ArgumentError
+from ...arguments import positive
+from ...dtypes import rounded, shipped
+from ...errors import ArgumentError, PrecisionError
 from ...functions.directed import precision
+from ...programs.ops import Apply, Product
+from ..construction import Builder, Order, Planned, fat
+from ..packing import SelfBuilder
 from ..self_head import SelfSpec
+from .bound import Sides, product_error, rounding
+from .site import MOST_NODES, ProductSite, SquareSite
 
-MOST_NODES = 24
+NODES = {torch.float32: 7, torch.float64: 10}  # where the truncation at s = 2 falls below rounding
+CENTRE_BITS = {torch.float32: 11, torch.float64: 26}  # products of two centres stay exact
 PAIRS = {torch.float32: (0.1006, 0.2636), torch.float64: (0.0018, 0.0047)}  # slopes of lemma C2
 
 
@@ -59,7 +69,7 @@ def remainder(nodes: int, s: float) -> float:
 
 @dataclass(frozen=True)
 class ProductSpec:
-    """One product as data: its heads over the channels (x_1 .. x_v, y), for `self_head.pack`.
+    """One product as data: its heads over the channels (x_1 .. x_v, y), for `packing.pack`.
 
     `gain` is g of lemma C1 and `centre` is (a, b): the value operand is taken relative to a, the query operand to b.
     """
@@ -96,7 +106,7 @@ class ProductSpec:
     @classmethod
     def tanh(cls, size: float, dtype: torch.dtype, width: int = 1) -> ProductSpec:
         """Lemma C2: four heads, two for each slope; the coefficients cancel the cubic term for the slopes as stored."""
-        slopes = _as(dtype, np.array(PAIRS[dtype]) / size)
+        slopes = rounded(np.array(PAIRS[dtype]) / size, dtype)
         weight = np.linalg.solve(np.stack([slopes, slopes**3]), np.array([2.0, 0.0]))
         sign, eye = np.array([1.0, -1.0, 1.0, -1.0]), np.eye(width)
         query = np.zeros((4, width + 1, 1))
@@ -115,5 +125,119 @@ def gain_for(size: float, halvings: int = 0) -> float:
     return math.ldexp(1.0, 1 - halvings - math.ceil(math.log2(size)))
 
 
-def _as(dtype: torch.dtype, array: Array) -> Array:
-    return torch.as_tensor(array).to(dtype).double().numpy()
+@functools.lru_cache(maxsize=1024)
+def _constant(nodes: int, steps: int, dtype: torch.dtype) -> float:
+    spec = ProductSpec.build(nodes, 2.0).heads.rounded(dtype)
+    side = steps / 16
+    return product_error(spec, Sides((-1.0, 1.0), (-side, side)), dtype).total / side
+
+
+def product_constant(nodes: int, s: float, dtype: torch.dtype = torch.float32) -> float:
+    """C with |head - x y| <= C X Y for |x| <= X, |y| <= Y, g Y = s, not centred; cached, for s rounded up to eighths.
+
+    >>> product_constant(7, 2.0) < 1.6e-6, product_constant(10, 2.0, torch.float64) < 3.7e-15
+    (True, True)
+    """
+    if not 0 < s <= 2:
+        raise ArgumentError(f"s must be in (0, 2], got {s!r}")
+    steps = math.ceil(8 * s)
+    return math.nextafter(_constant(nodes, steps, shipped(dtype)) * (steps / 8) / s * (1 + 1e-15), math.inf)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How two operands enter a product head: which of them is the query, and what is subtracted from them first."""
+
+    sides: Sides
+    centre: tuple[float, float]
+    swapped: bool
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """Largest |value - a| and |query - b|."""
+        (a, b), (value, query) = self.centre, (self.sides.value, self.sides.query)
+        return max(abs(v - a) for v in value), max(abs(v - b) for v in query)
+
+
+def arrange(x: Sides, dtype: torch.dtype, swap: bool = True) -> Arrangement:
+    """The arrangement with the least certified rounding: with or without centring either operand, or swapping them."""
+    nodes, best = NODES[dtype], (math.inf, Arrangement(x, (0.0, 0.0), False))
+    for swapped in (False, True) if swap else (False,):
+        sides = Sides(x.query, x.value) if swapped else x
+        a, b = (_middle(side, CENTRE_BITS[dtype]) for side in (sides.value, sides.query))
+        for centre in itertools.product({0.0, a}, {0.0, b}):
+            found = Arrangement(sides, centre, swapped)
+            spec = ProductSpec.build(nodes, gain_for(found.reach[1]), centre)
+            bound = rounding(spec.heads.rounded(dtype), sides, dtype, 0.0)
+            best = min(best, (bound, found), key=lambda pair: pair[0])
+    return best[1]
+
+
+def nodes_for(eps: float, arranged: Arrangement, dtype: torch.dtype = torch.float32) -> tuple[int, float]:
+    """The fewest nodes, and their gain, that certify eps; raises `PrecisionError` with what can be reached."""
+    size_x, size_y = arranged.reach
+    reached = math.inf
+    positive("eps", eps)
+    for nodes in range(2, NODES[dtype] + 2):
+        for halvings in range(8):
+            gain = gain_for(size_y, halvings)
+            if remainder(nodes, gain * size_y) * size_x * size_y > eps:
+                continue
+            spec = ProductSpec.build(nodes, gain, arranged.centre).heads.rounded(dtype)
+            bound = product_error(spec, arranged.sides, dtype).total
+            if bound <= eps:
+                return nodes, gain
+            reached = min(bound, reached)
+            break  # a smaller gain only rounds worse
+    if not math.isfinite(reached):
+        spec = ProductSpec.build(NODES[dtype], gain_for(size_y), arranged.centre).heads.rounded(dtype)
+        reached = product_error(spec, arranged.sides, dtype).total
+    raise PrecisionError(
+        f"a product of numbers up to {arranged.sides.sizes[0]:g} and {arranged.sides.sizes[1]:g} in {dtype} reaches "
+        f"{reached:.3e}, not eps = {eps:g}; ask for that much, or use dtype=torch.float64",
+        reachable=reached,
+    )
+
+
+def _middle(side: tuple[float, float], bits: int) -> float:
+    """The middle of an interval, rounded to so many bits; 0 where the interval is about symmetric."""
+    middle = 0.5 * (side[0] + side[1])
+    if abs(middle) < 0.01 * (side[1] - side[0]):
+        return 0.0
+    mantissa, exponent = math.frexp(middle)
+    return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
+
+
+class ProductBuilder(SelfBuilder):
+    """Products of two values."""
+
+    def propose(self, order: Order, made: Sequence[Planned]) -> Planned | None:
+        if not isinstance(order.op, Product):
+            return None
+        sides = Sides(fat(order.hull(0)), fat(order.hull(1)))
+        centred = order.tactics.centred
+        arranged = arrange(sides, order.dtype) if centred else Arrangement(sides, (0.0, 0.0), False)
+        gain, intervals = gain_for(arranged.reach[1]), (arranged.sides.value, arranged.sides.query)
+        site = ProductSite(
+            order.number, NODES[order.dtype], gain, arranged.centre, arranged.swapped, intervals
+        )  # fmt: skip
+        return Planned(site)
+
+    def spec(self, planned: Planned) -> SelfSpec:
+        site = planned.site
+        assert isinstance(site, ProductSite)
+        return ProductSpec.build(site.nodes, site.gain, site.centre).heads
+
+
+class SquareBuilder(ProductBuilder):
+    """Squares under a root: dearer than an anchor head, but their error vanishes at 0 with the argument."""
+
+    def propose(self, order: Order, made: Sequence[Planned]) -> Planned | None:
+        if not (order.rooted and isinstance(order.op, Apply) and order.op.function.name == "square"):
+            return None
+        side = fat(order.hull())
+        gain = gain_for(max(abs(v) for v in side))
+        return Planned(SquareSite(order.number, NODES[order.dtype], gain, (0.0, 0.0), False, (side, side)))
+
+
+BUILDERS: dict[str, Builder] = {"product": ProductBuilder(), "square": SquareBuilder()}

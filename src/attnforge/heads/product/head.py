@@ -15,7 +15,7 @@ reached up to the factor 1/(1 + rho(z)),
 
 relative in both factors. g is a power of two with 1 < s = g Y <= 2, |y| <= Y, so z is exact, and so is
 1/(g w_1) = n(n-1)/(2g). What remains is the rounding of two softmax heads that together add up to at most
-|x| Y coth(s): some 26 u of |x| Y at s = 2. The shipped bound, `product_bounds.product_error`, is a sup over cells of z
+|x| Y coth(s): some 26 u of |x| Y at s = 2. The shipped bound, `bound.product_error`, is a sup over cells of z
 for the stored weights. `nodes_for` is the inverse.
 
 Operands that do not straddle 0 are centred where that certifies more: x y = (x-a)(y-b) + b x + a y - a b, the linear
@@ -27,100 +27,23 @@ x tanh(t/2) = x sigmoid(t) - x sigmoid(-t). Fewer slots, less accuracy: rounding
 
 from __future__ import annotations
 
-import functools
-import itertools
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...arguments import number, positive
 from ...box import Box, round_outward
 from ...certificates.certificate import Certificate, Term, total
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import ASSUMPTIONS
+from ...dtypes import dtype_name, shipped
 from ...errors import ArgumentError, PrecisionError
-from ..self_head import SelfSpec, number, positive, shipped
-from .bound import ProductError, Sides, product_error, rounding
-from .construction import MOST_NODES, ProductSpec, gain_for, remainder
-
-NODES = {torch.float32: 7, torch.float64: 10}  # where the truncation at s = 2 falls below rounding
-CENTRE_BITS = {torch.float32: 11, torch.float64: 26}  # products of two centres stay exact
-
-
-@functools.lru_cache(maxsize=1024)
-def _constant(nodes: int, steps: int, dtype: torch.dtype) -> float:
-    spec = ProductSpec.build(nodes, 2.0).heads.rounded(dtype)
-    side = steps / 16
-    return product_error(spec, Sides((-1.0, 1.0), (-side, side)), dtype).total / side
-
-
-def product_constant(nodes: int, s: float, dtype: torch.dtype = torch.float32) -> float:
-    """C with |head - x y| <= C X Y for |x| <= X, |y| <= Y, g Y = s, not centred; cached, for s rounded up to eighths.
-
-    >>> product_constant(7, 2.0) < 1.6e-6, product_constant(10, 2.0, torch.float64) < 3.7e-15
-    (True, True)
-    """
-    if not 0 < s <= 2:
-        raise ArgumentError(f"s must be in (0, 2], got {s!r}")
-    steps = math.ceil(8 * s)
-    return math.nextafter(_constant(nodes, steps, shipped(dtype)) * (steps / 8) / s * (1 + 1e-15), math.inf)
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """How two operands enter a product head: which of them is the query, and what is subtracted from them first."""
-
-    sides: Sides
-    centre: tuple[float, float]
-    swapped: bool
-
-    @property
-    def reach(self) -> tuple[float, float]:
-        """Largest |value - a| and |query - b|."""
-        (a, b), (value, query) = self.centre, (self.sides.value, self.sides.query)
-        return max(abs(v - a) for v in value), max(abs(v - b) for v in query)
-
-
-def arrange(x: Sides, dtype: torch.dtype, swap: bool = True) -> Arrangement:
-    """The arrangement with the least certified rounding: with or without centring either operand, or swapping them."""
-    nodes, best = NODES[dtype], (math.inf, Arrangement(x, (0.0, 0.0), False))
-    for swapped in (False, True) if swap else (False,):
-        sides = Sides(x.query, x.value) if swapped else x
-        a, b = (_middle(side, CENTRE_BITS[dtype]) for side in (sides.value, sides.query))
-        for centre in itertools.product({0.0, a}, {0.0, b}):
-            found = Arrangement(sides, centre, swapped)
-            spec = ProductSpec.build(nodes, gain_for(found.reach[1]), centre)
-            bound = rounding(spec.heads.rounded(dtype), sides, dtype, 0.0)
-            best = min(best, (bound, found), key=lambda pair: pair[0])
-    return best[1]
-
-
-def nodes_for(eps: float, arranged: Arrangement, dtype: torch.dtype = torch.float32) -> tuple[int, float]:
-    """The fewest nodes, and their gain, that certify eps; raises `PrecisionError` with what can be reached."""
-    size_x, size_y = arranged.reach
-    reached = math.inf
-    positive("eps", eps)
-    for nodes in range(2, NODES[dtype] + 2):
-        for halvings in range(8):
-            gain = gain_for(size_y, halvings)
-            if remainder(nodes, gain * size_y) * size_x * size_y > eps:
-                continue
-            spec = ProductSpec.build(nodes, gain, arranged.centre).heads.rounded(dtype)
-            bound = product_error(spec, arranged.sides, dtype).total
-            if bound <= eps:
-                return nodes, gain
-            reached = min(bound, reached)
-            break  # a smaller gain only rounds worse
-    if not math.isfinite(reached):
-        spec = ProductSpec.build(NODES[dtype], gain_for(size_y), arranged.centre).heads.rounded(dtype)
-        reached = product_error(spec, arranged.sides, dtype).total
-    raise PrecisionError(
-        f"a product of numbers up to {arranged.sides.sizes[0]:g} and {arranged.sides.sizes[1]:g} in {dtype} reaches "
-        f"{reached:.3e}, not eps = {eps:g}; ask for that much, or use dtype=torch.float64",
-        reachable=reached,
-    )
+from ..packing import self_layer
+from ..self_head import SelfSpec
+from .bound import ProductError, Sides, product_error
+from .construction import NODES, ProductSpec, arrange, gain_for, nodes_for
+from .site import MOST_NODES
 
 
 class ProductHead(CertifiedModule):
@@ -142,7 +65,7 @@ class ProductHead(CertifiedModule):
     def __init__(self, spec: ProductSpec, box: Box, swapped: bool, width: int | None, dtype: torch.dtype, method: str):
         super().__init__()
         self.spec, self.box, self.swapped, self.width, self.method = spec, box, swapped, width, method
-        self.layer = spec.heads.layer(shipped(dtype), purpose="x y")
+        self.layer = self_layer(spec.heads, shipped(dtype), purpose="x y")
 
     @property
     def nodes(self) -> int:
@@ -236,7 +159,7 @@ class ProductHead(CertifiedModule):
         return Certificate(
             kind="certified",
             bound=total(t.value for t in terms),
-            dtype=str(self.dtype).removeprefix("torch."),
+            dtype=dtype_name(self.dtype),
             target="x*y",
             box=self.box,
             terms=terms,
@@ -282,12 +205,3 @@ def _side(name: str, pair: object) -> tuple[float, float]:
 def _outward(box: Box, dtype: torch.dtype) -> Sides:
     low, high = round_outward(box.lower.numpy(), box.upper.numpy(), dtype)
     return Sides((float(low[0]), float(high[0])), (float(low[1]), float(high[1])))
-
-
-def _middle(side: tuple[float, float], bits: int) -> float:
-    """The middle of an interval, rounded to so many bits; 0 where the interval is about symmetric."""
-    middle = 0.5 * (side[0] + side[1])
-    if abs(middle) < 0.01 * (side[1] - side[0]):
-        return 0.0
-    mantissa, exponent = math.frexp(middle)
-    return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)

@@ -17,13 +17,13 @@ import torch
 
 from ...certificates.certificate import Term
 from ...certificates.rounding import EXP_ULPS, TINY, UNIT, gamma, softmax_rounding, up
-from ...dtypes import Array
+from ...dtypes import Array, stored
 from ...errors import CertificateError
 from ...network import Heads
 
-DEAD = {torch.float32: 104.5, torch.float64: 746.0}
+DEAD = {torch.float32: 104.5, torch.float64: 746.0}  # a little more than 104 and 745.2, below which exp gives 0
 UNDERFLOW = "exp(0) = 1, and exp underflows to 0 below -104 (float32) or -745.2 (float64)"
-U64 = 2.0**-53
+U64 = 2.0**-53  # the roundoff of what is computed here
 
 
 def fixed_terms(heads: Heads, target: Array, channels: int, lo: float, hi: float) -> tuple[Term, ...]:
@@ -43,7 +43,7 @@ def fixed_terms(heads: Heads, target: Array, channels: int, lo: float, hi: float
     if heads.causal:
         logit = np.where(np.triu(np.ones((n, n), dtype=bool), 1), -np.inf, logit)
     if heads.M_K is not None:
-        memory = _double(heads.M_K)
+        memory = stored(heads.M_K)
         to_memory = _products(q, q_moves, memory, np.zeros_like(memory), u)
         logit, error = (np.concatenate(pair, -1) for pair in zip((logit, error), to_memory, strict=True))
     best = (logit - error).max(-1, keepdims=True)
@@ -53,7 +53,7 @@ def fixed_terms(heads: Heads, target: Array, channels: int, lo: float, hi: float
     even = (np.isin(gap, (0.0, -np.inf)) & (np.where(live, error, 0.0) == 0)).all(-1)
     error = np.where(live, up(error + (u + 8 * U64) * np.abs(np.where(live, gap, 0)) + 16 * U64), 0.0)
     low, high, slip = _values(heads, n, channels, lo, hi, u)
-    out = _double(heads.W_O)
+    out = stored(heads.W_O)
     fitted = _distance(heads, weight, even, target, channels, size)
     spread = (high.max(1) - low.min(1)).max(-1)  # over slots, for the worst value column of a head
     value = np.maximum(np.abs(low), np.abs(high)).max(1).max(-1)
@@ -84,9 +84,9 @@ def peak_terms(heads: Heads, n: int, channels: int, lo: float, hi: float, sign: 
     D4: max - head <= W0((n-1)/e) / beta. A5: the logits err by d = u beta (|x| + hi - lo), which moves the output by at
     most exp(d) expm1(d) E|V - head|, and E|V - head| <= 2 (max - head) <= 2 W0((n-1)/e) / beta.
     """
-    beta = _sharpness(heads, channels, sign)
     u, tiny = UNIT[heads.W_Q.dtype], TINY[heads.W_Q.dtype]
-    leak, rounding = peak_error(n, beta, lo, hi, u, tiny)
+    errors = {beta: peak_error(n, beta, lo, hi, u, tiny) for beta in sharpnesses(heads, channels, sign)}
+    beta, (leak, rounding) = max(errors.items(), key=lambda found: sum(found[1]))
     rows = (("softmax", "leak", leak), ("evaluation", "rounding", rounding))
     return tuple(Term(site, source, x, f"sharpness {beta:g}") for site, source, x in rows if x > 0)  # type: ignore[arg-type]
 
@@ -122,8 +122,8 @@ def lambert_upper(n: int) -> float:
     return w
 
 
-def _sharpness(heads: Heads, channels: int, sign: float) -> float:
-    """The smallest sharpness of the heads; raises `CertificateError` when they are not those of a max or min head."""
+def sharpnesses(heads: Heads, channels: int, sign: float) -> tuple[float, ...]:
+    """The sharpness of each head; raises `CertificateError` when they are not those of a max or min head."""
     one = torch.eye(channels, dtype=heads.W_Q.dtype, device=heads.W_Q.device)
     ones = torch.ones_like(one[:, :1])
     keys = None if heads.W_K is None else heads.W_K.detach()
@@ -136,14 +136,10 @@ def _sharpness(heads: Heads, channels: int, sign: float) -> float:
             )
     if keys is None or keys.shape != (channels, channels, 1) or (keys.squeeze(-1) * (1 - one)).count_nonzero():
         raise CertificateError("'W_K' has changed: each head of a max or min head must read its own channel only")
-    beta = float((sign * keys.squeeze(-1).diagonal()).min())
-    if not 0 < beta < math.inf:
-        raise CertificateError(f"'W_K' has changed: the sharpness must be a positive number, found {beta:g}")
-    return beta
-
-
-def _double(x: torch.Tensor) -> Array:
-    return x.detach().double().cpu().numpy()
+    betas = tuple((sign * keys.squeeze(-1).diagonal()).double().tolist())
+    if not all(0 < beta < math.inf for beta in betas):
+        raise CertificateError(f"'W_K' has changed: the sharpness must be a positive number, found {min(betas):g}")
+    return betas
 
 
 def _up(x: Array) -> Array:
@@ -164,13 +160,13 @@ def _table(
     """
     if W is None:
         assert b is not None
-        return np.repeat(_double(b)[:, None, :], n, 1), np.zeros((b.shape[0], n, b.shape[1]))
+        return np.repeat(stored(b)[:, None, :], n, 1), np.zeros((b.shape[0], n, b.shape[1]))
     W = W.detach()
     at = W[:, channels:, :] if W.shape[1] > channels else W.new_zeros(W.shape[0], n, W.shape[2])
     at = at if b is None else at + b.detach().unsqueeze(1)
-    reach = np.abs(_double(W[:, :channels, :])).sum(1, keepdims=True) * size
-    rounding = gamma(channels + 3, u) * (reach + np.abs(_double(W)).max(1, keepdims=True) + np.abs(_double(at)))
-    return _double(at), np.where(reach > 0, up(reach + rounding, 16 + channels), np.zeros(at.shape))
+    reach = np.abs(stored(W[:, :channels, :])).sum(1, keepdims=True) * size
+    rounding = gamma(channels + 3, u) * (reach + np.abs(stored(W)).max(1, keepdims=True) + np.abs(stored(at)))
+    return stored(at), np.where(reach > 0, up(reach + rounding, 16 + channels), np.zeros(at.shape))
 
 
 def _products(q: Array, q_moves: Array, k: Array, k_moves: Array, u: float) -> tuple[Array, Array]:
@@ -195,9 +191,9 @@ def _products(q: Array, q_moves: Array, k: Array, k_moves: Array, u: float) -> t
 def _values(heads: Heads, n: int, channels: int, lo: float, hi: float, u: float) -> tuple[Array, Array, Array]:
     """Bounds (head, slot, column) of the values, memory included, and how far computed ones can be off, per head."""
     assert heads.W_V is not None
-    W = _double(heads.W_V)
+    W = stored(heads.W_V)
     at = W[:, channels:, :] if W.shape[1] > channels else np.zeros((W.shape[0], n, W.shape[2]))
-    at = at if heads.b_V is None else at + _double(heads.b_V)[:, None, :]
+    at = at if heads.b_V is None else at + stored(heads.b_V)[:, None, :]
     content = W[:, :channels, :]
     rise, fall = np.maximum(content, 0).sum(1), np.minimum(content, 0).sum(1)
     noise = 4 * (channels + 2) * U64 * ((rise - fall) * max(abs(lo), abs(hi)) + np.abs(at).max(1))
@@ -205,13 +201,13 @@ def _values(heads: Heads, n: int, channels: int, lo: float, hi: float, u: float)
     low = at + (rise * lo + fall * hi - noise)[:, None, :]
     high = at + (rise * hi + fall * lo + noise)[:, None, :]
     size = np.maximum(np.abs(low), np.abs(high)).max((1, 2))
-    whole = W if heads.b_V is None else np.concatenate([W, _double(heads.b_V)[:, None, :]], 1)
+    whole = W if heads.b_V is None else np.concatenate([W, stored(heads.b_V)[:, None, :]], 1)
     slip = np.array([_matrix_slip(w, u) for w in whole])
     absolute = np.array([(np.abs(w[:channels]).sum(0) * max(abs(lo), abs(hi))).max() for w in whole]) + np.abs(at).max(
         (1, 2)
     )
     if heads.M_V is not None:
-        memory = _double(heads.M_V)
+        memory = stored(heads.M_V)
         count = max(len(low), len(memory))
         low, high = (np.concatenate([np.repeat(x, count // len(x), 0), np.repeat(memory, count // len(memory), 0)], 1)
                      for x in (low, high))  # fmt: skip
@@ -229,7 +225,7 @@ def _matrix_slip(W: Array, u: float) -> float:
 def _distance(heads: Heads, weight: Array, even: Array, target: Array, channels: int, size: float) -> Array:
     """For each token an upper bound of |sum_h w_h V O_h - target x|, in real arithmetic."""
     assert heads.W_V is not None
-    n, W, out = target.shape[0], _double(heads.W_V), _double(heads.W_O)
+    n, W, out = target.shape[0], stored(heads.W_V), stored(heads.W_O)
     mixed, rest = np.zeros_like(target), np.zeros(n)
     noise = np.zeros(n)
     for h in range(weight.shape[0]):
@@ -239,9 +235,9 @@ def _distance(heads: Heads, weight: Array, even: Array, target: Array, channels:
         other = np.abs(whole - gain * np.eye(channels)).sum(0).max()
         at = own[channels:] if own.shape[0] > channels else np.zeros((n, own.shape[1]))
         if heads.b_V is not None:
-            at = at + _double(heads.b_V)[min(h, len(heads.b_V) - 1)]
+            at = at + stored(heads.b_V)[min(h, len(heads.b_V) - 1)]
         if heads.M_V is not None:
-            at = np.concatenate([at, _double(heads.M_V)[min(h, len(heads.M_V) - 1)]])
+            at = np.concatenate([at, stored(heads.M_V)[min(h, len(heads.M_V) - 1)]])
         constant = np.abs(at) @ np.abs(out[h])
         mixed = mixed + gain * weight[h][:, :n]
         rest = rest + weight[h][:, :n].sum(-1) * other * size + weight[h] @ constant.max(-1)

@@ -1,20 +1,30 @@
-"""The heads that move information between tokens: weights for lemmas D1 to D4 of docs/theory.md.
+"""The heads that move information between tokens: weights for lemmas D1 to D4 of docs/theory.md, and those of softmax
+over channels and of attention.
 
-All of them read tokens of `channels` data columns, followed, where positions matter, by n one-hot position columns.
+Heads of section D read tokens of `channels` data columns, followed, where positions matter, by n one-hot position
+columns.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...certificates.certificate import total
 from ...certificates.rounding import TINY, UNIT
+from ...dtypes import Array, dtype_name
 from ...errors import ArgumentError, PrecisionError
 from ...network import Heads
-from .bound import lambert_upper, peak_error
+from ...programs.ops import Attention, MaxTokens, Mix, Op, Softmax
+from ...programs.positions import average
+from ..construction import Builder, Frame, Member, Order, Planned, embedded
+from ..site import Site
+from .bound import DEAD, lambert_upper, peak_error
+from .site import AttentionSite, MaxSite, MixSite, SoftmaxSite
 
 OMEGA = {torch.float32: 128.0, torch.float64: 768.0}  # deeper than any exponential: 104 and 745.2
 
@@ -110,7 +120,7 @@ def sharpest(n: int, lo: float, hi: float, eps: float | None, dtype: torch.dtype
     if bound(best) > eps:
         raise PrecisionError(
             f"the maximum of {n} tokens in [{lo:g}, {hi:g}] is certified to {bound(best):.3g} in "
-            f"{str(dtype).removeprefix('torch.')}, not to eps = {eps:g}; use float64 or a smaller interval",
+            f"{dtype_name(dtype)}, not to eps = {eps:g}; use float64 or a smaller interval",
             reachable=bound(best),
         )
     low, high = min(best, lambert_upper(n) / eps), best
@@ -125,3 +135,106 @@ def average_matrix(causal: bool, n: int) -> Tensor:
     if not causal:
         return torch.full((n, n), 1.0, dtype=torch.float64) / n
     return torch.ones(n, n, dtype=torch.float64).tril() / torch.arange(1, n + 1, dtype=torch.float64).unsqueeze(1)
+
+
+class _Alone(Builder):
+    """A family whose sites have a group of heads each, over coordinates of their own."""
+
+    def group(self, frame: Frame, members: Sequence[Member], purpose: str) -> Heads:
+        (member,) = members
+        return embedded(self.heads(member.op, member.planned.site, frame.dtype), member.place, frame, purpose)
+
+    def heads(self, op: Op, site: Site, dtype: torch.dtype) -> Heads:
+        """The heads over the values they read, one after the other."""
+        raise NotImplementedError
+
+
+class SoftmaxBuilder(_Alone):
+    """Softmax over channels: a query of all channels against the identity as keys and values."""
+
+    def propose(self, order: Order, made: Sequence[Planned]) -> Planned | None:
+        return Planned(SoftmaxSite(order.number, order.hull())) if isinstance(order.op, Softmax) else None
+
+    def heads(self, op: Op, site: Site, dtype: torch.dtype) -> Heads:
+        eye = torch.eye(op.width, dtype=dtype).unsqueeze(0)
+        return Heads("memory", W_Q=eye, M_K=eye, M_V=eye, W_O=eye)
+
+
+class MixBuilder(_Alone):
+    """D2 for multiples of means, D3 for everything else (which holds D1, the rows with one entry, exactly)."""
+
+    def propose(self, order: Order, made: Sequence[Planned]) -> Planned | None:
+        return Planned(MixSite(order.number, order.hull())) if isinstance(order.op, Mix) else None
+
+    def heads(self, op: Op, site: Site, dtype: torch.dtype) -> Heads:
+        assert isinstance(op, Mix)
+        plain = average(op.matrix)
+        if plain is not None:
+            gain, causal = plain
+            return average_heads(op.width, causal, dtype, gain)
+        return mix_heads(torch.from_numpy(op.matrix.copy()), op.width, dtype)
+
+
+class MaxBuilder(_Alone):
+    """D4, one head per channel."""
+
+    def propose(self, order: Order, made: Sequence[Planned]) -> Planned | None:
+        if not isinstance(order.op, MaxTokens):
+            return None
+        low, high = order.hull()
+        beta = sharpest(order.reads[0].low.shape[1], low, high, None, order.dtype)
+        return Planned(MaxSite(order.number, (low, high), float(torch.tensor(beta, dtype=order.dtype))))
+
+    def heads(self, op: Op, site: Site, dtype: torch.dtype) -> Heads:
+        assert isinstance(site, MaxSite)
+        return peak_heads(op.width, site.sharpness, dtype)
+
+
+class AttentionBuilder(_Alone):
+    """One head over tokens; reads queries, keys, values, and positions if there is a mask."""
+
+    def propose(self, order: Order, made: Sequence[Planned]) -> Planned | None:
+        """Omega hides a token from every other one whatever the content says, with as much again for errors."""
+        op, dtype = order.op, order.dtype
+        if not isinstance(op, Attention):
+            return None
+        query, key, _ = order.reads
+        logit = abs(op.scale) * float(np.max(np.einsum("cik,cjk->cij", query.size, key.size)))
+        offsets = op.logit_mask(query.low.shape[1])
+        finite = offsets[offsets > -4 * DEAD[dtype] - 4 * logit]
+        omega = math.ceil(DEAD[dtype] + 4 * logit + 1 + 2 * float(np.abs(finite).max(initial=0.0)))
+        reach = logit + float(omega if op.mask is not None else 0.0)
+        hulls = (order.hull(0), order.hull(1), order.hull(2))
+        return Planned(AttentionSite(order.number, key.low.shape[-1], float(omega), reach, hulls))
+
+    def heads(self, op: Op, site: Site, dtype: torch.dtype) -> Heads:
+        """The mask's row p is one more channel: queries carry their one-hot position, keys their column's entries."""
+        assert isinstance(op, Attention)
+        assert isinstance(site, AttentionSite)
+        width, mask = site.width, shipped_mask(op, site.omega)
+        n = 0 if mask is None else len(mask)
+        query = np.zeros((2 * width + op.width + n, width + n))
+        key, value = np.zeros_like(query), np.zeros((len(query), op.width))
+        query[:width, :width] = op.scale * np.eye(width)
+        key[width : 2 * width, :width] = np.eye(width)
+        value[2 * width : 2 * width + op.width] = np.eye(op.width)
+        if mask is not None:
+            query[-n:, width:], key[-n:, width:] = np.eye(n), mask.T
+        tables = [torch.from_numpy(x).to(dtype).unsqueeze(0) for x in (query, key, value, np.eye(op.width))]
+        return Heads("tokens", W_Q=tables[0], W_K=tables[1], W_V=tables[2], W_O=tables[3], causal=op.causal)
+
+
+def shipped_mask(op: Attention, omega: float) -> Array | None:
+    """What is added to the logits: -Omega for what is hidden, 0 where the causal rule hides anyway."""
+    if op.mask is None:
+        return None
+    mask: Array = np.maximum(op.mask, -omega)
+    return np.tril(mask) if op.causal else mask
+
+
+BUILDERS: dict[str, Builder] = {
+    "softmax": SoftmaxBuilder(),
+    "mix": MixBuilder(),
+    "max": MaxBuilder(),
+    "attention": AttentionBuilder(),
+}

@@ -1,0 +1,188 @@
+"""How the compiler tries again: which shares of the tolerance each operation gets, and when enough is enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from ..box import Box
+from ..certificates.certificate import upper_text
+from ..dtypes import dtype_name
+from ..errors import PrecisionError
+from ..heads.construction import Tactics
+from ..programs.enclose import Range
+from ..programs.program import Program
+from .compiled import CompiledNetwork
+from .layout import is_head
+from .propagation import Propagation
+from .split import NetworkBound
+
+ROUNDS = 3  # tries with ever smaller shares; what three do not reach is rounding
+TACTICS = (Tactics(), Tactics(centred=False, relative=True))
+SPEND = 0.7  # the share of the tolerance that is given out to heads; the rest is for affine maps and second order
+LAST_MARGIN = 0.25  # of a range: beyond this, heads for wider arguments cost more than what they let in
+SHRINKS = 2  # tries with larger shares once the tolerance holds: the first finds most of what can be saved
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What is asked for: |network - target| <= eps + rtol |target|, in a dtype."""
+
+    eps: float
+    rtol: float
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A program with the ranges of its values, on so many cells, and the tolerance its network must keep."""
+
+    program: Program
+    found: list[Range] = field(repr=False)
+    grid: int
+    tolerance: Tolerance
+    boxes: tuple[Box, ...] = ()
+
+    @property
+    def worth(self) -> float:
+        """What there is to give out to heads: the tolerance where the target is smallest."""
+        output = self.found[self.program.output]
+        least = self.tolerance.eps + self.tolerance.rtol * float(output.least.min())
+        return least or self.tolerance.rtol * float(output.size.max())
+
+    def even_shares(self) -> dict[int, float]:
+        """The same share of the tolerance for every operation that is heads."""
+        heads = [i for i in range(len(self.program.ops)) if is_head(self.program, i)]
+        return {i: SPEND / max(1, len(heads)) for i in heads}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One try: the share of the tolerance that each operation gets, and tactics."""
+
+    shares: Mapping[int, float]
+    tactics: Tactics = TACTICS[0]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A network and what can be proved about it."""
+
+    net: CompiledNetwork
+    propagation: Propagation
+    bound: NetworkBound
+
+    @property
+    def anchors(self) -> int:
+        """The size that shrinking is about."""
+        return self.net.size.anchors
+
+
+class Search:
+    """Asks for networks until one keeps the tolerance; what is learned from one decides the next."""
+
+    def __init__(self, tolerance: Tolerance):
+        self.tolerance = tolerance
+        self.best: Attempt | None = None
+        self._last: Attempt | None = None
+        self._seen: list[Program] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether a network keeps the tolerance."""
+        return self.best is not None and self.best.bound.excess <= self.tolerance.eps
+
+    def knows(self, program: Program) -> bool:
+        """Whether a program was tried already: written differently, but the same after all."""
+        known = program in self._seen
+        self._seen.append(program)
+        return known
+
+    def tasks(self, problem: Problem) -> Iterator[Task]:
+        """What to try for one program, each after the one before was `learn`ed."""
+        for tactics in TACTICS:
+            found, task = yield from self._tighten(problem, Task(problem.even_shares(), tactics))
+            if self.best is None or found.bound.excess < self.best.bound.excess:
+                self.best = found
+            if self.done:
+                yield from self._shrink(task)
+                return
+
+    def learn(self, attempt: Attempt) -> None:
+        """What came of the last task."""
+        self._last = attempt
+
+    def result(self) -> CompiledNetwork:
+        """The network that keeps the tolerance, certified, or `PrecisionError` with what can be reached."""
+        best = self.best
+        assert best is not None
+        if not self.done:
+            raise self._unreachable(best)
+        best.net.attach(best.net.certificate_of(best.propagation, best.bound))
+        return best.net.eval()
+
+    def _tighten(self, problem: Problem, task: Task) -> Generator[Task, None, tuple[Attempt, Task]]:
+        """Cut shares where they cost most, widen margins where errors leave them; the best attempt and its task."""
+        eps, last = self.tolerance.eps, math.inf
+        best: tuple[Attempt, Task] | None = None
+        for _ in range(ROUNDS):
+            yield task
+            now = self._learned()
+            if best is None or now.bound.excess < best[0].bound.excess:
+                best = now, task
+            if now.bound.excess <= eps or now.bound.bound > 0.8 * last:
+                break  # reached, or what is left is rounding
+            last = now.bound.bound
+            if math.isfinite(last):
+                task = replace(task, shares=self._cut(now, task.shares))
+            else:
+                margin = min(16 * task.tactics.margin, LAST_MARGIN)
+                task = replace(task, tactics=replace(task.tactics, margin=margin))
+        assert best is not None
+        return best
+
+    def _cut(self, attempt: Attempt, shares: Mapping[int, float]) -> dict[int, float]:
+        """Smaller shares for the sites that cost most: each is cut to what is left for it."""
+        eps, bound = self.tolerance.eps, attempt.bound
+        allowed = SPEND * max(eps, 0.1 * (bound.bound - bound.excess)) / max(1, len(shares))
+        cut = dict(shares)
+        for site, part in zip(attempt.net.layout.sites, bound.parts, strict=False):
+            if part > allowed:
+                cut[site.op] = shares[site.op] * max(1e-3, 0.7 * allowed / float(part))
+        return cut
+
+    def _shrink(self, task: Task) -> Iterator[Task]:
+        """Smaller networks that still keep the tolerance, as long as there is slack."""
+        eps = self.tolerance.eps
+        for _ in range(SHRINKS):
+            assert self.best is not None
+            slack = eps / self.best.bound.excess if self.best.bound.excess > 0 else math.inf
+            if slack < 2.5 or not self.best.anchors:
+                return
+            task = replace(task, shares={i: share * min(0.6 * slack, 100.0) for i, share in task.shares.items()})
+            yield task
+            now = self._learned()
+            if now.bound.excess > eps or now.anchors >= self.best.anchors:
+                return
+            self.best = now
+
+    def _learned(self) -> Attempt:
+        assert self._last is not None, "every task is followed by what came of it"
+        return self._last
+
+    def _unreachable(self, best: Attempt) -> PrecisionError:
+        source = best.net.program.source
+        name = source if len(source) <= 60 else source[:57] + "..."
+        dtype = dtype_name(self.tolerance.dtype)
+        wider = "" if self.tolerance.dtype == torch.float64 else ", use dtype=torch.float64"
+        if not np.isfinite(best.bound.bound):
+            return PrecisionError(f"no bound can be certified for '{name}' in {dtype}: choose a smaller box{wider}")
+        return PrecisionError(
+            f"eps = {self.tolerance.eps:g} cannot be certified for '{name}' in {dtype}: "
+            f"{upper_text(best.bound.bound)} can be; ask for that{wider}, or choose a smaller box",
+            reachable=best.bound.bound,
+        )

@@ -1,0 +1,92 @@
+"""Tables of anchors for operations of a program, and their heads in a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import PrecisionError
+from ...functions.registry import enclose
+from ...functions.univariate import Univariate
+from ...network import Heads
+from ...programs.ops import Apply
+from ..construction import Builder, Frame, Member, Order, Planned
+from ..site import Span
+from . import fit
+from .bound import CELLS, AnchorWeights
+from .site import AnchorSite
+
+MOST_DECADES = 1e4  # a table is fitted for relative error over at most so large a ratio of values
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """An anchor table: the function and interval it is for, and its numbers; sites may share it."""
+
+    function: str
+    interval: Span
+    weights: AnchorWeights
+    edges: tuple[float, ...]
+
+
+class AnchorBuilder(Builder):
+    """Any univariate function."""
+
+    def propose(self, order: Order, made: Sequence[Planned]) -> Planned | None:
+        if not isinstance(order.op, Apply):
+            return None
+        fn = order.op.function
+        hull = order.hull(0, fn)
+        tables = list({id(p.parts): p.parts for p in made if isinstance(p.parts, Table)}.values())
+        table = next((t for t in tables if t.function == fn.name and _inside(hull, t.interval)), None)
+        number = len(tables) if table is None else tables.index(table)
+        table = table or _fitted(fn, hull, order)
+        anchors = len(table.weights.slope)
+        return Planned(AnchorSite(order.number, number, table.interval, anchors, table.edges), table)
+
+    def group(self, frame: Frame, members: Sequence[Member], purpose: str) -> Heads:
+        """A head for each scalar that is looked up in the one table."""
+        table = members[0].planned.parts
+        assert isinstance(table, Table)
+        weights = table.weights
+        query = np.zeros((len(members), frame.columns, 2))
+        output = np.zeros((len(members), 1, frame.outputs))
+        for h, member in enumerate(members):
+            (source,), (target,) = member.place.reads, member.place.writes
+            query[h, source, 0], output[h, 0, target] = 1.0, 1.0
+            frame.skip[source, target], frame.bias[target] = weights.skip
+        return Heads(
+            "memory",
+            W_Q=frame.number(query),
+            b_Q=frame.number([[-weights.centre, 1.0]]),
+            M_K=frame.number(np.stack([weights.slope, weights.offset], -1)[None]),
+            M_V=frame.number(weights.value[None, :, None]),
+            W_O=frame.number(output),
+            purpose=purpose,
+        )
+
+
+def _inside(inner: Span, outer: Span) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def _fitted(fn: Univariate, hull: Span, order: Order) -> Table:
+    """A new table, as small as the order's error allows."""
+    low, high = max(hull[0], fn.domain.lo), min(hull[1], fn.domain.hi)
+    eps, relative = max(order.eps, 1e-300), False  # no share of the tolerance is 0: a fit needs something to aim at
+    if order.tactics.relative:
+        smallest, largest = enclose(fn, low, high)
+        least, most = sorted((abs(smallest), abs(largest)))
+        relative = (smallest > 0 or largest < 0) and most < MOST_DECADES * least
+        eps = eps / max(abs(smallest), abs(largest)) if relative else eps
+    found = fit.quick(fn, *hull, order.dtype, float(f"{eps:.2g}"), relative)  # two digits: equal questions meet a cache
+    if found is None:
+        raise PrecisionError(f"no anchor head was found for {fn.name} on [{low:g}, {high:g}]")
+    ends = np.sort(found.shape.potential.flat(np.array([low, high])))
+    edges = found.shape.potential.unflat(np.linspace(ends[0], ends[1], CELLS + 1))
+    return Table(fn.name, hull, found.weights, tuple(edges.tolist()))
+
+
+BUILDERS: dict[str, Builder] = {"anchor": AnchorBuilder()}

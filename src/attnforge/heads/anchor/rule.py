@@ -1,0 +1,91 @@
+"""How anchor heads err in a network: lemma A4 for the stored table and skip, and how errors that come in pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import Array
+from ...errors import CertificateError
+from ...functions.piecewise import clipped
+from ...functions.queries import Largest
+from ...programs.enclose import Range
+from ..rule import ApplyLocal, ApplyRule, Copies, Moved, Rule, Setting, first_cells, slopes_of
+from ..stored import StoredHeads
+from .bound import AnchorWeights, anchor_bound
+from .site import AnchorSite
+
+
+def weights_of(heads: StoredHeads) -> AnchorWeights:
+    """One head over anchors, as stored: its query is (y - centre, 1), its output one column; others are refused."""
+    if heads.scope != "memory" or heads.s.shape != (1,):
+        raise CertificateError(f"'{heads.purpose}' must be a head over memory slots that writes one column")
+    heads.expect("W_Q", np.array([[[1.0, 0.0]]]))
+    heads.require("W_O", heads.tables["W_O"], np.ones((1, 1, 1)))
+    query, keys = heads.table("b_Q", 1, 2), heads.tables["M_K"]
+    heads.require("b_Q", query[:, 1], np.ones(1))
+    skip = float(heads.only("S")[0, 0]), float(heads.s[0])
+    return AnchorWeights(keys[0, :, 0], keys[0, :, 1], heads.tables["M_V"][0, :, 0], -float(query[0, 0]), skip)
+
+
+class AnchorRule(ApplyRule):
+    """Heads over anchors are compared with the operation's function, continued beyond the closed ends of its domain."""
+
+    def local(self, site: AnchorSite, setting: Setting, heads: Sequence[StoredHeads]) -> ApplyLocal:
+        fn = self.function(site, setting)
+        target = clipped(fn)
+        low, high = setting.stretched(site.interval, fn)
+        if not low < high:
+            raise CertificateError(f"the heads of %{site.op} are meant for no interval: [{low:g}, {high:g}]")
+        edges = first_cells(target, low, high, np.array(site.edges))
+        different = {each.identity: each for each in heads}
+        found = [anchor_bound(weights_of(each), target, edges, setting.dtype) for each in different.values()]
+        profiles = []
+        for each in found:
+            order = np.argsort(each.low)
+            profiles.append(Largest(each.low[order], each.error[order]))
+        slopes = slopes_of(fn, first_cells(fn, low, high, np.array(site.edges)))
+        worst = max(found, key=lambda each: each.bound)
+        return ApplyLocal(((low, high),), worst.bound, worst.rounding, tuple(profiles), slopes=slopes)
+
+    def describe(self, site: AnchorSite, heads: Sequence[StoredHeads]) -> str:
+        weights = weights_of(heads[0])
+        warmth = kappa(weights.slope, weights.offset)
+        return "" if warmth is None else f"kappa {warmth:.3g}"
+
+    def anchors(self, heads: Sequence[StoredHeads]) -> int:
+        return int(heads[0].tables["M_K"].shape[1])
+
+    def copied(
+        self, site: AnchorSite, setting: Setting, local: Any, heads: Sequence[StoredHeads], copies: Copies,
+        ranges: list[Range], moved: Moved,
+    ) -> None:  # fmt: skip
+        """Separate rounding moves the argument; the linear part does not see it: its slope times as much more."""
+        for rho, (c,) in copies.heads:
+            moved.inputs[0][..., c, -1] += rho["query"][..., 0]
+            moved.extra[..., c] += abs(weights_of(heads[c]).skip[0]) * rho["query"][..., 0]
+            moved.broken[:] |= rho["query"][..., 1].any(-1)
+
+
+def kappa(slope: Array, offset: Array) -> float | None:
+    """The scale-free inverse temperature of a table of logits slope * y + offset, from the table alone.
+
+    Neighbouring logits cross half way between their anchors, so the distance of two crossings is the local spacing h,
+    and the slopes of neighbours differ by beta phi'' h: half their product is kappa (lemma A1).
+
+    >>> places = np.arange(5.0)
+    >>> round(kappa(2 * 0.3 * places, -0.3 * places**2), 6)
+    0.3
+    """
+    order = np.argsort(slope)
+    step = np.diff(slope[order])
+    if len(step) < 2 or not (step > 0).all():
+        return None
+    crossing = -np.diff(offset[order]) / step
+    found = 0.25 * (step[:-1] + step[1:]) * np.diff(crossing)
+    return float(np.median(found))
+
+
+RULES: dict[str, Rule] = {"anchor": AnchorRule()}

@@ -1,0 +1,222 @@
+"""What the error analysis asks of a head family, and what families share (section H of docs/theory.md).
+
+A `Rule` bounds the error of a site's stored heads on the arguments they may see, and says how errors pass through the
+site's operation. It reads stored tensors (`StoredHeads`), the operation of the program and the site; it never builds
+weights. Every rule of passing has two halves. *Passed*: how far the exact operation moves when its arguments do, linear
+in the parts of what comes in; where a bound is not linear (tanh), the parts are scaled so that they add up to it.
+*Added*: how far the heads are from the exact operation at the arguments they really see.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..certificates.rounding import TINY, unit, up
+from ..dtypes import Array
+from ..functions.queries import Largest, lipschitz, modulus, spread
+from ..functions.univariate import Univariate
+from ..programs.enclose import Range
+from ..programs.ops import Apply, Op
+from ..programs.program import Program
+from .site import Site, Span
+from .stored import StoredHeads
+
+Passed = tuple[Array, Array]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every rule may ask: the program, the dtype that computes, and how far beyond its interval (as a share of it)
+    a head is bounded, because trained weights may push arguments out."""
+
+    program: Program
+    dtype: torch.dtype
+    stretch: float = 0.0
+
+    @property
+    def u(self) -> float:
+        """The unit roundoff."""
+        return unit(self.dtype)
+
+    @property
+    def tiny(self) -> float:
+        """What underflow can take from a result."""
+        return TINY[self.dtype]
+
+    def op(self, site: Site) -> Op:
+        """The operation that a site carries out."""
+        return self.program.ops[site.op]
+
+    def stretched(self, interval: Span, fn: Univariate | None = None) -> Span:
+        """An interval made longer on both sides, as far as a function's domain allows."""
+        low, high = interval
+        more = self.stretch * (high - low)
+        wide_low, wide_high = low - more, high + more
+        if fn is not None:
+            for end in (fn.domain.lo, fn.domain.hi, *fn.domain.poles):
+                if end < low:
+                    wide_low = max(wide_low, 0.5 * (low + end))
+                if end > high:
+                    wide_high = min(wide_high, 0.5 * (high + end))
+        return wide_low, wide_high
+
+
+@dataclass(frozen=True)
+class Local:
+    """The certified error of one site's heads on the intervals they are bounded for; `total` is its largest value."""
+
+    intervals: tuple[Span, ...]
+    total: float
+    rounding: float
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Rounding of what the heads of a site read, where every coordinate of queries, keys and values is computed on its
+    own (the plain form): "query", "key", "value" -> (cell, token, coordinate), for each head with the channels that it
+    writes. `known` bounds all of it beforehand, "query" and "value" -> a number."""
+
+    heads: tuple[tuple[dict[str, Array], tuple[int, ...]], ...]
+    known: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """What `Copies` do to a site: errors of its inputs, which grow; errors of its result; cells where nothing holds."""
+
+    inputs: list[Array]
+    extra: Array
+    broken: Mask
+
+
+class Rule(ABC):
+    """The error analysis of one family."""
+
+    @abstractmethod
+    def local(self, site: Any, setting: Setting, heads: Sequence[StoredHeads]) -> Local:
+        """The error of the stored heads (of each channel, or of the site) against the operation itself."""
+
+    @abstractmethod
+    def passes(self, site: Any, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array]) -> Passed:
+        """Errors (cell, token, channel, source) passed on from the inputs, and (cell, token, channel) added."""
+
+    def defined(self, site: Any, setting: Setting, r: Range) -> tuple[Array, Array]:
+        """The range of an argument, as far as the operation is defined there."""
+        return r.low, r.high
+
+    def describe(self, site: Any, heads: Sequence[StoredHeads]) -> str:
+        """How warm or how sharp the heads are, for people."""
+        return ""
+
+    def anchors(self, heads: Sequence[StoredHeads]) -> int:
+        """The anchors of the site's table, if it has one."""
+        return 0
+
+    def written(self, reads: list[tuple[Array, Array]], skip: list[float], bias: float, once: bool) -> Array | None:
+        """A bound of what heads write, less the linear skip, where the family knows one that is better than what the
+        result's range less that of the skip says. `reads` are the ranges of the coordinates, `skip` their weights;
+        `once` says that all coordinates are the same column."""
+        return None
+
+    def loosened(self, site: Any, setting: Setting, heads: Sequence[StoredHeads], known: dict[str, float]) -> Local:
+        """`local` for heads whose coordinates err separately, queries by known["query"] and values by known["value"] at
+        most. Most families take such errors as errors of their arguments (`copied`) and need nothing here."""
+        return self.local(site, setting, heads)
+
+    def copied(self, site: Any, setting: Setting, local: Any, heads: Sequence[StoredHeads], copies: Copies,
+               ranges: list[Range], moved: Moved) -> None:  # fmt: skip
+        """What separate rounding of coordinates does; where a family has no rule for it, nothing is known."""
+        if any(part.any() for rho, _ in copies.heads for part in rho.values()):
+            moved.broken[:] = True
+
+
+def worst(e: Array, axis: int, among: Mask | None = None) -> Array:
+    """The parts of the largest total along an axis: they add up to the maximum, which a maximum of parts does not.
+
+    `among` picks the candidates; at least one must be left.
+    """
+    total = e.sum(-1)
+    if among is not None:
+        total = np.where(among, total, -1.0)
+    at = np.argmax(total, axis)
+    return np.take_along_axis(e, np.expand_dims(at, (axis, -1)), axis).squeeze(axis)
+
+
+def scaled(parts: Array, bound: Array) -> Array:
+    """Parts (..., source) made to add up to a bound (...) of what all of them do together."""
+    total = parts.sum(-1)
+    factor = np.where(total > 0, bound / np.where(total > 0, total, 1.0), 0.0)
+    return np.where(parts > 0, factor[..., None] * parts, 0.0) * (1 + (parts.shape[-1] + 8) * 2.0**-52)
+
+
+def weights_move(d: Array) -> Array:
+    """Total variation of a softmax whose logits move by at most d (A5)."""
+    return np.minimum(up(np.tanh(0.5 * d), 8), 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class ApplyLocal(Local):
+    """The error of heads for a univariate function: `profile` by cells of the interval, where it is known so finely,
+    and the slopes of the function itself, by cells."""
+
+    profile: tuple[Largest, ...] = ()
+    slopes: Largest = field(kw_only=True)
+
+    def over(self, low: Array, high: Array) -> Array:
+        """The error for arguments in [low, high]."""
+        if not self.profile:
+            return np.full(low.shape, self.total)
+        return np.maximum.reduce([part.over(low, high) for part in self.profile])
+
+
+class ApplyRule(Rule):
+    """Errors through a univariate function: times its slope, or, where that is unbounded, what its range allows."""
+
+    def defined(self, site: Any, setting: Setting, r: Range) -> tuple[Array, Array]:
+        """A range cut to the domain of the function that reads it: outside, the target is not defined."""
+        domain = self.function(site, setting).domain
+        low = np.clip(r.low, domain.lo, domain.hi)
+        return low, np.maximum(low, np.minimum(r.high, domain.hi))
+
+    def function(self, site: Site, setting: Setting) -> Univariate:
+        """What the site's operation applies."""
+        op = setting.op(site)
+        assert isinstance(op, Apply)
+        return op.function
+
+    def passes(self, site: Any, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array]) -> Passed:
+        (r,), (e,), fn = ranges, inputs, self.function(site, setting)
+        total = e.sum(-1)
+        widest = float(np.max(total)) * (1 + 2.0**-40)
+        low, high = self.defined(site, setting, r)
+        low, high = low - widest, high + widest
+        slope = local.slopes.over(low, high)
+        loose = modulus(fn, total)
+        steep = ~np.isfinite(slope) & ~np.isfinite(loose)
+        if steep.any():
+            loose[steep] = spread(fn, low[steep], high[steep])
+        most = np.minimum(np.where(total > 0, slope * np.where(total > 0, total, 1.0), 0.0), loose)
+        share = e / np.where(total > 0, total, 1.0)[..., None]
+        return np.where(e > 0, share * most[..., None], 0.0), local.over(low, high)
+
+
+def slopes_of(fn: Univariate, edges: Array) -> Largest:
+    """The slopes of a function on cells, for range queries."""
+    return Largest(edges[:-1], lipschitz(fn, edges[:-1], edges[1:]))
+
+
+def first_cells(fn: Univariate, low: float, high: float, inner: Array) -> Array:
+    """Edges of first cells on [low, high]: given ones, kinks on boundaries, crowded around kinks."""
+    knots = np.array([k for k in fn.knots if low < k < high])
+    # 27 cells on each side of a kink, each a quarter of the one before: down to 4^-27, below float64's resolution
+    crowd = [k + (end - k) * 4.0 ** -np.arange(1.0, 28.0) for k in knots for end in (low, high)]
+    places = np.concatenate([inner, knots, *crowd])
+    return np.unique(np.concatenate([[low], places[(places > low) & (places < high)], [high]]))

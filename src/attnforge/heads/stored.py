@@ -1,0 +1,163 @@
+"""The heads of a site as they are stored, read off the tensors of a layer: all that a bound may look at.
+
+Reading is strict. What a table holds outside of the columns that its site may read or write must be an exact 0, and
+everything must be finite; otherwise there is no certificate. So whatever was done to the weights since they were built
+(training, a cast, a changed entry, the state of another network), a bound speaks of what is there now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from ..dtypes import Array, stored
+from ..errors import CertificateError
+from ..network import AttentionLayer, Heads, Scope
+from .self_head import SelfSpec
+
+TABLES = ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "M_K", "M_V", "W_O")
+READING = ("W_Q", "W_K", "W_V")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the heads of a site (or of one of its channels) are: the group, its heads, and the columns of the layer's
+    state that they read and write, in the order of the site's own coordinates. A column may be read twice."""
+
+    group: int
+    first: int
+    heads: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredHeads:
+    """Some heads of a layer, one table after the other in float64: exactly the stored numbers.
+
+    Leading dimensions are heads, also where the group shares a table. `S` and `s` are the columns of the layer's linear
+    skip that the heads write. The rows of W_Q, W_K and W_V are all columns of the layer; `only` picks a site's own.
+    """
+
+    scope: Scope
+    causal: bool
+    purpose: str
+    tables: dict[str, Array]
+    S: Array
+    s: Array
+    reads: tuple[int, ...]
+
+    @classmethod
+    def read(cls, layer: AttentionLayer, place: Place) -> StoredHeads:
+        """The heads at a place, which must write nothing but their own columns."""
+        try:
+            group = layer.heads()[place.group]
+        except IndexError as error:
+            count = len(layer.groups)
+            raise CertificateError(f"the layer has {count} groups of heads, no group {place.group}") from error
+        own = slice(place.first, place.first + place.heads)
+        if own.stop > group.heads:
+            raise CertificateError(f"'{group.purpose}' has {group.heads} heads, not {own.stop}")
+        tables: dict[str, Array] = {}
+        for name in TABLES:
+            tensor = getattr(group, name)
+            if tensor is not None:
+                array = stored(tensor)
+                tables[name] = np.repeat(array, place.heads, 0) if len(array) == 1 else array[own]
+        writes = list(place.writes)
+        other = np.delete(tables["W_O"], writes, -1)
+        if other.any():
+            raise CertificateError(f"heads for '{group.purpose}' write columns that are not theirs: W_O was changed")
+        tables["W_O"] = tables["W_O"][..., writes]
+        S, s = skip_of(layer, tables["W_Q"].shape[1])
+        return cls(group.scope, group.causal, group.purpose, tables, S[:, writes], s[writes], place.reads)
+
+    def only(self, name: str, coordinates: Sequence[int] | None = None) -> Array:
+        """The rows of W_Q, W_K, W_V or S at some of the site's coordinates (all by default); others must be 0."""
+        table = self.S[None] if name == "S" else self.tables[name]
+        columns = [self.reads[i] for i in (range(len(self.reads)) if coordinates is None else coordinates)]
+        if np.delete(table, columns, 1).any():
+            raise CertificateError(f"{name} of '{self.purpose}' reads columns that are not its own: it was changed")
+        return table[0][columns] if name == "S" else table[:, columns]
+
+    def table(self, name: str, *shape: int) -> Array:
+        """A table, or zeros of a shape where the group has none."""
+        return self.tables[name] if name in self.tables else np.zeros(shape)
+
+    def require(self, name: str, found: Array, wanted: Array) -> None:
+        """Raise unless numbers are exactly what the family's lemma is about."""
+        if found.shape != wanted.shape or not np.array_equal(found, wanted):
+            raise CertificateError(f"{name} of '{self.purpose}' was changed: its lemma knows no such table")
+
+    def expect(self, name: str, own: Array) -> None:
+        """Raise unless a table that reads columns is exactly this one over the site's coordinates, and 0 elsewhere.
+
+        Columns that are read twice hold the sum, as they do where heads are placed in a layer.
+        """
+        found = self.tables[name]
+        wanted = np.zeros((len(own), found.shape[1], own.shape[2]))
+        np.add.at(np.moveaxis(wanted, 1, 0), list(self.reads[: own.shape[1]]), np.moveaxis(own, 1, 0))
+        self.require(name, found, np.repeat(wanted, len(found), 0) if len(wanted) == 1 else wanted)
+
+    def absent(self, *names: str) -> None:
+        """Raise unless the group has none of these tables, or only zeros in them."""
+        for name in names:
+            if name in self.tables and self.tables[name].any():
+                raise CertificateError(f"{name} of '{self.purpose}' was changed: its lemma knows no such table")
+
+    def self_spec(self) -> SelfSpec:
+        """The numbers of self heads with constant keys in the site's own coordinates.
+
+        A column that is read twice, as x and as y, stands for y in queries and for x in values and in the skip.
+        """
+        if self.scope != "self" or "W_K" in self.tables or "b_K" not in self.tables or "M_K" not in self.tables:
+            raise CertificateError(f"'{self.purpose}' must be heads over their own token and memory, with fixed keys")
+        h, _, k = self.tables["W_Q"].shape
+        v = self.tables["W_O"].shape[1]
+        query, value, skip = self.only("W_Q"), self.only("W_V"), self.only("S")
+        if len(set(self.reads)) < len(self.reads):
+            query, value, skip = query.copy(), value.copy(), skip.copy()
+            query[:, :-1], value[:, 1:], skip[1:] = 0.0, 0.0, 0.0
+        return SelfSpec(
+            W_Q=query, b_Q=self.table("b_Q", h, k), b_K=self.tables["b_K"], W_V=value, b_V=self.table("b_V", h, v),
+            M_K=self.tables["M_K"], M_V=self.tables["M_V"], W_O=self.tables["W_O"], S=skip, s=self.s,
+        )  # fmt: skip
+
+    def no_skip(self) -> None:
+        """Raise unless the linear skip leaves the written columns alone."""
+        self.require("S", self.S, np.zeros_like(self.S))
+        self.require("s", self.s, np.zeros_like(self.s))
+
+    def heads(self, query: Sequence[int], key: Sequence[int], value: Sequence[int], dtype: torch.dtype) -> Heads:
+        """The same heads over the site's own coordinates alone, each table reading only those it may."""
+        tables = {name: torch.from_numpy(array.copy()).to(dtype) for name, array in self.tables.items()}
+        for name, allowed in zip(READING, (query, key, value), strict=True):
+            if name in self.tables:
+                rows = np.zeros((len(self.tables[name]), len(self.reads), self.tables[name].shape[2]))
+                rows[:, list(allowed)] = self.only(name, allowed)
+                tables[name] = torch.from_numpy(rows).to(dtype)
+        return Heads(self.scope, causal=self.causal, purpose=self.purpose, **tables)
+
+    @cached_property
+    def identity(self) -> bytes:
+        """All numbers that a bound of the heads depends on: heads that share it share their bound."""
+        kept = [self.only(name) if name in READING else array for name, array in sorted(self.tables.items())]
+        return b"|".join(np.ascontiguousarray(x).tobytes() for x in (*kept, self.only("S"), self.s))
+
+
+def skip_of(layer: AttentionLayer, columns: int) -> tuple[Array, Array]:
+    """The stored linear skip of a layer and its bias, zeros where there is none."""
+    width = layer.S.shape[-1] if layer.S is not None else layer.heads()[0].W_O.shape[-1]
+    S = np.zeros((columns, width)) if layer.S is None else stored(layer.S)
+    return S, np.zeros(width) if layer.s is None else stored(layer.s)
+
+
+def refuse_endless(module: torch.nn.Module) -> None:
+    """Raise `CertificateError` on weights that are not finite, wherever they are: 0 times infinity is not 0."""
+    broken = [name for name, tensor in module.state_dict().items() if not bool(torch.isfinite(tensor).all())]
+    if broken:
+        raise CertificateError(f"no bound holds for weights that are not finite: {', '.join(broken)}")

@@ -1,0 +1,349 @@
+"""How operations on whole tokens and between tokens err in a network (sections A5, D and H of docs/theory.md).
+
+Keys, values and projections of these heads are selections, scaled at most; what a lemma takes for granted is required
+of the stored tables entry by entry, and what is a number (a scale, a mask, a sharpness, log weights) is read from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...certificates.rounding import EXP_ULPS, gamma, up
+from ...dtypes import Array, stored
+from ...errors import CertificateError
+from ...network import Heads
+from ...programs.enclose import RULES as ENCLOSURES
+from ...programs.enclose import Range
+from ...programs.ops import Attention, MaxTokens, Mix, Op, Softmax
+from ..rule import Copies, Local, Moved, Passed, Rule, Setting, scaled, weights_move, worst
+from ..stored import StoredHeads
+from .bound import DEAD, fixed_terms, peak_error, sharpnesses
+from .site import AttentionSite, MaxSite, MixSite, SoftmaxSite
+
+
+def _op(site: Any, setting: Setting, kind: type[Op]) -> Any:
+    op = setting.op(site)
+    if not isinstance(op, kind):
+        raise CertificateError(f"operation %{site.op} is {op.word}, its heads are for {kind.__name__.lower()}")
+    return op
+
+
+class SoftmaxRule(Rule):
+    """Softmax over channels: a query of all channels against the identity as keys and values."""
+
+    def local(self, site: SoftmaxSite, setting: Setting, heads: Sequence[StoredHeads]) -> Local:
+        width = _op(site, setting, Softmax).width
+        (own,), eye = heads, np.eye(width)[None]
+        if own.scope != "memory":
+            raise CertificateError(f"'{own.purpose}' must be a head over memory slots")
+        own.expect("W_Q", eye)
+        for name in ("M_K", "M_V", "W_O"):
+            own.require(name, own.tables[name], eye)
+        own.absent("b_Q")
+        own.no_skip()
+        low, high = site.interval
+        error = float(self._rounding(setting, width, np.array(high - low), np.array(1.0)))
+        return Local(((low, high),), error, error)
+
+    def _rounding(self, setting: Setting, width: int, reach: Array, weight: Array) -> Array:
+        """What evaluating a softmax costs a weight: shifted logits err by u reach, the exponential by its units, sum
+        and quotient by `width` + 3 roundings, underflow by `tiny`; selections cost nothing."""
+        u = setting.u
+        d = up(u * reach + EXP_ULPS * u)
+        moved = np.minimum(up(weight * np.expm1(2 * d), 8), weights_move(d))
+        return up(moved + gamma(width + 3, u) * (weight + moved) + 4 * width * setting.tiny, 8)
+
+    def passes(
+        self, site: SoftmaxSite, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array]
+    ) -> Passed:
+        """Logits that err by at most d change p_i by at most p_i (e^2d - 1), and by at most tanh(d/2)."""
+        (z,), (e,), op = ranges, inputs, setting.op(site)
+        weight = ENCLOSURES[type(op)](op, ranges, z.low, z.high).high
+        parts, total = worst(e, 2), e.sum(-1)
+        d = up(parts.sum(-1), parts.shape[-1] + 4)[..., None]
+        with np.errstate(over="ignore"):
+            moved = np.minimum(up(weight * np.expm1(2 * d), 8), weights_move(d))
+        passed = scaled(np.broadcast_to(parts[:, :, None], e.shape), moved)
+        reach = np.max(z.high + total, -1, keepdims=True) - np.min(z.low - total, -1, keepdims=True)
+        return passed, self._rounding(setting, op.width, up(reach), np.minimum(weight + moved, 1.0))
+
+    def copied(
+        self, site: SoftmaxSite, setting: Setting, local: Any, heads: Sequence[StoredHeads], copies: Copies,
+        ranges: list[Range], moved: Moved,
+    ) -> None:  # fmt: skip
+        ((rho, _),) = copies.heads
+        moved.inputs[0][..., -1] += rho["query"]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionLocal(Local):
+    """How the stored head differs from the operation: its scale, and the mask that ships, (query, key) or None.
+
+    `stretch` is how much larger the stored scale is, `drift` (a share of the content) and `offset` (query, key) how far
+    scale and mask are off beyond one rounding each, which every bound here counts anyway.
+    """
+
+    scale: float
+    mask: Array | None
+    stretch: float
+    drift: float
+    offset: Array
+
+
+class AttentionRule(Rule):
+    """softmax(s q.k + m) v. Logits err by d_ij = |s| sum (|q_i| e_kj + |k_j + e_kj| e_qi), the weights of token i by
+    tanh(max_j d_ij / 2) in total variation, so the result by that times the spread of v, and by max_j e_vj.
+
+    The mask is the product of one-hot positions with its rows, and joins q and k as further channels. Hidden tokens
+    must lie so far below the best visible one that their exponential is an exact 0; else nothing is certified.
+    """
+
+    def local(self, site: AttentionSite, setting: Setting, heads: Sequence[StoredHeads]) -> AttentionLocal:
+        op = _op(site, setting, Attention)
+        (own,) = heads
+        scale, mask = self._stored(site, setting, own, op)
+        tokens, u = setting.program.tokens, setting.u
+        exact = op.logit_mask(tokens)
+        visible = exact > -site.omega
+        if not visible.any(1).all():
+            raise CertificateError(f"the mask of %{site.op} hides every token from some token")
+        shipped = np.zeros((tokens, tokens)) if mask is None else mask
+        off = np.where(visible, np.abs(shipped - np.where(visible, exact, 0.0)) * (1 + 2.0**-50), 0.0)
+        beyond = np.maximum(off - u * np.abs(np.where(visible, exact, 0.0)), 0.0)
+        ratio = abs(scale / op.scale) if op.scale else (1.0 if scale == 0 else math.inf)
+        drift = max(abs(scale - op.scale) / abs(op.scale) * (1 + 2.0**-50) - u, 0.0) if op.scale else 0.0
+        if not math.isfinite(ratio):
+            raise CertificateError(f"the scale of %{site.op} is 0 and that of its heads is not")
+        stretch = max(1.0, ratio / (1 + 2 * u)) * (1 + (2.0**-50 if ratio > 1 + 2 * u else 0.0))
+        about = AttentionLocal(site.intervals, 0.0, 0.0, scale, mask, stretch, drift, beyond)
+        query, key, value = (np.full((1, tokens, 1), max(abs(a), abs(b))) for a, b in site.intervals)
+        logit = abs(op.scale) * stretch * site.width * query * key.transpose(0, 2, 1)
+        offset = np.where(visible, np.abs(np.where(visible, exact, 0.0)), 0.0)
+        d = np.where(visible, self._logits(setting, about, logit, offset, site.width + 2), 0.0).max(-1)[..., None]
+        low, high = site.intervals[2]
+        error = float(np.max(self._reading(setting, d, high - low, value[:, :1])))
+        return AttentionLocal(site.intervals, error, error, scale, mask, stretch, drift, beyond)
+
+    def _stored(
+        self, site: AttentionSite, setting: Setting, own: StoredHeads, op: Attention
+    ) -> tuple[float, Array | None]:
+        """The scale and the mask of the stored head; everything else must be selections."""
+        query, key, value, *positions = (setting.program.ops[j].width for j in site.operands(setting.program))
+        tokens = setting.program.tokens
+        if own.scope != "tokens" or own.causal != op.causal or query != key or query != site.width:
+            raise CertificateError(f"'{own.purpose}' must be a head over tokens, causal as its operation is")
+        n = tokens if positions else 0
+        rows, width = query + key + value + n, query + n
+        if own.tables["W_Q"].shape[2] != width or own.tables["W_O"].shape[1:] != (value, value):
+            raise CertificateError(f"'{own.purpose}' has queries or values of another width than its operation")
+        scale = float(own.tables["W_Q"][0, own.reads[0], 0])
+        wanted_q, wanted_k, wanted_v = (np.zeros((1, rows, w)) for w in (width, width, value))
+        wanted_q[0, :query, :query] = scale * np.eye(query)
+        wanted_k[0, query : query + key, :key] = np.eye(key)
+        wanted_v[0, query + key : query + key + value] = np.eye(value)
+        mask: Array | None = None
+        if n:
+            mask = own.tables["W_K"][0][list(own.reads[-n:]), query:].T.copy()
+            wanted_q[0, -n:, query:], wanted_k[0, -n:, query:] = np.eye(n), mask.T
+        own.expect("W_Q", wanted_q)
+        own.expect("W_K", wanted_k)
+        own.expect("W_V", wanted_v)
+        own.require("W_O", own.tables["W_O"], np.eye(value)[None])
+        own.absent("b_Q", "b_K", "b_V", "M_K", "M_V")
+        if "M_K" in own.tables:
+            raise CertificateError(f"'{own.purpose}' must have no memory slots")
+        own.no_skip()
+        return scale, mask
+
+    def _logits(self, setting: Setting, local: AttentionLocal, content: Array, offset: Array, terms: int) -> Array:
+        """How far computed logits (cell, query, key) are from the exact ones of the same queries and keys.
+
+        `content` bounds |scale| sum |q| |k|, `offset` is |mask|. An inner product in any order, the rounded scale and
+        mask, and, for the softmax, the difference to the largest logit and the exponential.
+        """
+        u = setting.u
+        size = content + offset
+        largest = size.max(-1, keepdims=True)
+        rounding = (gamma(terms, u) + 2 * u) * size + 2 * u * (size + largest) + EXP_ULPS * u
+        return up(rounding + local.drift * content + local.offset, 16)
+
+    def _reading(self, setting: Setting, d: Array, spread: Array | float, value: Array) -> Array:
+        """What evaluating a head over n tokens adds: weights off by logits, their sum, and the sum over values."""
+        n, tiny = setting.program.tokens, setting.tiny
+        return up(weights_move(d) * spread + gamma(2 * n + 4, setting.u) * value + 4 * n * tiny * (1 + value), 8)
+
+    def passes(
+        self, site: AttentionSite, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array]
+    ) -> Passed:
+        op = _op(site, setting, Attention)
+        value, e_v = ranges[2], inputs[2]
+        q, e_q = abs(op.scale) * ranges[0].size, abs(op.scale) * inputs[0]
+        k, e_k = ranges[1].size, inputs[1]
+        tokens, width, mask = value.low.shape[1], q.shape[-1], local.mask
+        content = np.einsum("cik,cjk->cij", q + e_q.sum(-1), k + e_k.sum(-1)) * (1 + (width + 16) * 2.0**-52)
+        content = content * local.stretch
+        terms = width + 2
+        if mask is not None:
+            e_p = inputs[3]
+            e_row = np.einsum("cjts,pt->cjps", e_p, np.abs(mask))
+            q, k = _wider(q, np.eye(tokens)), _wider(k, np.abs(mask).T)
+            e_q, e_k = np.concatenate([e_q, e_p], 2), np.concatenate([e_k, e_row], 2)
+            terms += 2 * tokens if e_p.any() else 1
+        parts = np.einsum("cik,cjks->cijs", q, e_k) + np.einsum("cjk,ciks->cijs", k + e_k.sum(-1), e_q)
+        parts *= 1 + (2 * q.shape[-1] + parts.shape[-1] + 8) * 2.0**-52
+        exact_mask = op.logit_mask(tokens)
+        visible = exact_mask > -site.omega
+        offset = np.where(visible, exact_mask, 0.0)
+        rounding = self._logits(setting, local, content, np.abs(offset), terms)
+        moving = worst(parts, 2, visible)
+        d = up(moving.sum(-1), parts.shape[-1] + 4)[..., None]
+        shown = visible[None, :, :, None]
+        high = np.where(shown, value.high[:, None], -np.inf).max(2)
+        low = np.where(shown, value.low[:, None], np.inf).min(2)
+        spread = up(high - low)
+        moved = np.broadcast_to(moving[:, :, None], (*spread.shape, parts.shape[-1]))
+        passed = scaled(moved, weights_move(d) * spread)
+        wide = np.broadcast_to(e_v[:, None], (len(e_v), tokens, *e_v.shape[1:]))
+        passed = passed + worst(wide, 2, shown)
+        size = np.where(shown, (value.size + e_v.sum(-1))[:, None], 0.0).max(2)
+        own = np.where(visible, rounding, 0.0).max(-1)[..., None]
+        added = self._reading(setting, own, spread + 2 * e_v.sum(-1).max(1)[:, None], size)
+        hidden = ~visible & (np.tril(np.ones((tokens, tokens), dtype=bool)) if op.causal else True)
+        if hidden.any():
+            if mask is None:
+                return passed, np.full_like(added, np.inf)
+            deepest = float(np.abs(mask).max())
+            slip = content + parts.sum(-1) + 4 * gamma(terms + 4, setting.u) * (content + deepest)
+            above = np.where(hidden, slip + mask, -np.inf).max(-1)
+            best = np.where(visible, mask - slip, -np.inf).max(-1)
+            added = np.where((above + DEAD[setting.dtype] < best)[..., None], added, np.inf)
+        return passed, added
+
+    def copied(
+        self, site: AttentionSite, setting: Setting, local: Any, heads: Sequence[StoredHeads], copies: Copies,
+        ranges: list[Range], moved: Moved,
+    ) -> None:  # fmt: skip
+        ((rho, _),) = copies.heads
+        width, scale = site.width, abs(local.scale) * (1 - 2 * setting.u)
+        moved.inputs[0][..., -1] += rho["query"][..., :width] / scale
+        moved.inputs[1][..., -1] += rho["key"][..., :width]
+        moved.inputs[2][..., -1] += rho["value"]
+        moved.broken[:] |= rho["query"][..., width:].any((1, 2)) | rho["key"][..., width:].any((1, 2))
+
+
+def _wider(x: Array, more: Array) -> Array:
+    return np.concatenate([x, np.broadcast_to(more, (len(x), *more.shape))], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class MixLocal(Local):
+    """The stored heads over the columns of data and, where they are read, positions."""
+
+    heads: Heads
+
+
+class MixRule(Rule):
+    """|M| e; where positions do not arrive exactly (after training), what that does to the weights of the heads."""
+
+    def local(self, site: MixSite, setting: Setting, heads: Sequence[StoredHeads]) -> MixLocal:
+        op = _op(site, setting, Mix)
+        (own,), low, high = heads, *site.interval
+        if own.scope != "tokens" or "W_V" not in own.tables:
+            raise CertificateError(f"'{own.purpose}' must be heads over tokens")
+        own.no_skip()
+        every = range(len(own.reads))
+        found = own.heads(every, every, every, setting.dtype)
+        terms = fixed_terms(found, op.matrix, op.width, low, high)
+        rounding = math.fsum(t.value for t in terms if t.source == "rounding")
+        return MixLocal(((low, high),), float(up(math.fsum(t.value for t in terms))), rounding, found)
+
+    def passes(self, site: MixSite, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array]) -> Passed:
+        op = _op(site, setting, Mix)
+        passed = np.einsum("ij,cjks->ciks", np.abs(op.matrix), inputs[0]) * (1 + (len(op.matrix) + 4) * 2.0**-52)
+        if len(inputs) > 1 and inputs[1].any():
+            size = (ranges[0].size + inputs[0].sum(-1)).max(1, keepdims=True)
+            passed = passed + self._moved_positions(setting, op, local.heads, inputs[1], size)
+        return passed, np.full(passed.shape[:-1], local.total)
+
+    def _moved_positions(self, setting: Setting, op: Mix, heads: Heads, e: Array, size: Array) -> Array:
+        """How far a fixed mixing of values of at most `size` moves when one-hot positions err by e.
+
+        Head h has logits p_i . (p_j L) and p_i . sink. They err by d, rounding of what is no longer one-hot included;
+        its values lie among [-size, size] and 0, so its result moves by 2 tanh(d/2) size times its gain.
+        """
+        keys, sinks = stored(heads.W_K[:, op.width :]), stored(heads.M_K[:, 0])
+        gains = np.abs(stored(heads.W_O)).max((1, 2))
+        n, total = len(op.matrix), e.sum(-1)
+        out = np.zeros((*e.shape[:2], op.width, e.shape[-1]))
+        for key, sink, gain in zip(np.abs(keys), np.abs(sinks), gains, strict=True):
+            row = np.einsum("cjts,tp->cjps", e, key)  # of the keys
+            tokens = np.einsum("cjps,ip->cijs", row, np.eye(n)) + np.einsum("cjp,cips->cijs", key + row.sum(-1), e)
+            parts = worst(np.concatenate([tokens, np.einsum("p,cips->cis", sink, e)[:, :, None]], 2), 2)
+            largest = max(float(key.max()), float(sink.max())) * (1 + total.sum(-1).max(1, keepdims=True)) ** 2
+            slip = 4 * gamma(2 * n + 4, setting.u) * largest[..., None] * np.ones_like(total[..., :1])
+            parts[..., -1] += slip[..., 0]
+            moved = 2 * gain * weights_move(up(parts.sum(-1), 64 + 8 * n))[..., None] * size
+            out += scaled(np.broadcast_to(parts[:, :, None], out.shape), moved)
+        return out * (1 + (8 * n + 64) * 2.0**-52)
+
+    def copied(
+        self, site: MixSite, setting: Setting, local: Any, heads: Sequence[StoredHeads], copies: Copies,
+        ranges: list[Range], moved: Moved,
+    ) -> None:  # fmt: skip
+        rhos = [rho for rho, _ in copies.heads]
+        moved.inputs[0][..., -1] += np.max([rho["value"] for rho in rhos], 0)
+        for rho in rhos:
+            moved.broken[:] |= rho["query"].any((1, 2)) | rho["key"].any((1, 2))
+
+
+@dataclass(frozen=True)
+class MaxLocal(Local):
+    """The smallest sharpness of the stored heads."""
+
+    sharpness: float
+
+
+class MaxRule(Rule):
+    """The maximum moves by at most what the token that moves most does."""
+
+    def local(self, site: MaxSite, setting: Setting, heads: Sequence[StoredHeads]) -> MaxLocal:
+        op = _op(site, setting, MaxTokens)
+        (own,), (low, high) = heads, site.interval
+        own.no_skip()
+        own.absent("M_K", "M_V", "b_K", "b_V")
+        every = range(len(own.reads))
+        betas = sharpnesses(own.heads(every, every, every, setting.dtype), op.width, 1.0)
+        tokens, u, tiny = setting.program.tokens, setting.u, setting.tiny
+        leak, rounding = max((peak_error(tokens, beta, low, high, u, tiny) for beta in set(betas)), key=sum)
+        return MaxLocal(((low, high),), float(up(leak + rounding)), rounding, min(betas))
+
+    def passes(self, site: MaxSite, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array]) -> Passed:
+        (e,) = inputs
+        passed = np.broadcast_to(worst(e, 1)[:, None], e.shape).copy()
+        return passed, np.full(e.shape[:-1], local.total)
+
+    def describe(self, site: MaxSite, heads: Sequence[StoredHeads]) -> str:
+        return f"sharpness {site.sharpness:.3g}"
+
+    def copied(
+        self, site: MaxSite, setting: Setting, local: Any, heads: Sequence[StoredHeads], copies: Copies,
+        ranges: list[Range], moved: Moved,
+    ) -> None:  # fmt: skip
+        for rho, (c,) in copies.heads:
+            key = rho["key"][..., 0] / local.sharpness
+            moved.inputs[0][..., c, -1] += key
+            moved.extra[..., c] += (key + rho["value"][..., 0]).max(-1, keepdims=True)  # of all tokens looked at
+            moved.broken[:] |= rho["query"].any((1, 2))
+
+
+RULES: dict[str, Rule] = {
+    "softmax": SoftmaxRule(),
+    "mix": MixRule(),
+    "max": MaxRule(),
+    "attention": AttentionRule(),
+}
