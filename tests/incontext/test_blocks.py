@@ -14,9 +14,11 @@ from attnforge.census import purity
 from attnforge.errors import ArgumentError
 from attnforge.heads.anchor.head import AnchorHead
 from attnforge.incontext.blocks import Block, Lean, Momentum, frozen
-from attnforge.incontext.certificate import aggregation_error, prediction_error
-from attnforge.incontext.heads import EDGE, LinearRead, evens, levels, pairs
-from attnforge.incontext.spectrum import curvature_bound, enclosure
+from attnforge.incontext.extrapolation import aggregation_error, evens, levels, pairs, prediction_error
+from attnforge.incontext.heads import LinearRead
+from attnforge.incontext.losses import EDGE
+from attnforge.incontext.problem import enclosure
+from attnforge.incontext.prompt import curvature_bound
 from attnforge.network import AttentionLayer, AttentionOnly, Heads
 
 LOSSES = ("linear", "logistic", "softmax", "poisson", "huber", "anchors")

@@ -14,35 +14,31 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .batch import in_context
     from .blocks import Block, Momentum, frozen
     from .certificate import ConvergenceCertificate, depth_for
-    from .glm import PoissonRegressor
-    from .huber import HuberRegressor
+    from .generalised import HuberRegressor, LogisticRegression, PoissonRegressor
     from .kernel import KernelRegressor
-    from .lasso import ElasticNet, Lasso
-    from .linear import LinearRegression, Ridge
-    from .logistic import LogisticRegression
+    from .linear import ElasticNet, Lasso, LinearRegression, Ridge
     from .prompt import Scaling
-    from .solver import Run, run
+    from .solver import Run, in_context, run
 
 _LAZY = {
     "Block": ".blocks",
     "ConvergenceCertificate": ".certificate",
-    "ElasticNet": ".lasso",
-    "HuberRegressor": ".huber",
+    "ElasticNet": ".linear",
+    "HuberRegressor": ".generalised",
     "KernelRegressor": ".kernel",
-    "Lasso": ".lasso",
+    "Lasso": ".linear",
     "LinearRegression": ".linear",
-    "LogisticRegression": ".logistic",
+    "LogisticRegression": ".generalised",
     "Momentum": ".blocks",
-    "PoissonRegressor": ".glm",
+    "PoissonRegressor": ".generalised",
     "Ridge": ".linear",
     "Run": ".solver",
     "Scaling": ".prompt",
     "depth_for": ".certificate",
     "frozen": ".blocks",
-    "in_context": ".batch",
+    "in_context": ".solver",
     "run": ".solver",
 }
 

@@ -1,7 +1,7 @@
 """One step of gradient descent as a block of attention layers, frozen: the data and the step size are in the prompt.
 
-A block is ordinary `AttentionLayer`s over one sequence of tokens (`layout`): K state tokens, data tokens, penalty
-tokens.
+A block is ordinary `AttentionLayer`s over one sequence of tokens (`heads.Channels`): K state tokens, data tokens,
+penalty tokens.
 
     layer 1   tokens attend to the state:    r_i = read(w.x_i) - y_i                                  (F1, C2)
     layer 2   (Huber) a ramp on each r_i by a gate of three slots                                     (B2)
@@ -18,12 +18,10 @@ With v_i = (step size) (sample weight) x_i the block takes a gradient step, what
 prompt, and so are penalties and thresholds. Weights depend on the loss, the number of columns, the momentum and the
 dtype: not on data, not even on their number.
 
-The same tables without what the masks hide: data tokens against state tokens, never data against data.
-
 `Block` as a map of sequences costs n^2 logits a head, and all but n of them belong to masked pairs, whose weights are
-exact zeros. `Lean` reads the block's own tables and evaluates the rest: the cost of a step is linear in n, and so is
-its memory. Products are taken through the few state tokens first, (Z W_Q) K^T = Z (W_Q K^T), and over the channels
-that a table reads.
+exact zeros. `Lean` reads the block's own tables and evaluates the rest, data tokens against state tokens and never data
+against data: the cost of a step is linear in n, and so is its memory. Products are taken through the few state tokens
+first, (Z W_Q) K^T = Z (W_Q K^T), and over the channels that a table reads.
 """
 
 from __future__ import annotations
@@ -36,13 +34,15 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, closest
+from ..errors import ArgumentError
 from ..heads.anchor.head import AnchorHead
 from ..network import AttentionLayer, AttentionOnly, Heads
-from .heads import Channels, aggregation, anchored, mean_square, prediction, ramp, shipped, skip, soft_threshold
+from .extrapolation import built
+from .heads import Channels, aggregation, anchored, mean_square, prediction, ramp, soft_threshold
+from .losses import Loss, named
 
-Loss = Literal["linear", "logistic", "softmax", "poisson", "huber", "anchors"]
 Kind = Literal["plain", "heavy ball", "nesterov"]
+BLOCKS = 256  # frozen blocks that are kept: more than the classes of condition numbers times the losses in use at once
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ class Block(nn.Module):
     >>> block(Z).shape == Z.shape
     True
 
-    `loss="anchors"` needs `derivative`, a fitted head for the loss's derivative. `lean.Lean` evaluates the same tables
-    without the pairs of tokens whose weights the masks make exact zeros.
+    `loss` is a loss or its name; "anchors" needs `derivative`, a fitted head for its derivative. `Lean` evaluates the
+    same tables without the pairs of tokens whose weights the masks make exact zeros.
     """
 
     def __init__(
         self,
-        loss: Loss,
+        loss: Loss | str,
         d: int,
         momentum: Momentum,
         *,
@@ -100,17 +100,15 @@ class Block(nn.Module):
         derivative: AnchorHead | None = None,
     ):
         super().__init__()
-        if loss not in get_args(Loss):
-            known = get_args(Loss)
-            raise ArgumentError(f"unknown loss {loss!r}{closest(str(loss), known)}; known: {', '.join(known)}")
+        loss = named(loss)
         if shrink and momentum.kind == "heavy ball":
             raise ArgumentError("a soft threshold goes with momentum 'plain' or 'nesterov'")
-        if (loss == "anchors") != (derivative is not None):
+        if loss.fitted != (derivative is not None):
             raise ArgumentError("loss='anchors' and derivative=... go together: the head is the loss's derivative")
-        if classes > 1 and loss not in ("softmax", "logistic"):
-            raise ArgumentError(f"several state tokens are for logistic losses; put {loss!r} targets into a batch")
-        self.loss, self.momentum, self.channels = loss, momentum, Channels(d, classes, shrink, loss == "huber")
-        self.body = AttentionOnly(_layers(self, shipped(dtype), derivative))
+        if classes > 1 and not loss.classes:
+            raise ArgumentError(f"several state tokens are for logistic losses; put {loss.name!r} targets into a batch")
+        self.loss, self.momentum, self.channels = loss, momentum, Channels(d, classes, shrink, loss.clipped)
+        self.body = AttentionOnly(_layers(self, built(dtype), derivative))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,7 +129,7 @@ class Block(nn.Module):
         at, generator = self.channels, torch.Generator().manual_seed(0)
         sizes = ((at.classes, at.d), (5, at.d), (5, at.d), (5, at.classes), (2, at.d), (2, at.d), (1, at.d))
         w, x, v, y, px, pv, t = (0.1 * torch.rand(s, generator=generator).to(self.dtype) for s in sizes)
-        penalties = at.data(px, pv, px.new_zeros(2, at.classes), "data" if self.loss == "linear" else "pen")
+        penalties = at.data(px, pv, px.new_zeros(2, at.classes), "data" if self.loss.quadratic else "pen")
         data = at.data(x, v, y)
         if at.robust:
             data[..., at.part("q")] = 1 / len(data)
@@ -140,22 +138,20 @@ class Block(nn.Module):
 
 def _layers(block: Block, dtype: torch.dtype, derivative: AnchorHead | None) -> list[AttentionLayer]:
     loss, at, beta = block.loss, block.channels, block.momentum.beta
-    table = lambda changes: torch.from_numpy(skip(at, changes)).to(dtype)  # noqa: E731
     read = prediction(loss, at, dtype)
-    label = {("r", "r"): 0.0} if loss == "huber" else {("y", "r"): -1.0}
+    label = {("r", "r"): 0.0} if loss.clipped else {("y", "r"): -1.0}
+    to, step = {"p": -1.0}, {("p", "p"): 1 + beta, ("a", "p"): -beta, ("p", "a"): 1.0}
     if at.shrink:
-        to, step = {"p": -1.0}, {}
-    elif block.momentum.kind == "heavy ball":
-        to, step = {"p": -1.0}, {("p", "p"): 1 + beta, ("a", "p"): -beta, ("p", "a"): 1.0}
-    else:
-        to, step = {"p": -1 - beta, "a": -1.0}, {("p", "p"): 1 + beta, ("a", "p"): -beta, ("p", "a"): 1.0}
+        step = {}  # the last layer takes it
+    elif block.momentum.kind != "heavy ball":
+        to = {"p": -1 - beta, "a": -1.0}
     layers = []
-    if loss == "linear":
+    if loss.quadratic:
         gather = aggregation(at, dtype, to, keyed="data", native=True)
-        layers.append(AttentionLayer([read, gather], S=table(label | step)))
+        layers.append(AttentionLayer([read, gather], S=at.skip(label | step, dtype)))
     else:
-        layers.append(AttentionLayer([read], S=table(label)))
-        if loss == "huber":
+        layers.append(AttentionLayer([read], S=at.skip(label, dtype)))
+        if loss.clipped:
             layers.append(ramp(at, dtype))
         if derivative is not None:
             layers.append(anchored(at, derivative, dtype))
@@ -163,15 +159,14 @@ def _layers(block: Block, dtype: torch.dtype, derivative: AnchorHead | None) -> 
         if at.robust:  # the scale of the residuals, read beside the step
             groups.append(mean_square(at, dtype))
             step = step | {("m", "m"): 0.0}
-        layers.append(AttentionLayer(groups, S=table(step)))
+        layers.append(AttentionLayer(groups, S=at.skip(step, dtype)))
     if at.shrink:
         layers.append(soft_threshold(at, beta, dtype))
     return layers
 
 
-@functools.lru_cache(maxsize=256)
 def frozen(
-    loss: Loss,
+    loss: Loss | str,
     kind: Kind,
     doublings: int,
     d: int,
@@ -180,6 +175,11 @@ def frozen(
     shrink: bool = False,
 ) -> Block:
     """The block for condition numbers up to 2**doublings; the same object for everyone who asks."""
+    return _frozen(named(loss), kind, doublings, d, classes, dtype, shrink)
+
+
+@functools.lru_cache(maxsize=BLOCKS)
+def _frozen(loss: Loss, kind: Kind, doublings: int, d: int, classes: int, dtype: torch.dtype, shrink: bool) -> Block:
     block = Block(loss, d, Momentum.optimal(kind, 2.0**doublings), classes=classes, dtype=dtype, shrink=shrink)
     return block.eval().requires_grad_(False)
 
@@ -280,7 +280,7 @@ class Lean:
         self.label = first.S[:, self.r] if first.S is not None else None
         between = [layer for layer in layers if layer.heads()[0].purpose in ("ramp", "derivative")]
         self.between = [Scalar(layer, self.r.start) for layer in between]
-        self.gather = FewAskMany(groups["aggregation"][0], constant=block.loss == "linear")
+        self.gather = FewAskMany(groups["aggregation"][0], constant=block.loss.quadratic)
         self.penalty = FewAskMany(groups["penalty"][0], constant=True) if "penalty" in groups else None
         self.square = FewAskMany(groups["mean square"][0], constant=False) if "mean square" in groups else None
         assert groups["aggregation"][1].S is not None
@@ -315,7 +315,7 @@ class Lean:
         return self.square(state, data)[..., self.at.part("m")]
 
     def __call__(self, state: Tensor, data: Tensor, penalties: Tensor | None = None) -> Tensor:
-        if self.block.loss != "linear":
+        if not self.block.loss.quadratic:
             data[..., self.r] = self.residuals(state, data)
         out = state @ self.step + self.gather(state, data)
         if penalties is not None:

@@ -1,36 +1,36 @@
-"""How far the weights of a run can be from the optimum: what is left of the start, and what every step adds (F4).
+"""From a run that was made to its certificate: how far its weights can be from the optimum (F4).
 
 Lemmas F4a (no momentum), F4b (heavy ball) and F4c (Nesterov's scheme, with or without a soft threshold) of
-docs/theory.md bound ||w_T - w*|| by growth rho^T ||w_0 - w*|| + amplification e. `audit` finds rho, e and ||w_0 - w*||
-for a run that was made; this module holds the result.
-
-From a run that was made to its certificate: every step is compared with the exact step on the user's data.
+docs/theory.md bound ||w_T - w*|| by growth rho^T ||w_0 - w*|| + amplification e: what is left of the start, and what
+every step adds.
 
 A run is its weights w_0, ..., w_T, numbers that exist. Between two of them lies one application of the network, and the
 exact gradient step from the first is known up to a bound of its own rounding (`Problem.gradient_error`); the difference
-is what that step erred by, whatever the network did and however the prompt was rounded. The largest of them is e of
-lemma F4. What else the lemma needs, curvatures that hold wherever the run has been and an optimum that lies there, is
-checked on a ball around w_T; what cannot be shown is the `reason` of a calibrated certificate.
+is what that step erred by, whatever the network did and however the prompt was rounded. The largest of them is e. What
+else the lemmas need, curvatures that hold wherever the run has been and an optimum that lies there, is checked on a
+ball around w_T; what cannot be shown is the `reason` of a calibrated certificate.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
 
 from ..certificates.certificate import upper_text
-from ..certificates.rounding import UNIT
-from ..dtypes import Array
+from ..certificates.rounding import gamma, unit
+from ..dtypes import Array, dtype_name
 from ..errors import ArgumentError
-from .heads import LOG_SINK, levels, pairs
-from .problem import Mask, Problem
-from .spectrum import enclosure
+from .extrapolation import prediction_error
+from .losses import EDGE, LOSSES, U
+from .problem import Mask, Problem, enclosure
 
-ASIDE = {"huber": "what the error of the fitted scale adds", "softmax": "what all classes share and should not"}
+GROWN = 1 + 1e-9  # covers the rounding of norms and quotients below
+BALLS = 8  # guesses of a radius that holds the optimum: each doubles what the last one asked for
+KERNEL_ENTRIES = 1 << 20  # numbers of a slab of the kernel's differences alive at once: 8 MB
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ConvergenceCertificate:
                 f"   (rho = {self.rho:.6g}, T = {self.depth}, ||w_0 - w*|| <= {upper_text(self.distance, 4)})",
                 f"  steps  {self.amplification:.4g} * e = {upper_text(self.steps, 4)}"
                 f"   (e = {upper_text(self.step_error, 4)} in each step)",
-                *([f"  aside  {upper_text(self.aside, 4)}   ({ASIDE[self.loss]})"] if self.aside else ()),
+                *([f"  aside  {upper_text(self.aside, 4)}   ({LOSSES[self.loss].aside})"] if self.aside else ()),
                 f"  measured at the end: residual {self.residual:.3e}, curvatures in [{low:.3g}, {high:.3g}], so the "
                 f"distance is at most {upper_text(self.posterior, 4)}",
             )
@@ -132,35 +132,6 @@ def depth_for(accuracy: float, rho: float, kind: str = "heavy ball") -> int:
     return high
 
 
-def prediction_error(reach: float, width: int, absolute: float, dtype: torch.dtype) -> float:
-    """|LinearRead - w.x| for |w.x| <= reach; `absolute` bounds sum_j |x_j w_j|, `width` terms rounded in any order."""
-    table, u = pairs(dtype), UNIT[dtype]
-    # 2 tanh(s z/2) = sum_k b_k (s z)^(2k+1), |b_k| <= 9.87 pi^-(2k+2); the interpolation at s^2 = 0 leaves
-    # prod s_j^2 times complete homogeneous sums of s^2, binomial(k, L) of them in degree k - L.
-    count = len(table.scales)
-    ratio = min(0.9, (max(table.scales) * reach / math.pi) ** 2)
-    truncation = 9.87 * math.prod(s * s for s in table.scales) * reach ** (2 * count + 1)
-    truncation *= math.pi ** -(2 * count + 2) * (1 - ratio) ** -(count + 1)
-    slopes = math.fsum(s * abs(c) for s, c in zip(table.scales, table.weights, strict=True))
-    logits = (width + 3) * u * absolute * slopes
-    heads = (10 + count) * u * 2 * table.amplification
-    return 1.01 * (truncation + logits + heads)
-
-
-def aggregation_error(reach: float, count: int, dtype: torch.dtype) -> float:
-    """|sum_i w_i v_i - sum_i r_i v_i| <= this times sqrt(count) ||V||_F, for |r_i| <= reach and `count` data tokens."""
-    table, u = levels(dtype), UNIT[dtype]
-    mass = math.exp(LOG_SINK[dtype])
-    grown = math.exp(max(table.scales) * reach)
-    bias = count * grown / mass * table.amplification * grown  # the denominator is M + sum exp, not M
-    relative = (LOG_SINK[dtype] + 2 * reach + 12 + count + 2 * len(table.scales)) * u
-    return 1.01 * (table.truncation(reach) + bias + relative * table.amplification * grown)
-
-
-U = 2.0**-53
-GROWN = 1 + 1e-9  # covers the rounding of norms and quotients below
-
-
 @dataclass(frozen=True)
 class Made:
     """How a run was made."""
@@ -175,6 +146,24 @@ class Made:
 def _norm(vectors: Array) -> float:
     """The largest norm of vectors (..., K, d), all of a vector's entries together."""
     return float(np.sqrt((vectors * vectors).sum(axis=(-2, -1))).max(initial=0.0)) * GROWN
+
+
+def audit(problem: Problem, path: Array, made: Made, reason: str = "") -> ConvergenceCertificate:
+    """The certificate of a run; where targets were fitted side by side, of the one with the largest bound."""
+    if made.kind != "heavy ball":
+        return composite(problem, path, made, reason)
+    lower, upper, error = problem.hessians(np.zeros((1, path.shape[2])), 0.0, problem.free)
+    curvature = (enclosure(lower, error)[0], enclosure(upper, error)[1])
+    found = []
+    for k in range(path.shape[1]):
+        own, each = replace(problem, y=problem.y[:, [k]]), path[:, [k]]
+        found.append(quadratic(each, own.gradients(each), own.gradient_error(each), curvature, made, reason))
+    return worst(found)
+
+
+def worst(found: list[ConvergenceCertificate]) -> ConvergenceCertificate:
+    """The certificate with the largest bound."""
+    return max(found, key=lambda certificate: certificate.bound)
 
 
 def quadratic(
@@ -210,14 +199,14 @@ def composite(problem: Problem, path: Array, made: Made, reason: str = "") -> Co
         path, reason = path[:1], reason or "the run left every bound"
     threshold = np.zeros(path.shape[-1]) if problem.threshold is None else problem.threshold
     live = problem.free if problem.threshold is None else problem.free & (path != 0).any(axis=(0, 1))
-    common = (path[-1] - _grounded(problem, path)[-1])[:, problem.penalty > 0]
+    common = (path[-1] - problem.loss.grounded(path)[-1])[:, problem.penalty > 0]
     aside = float(np.linalg.norm(common)) * GROWN  # what all classes share is 0 at the optimum
-    path = _grounded(problem, path)
+    path = problem.loss.grounded(path)
     end, before = path[-1], np.concatenate((path[:1], path[:-1]))
     points = (path + made.beta * (path - before))[:-1] if len(path) > 1 else path
     following = path[1:] if len(path) > 1 else path
     own = np.concatenate((points, path[:1], path[-1:]))
-    gradients = _grounded(problem, problem.gradients(own))
+    gradients = problem.loss.grounded(problem.gradients(own))
     error = problem.gradient_error(own) + 6 * U * threshold
     slack = _norm(error[None][..., live])
     apart = (points - following) / made.step - gradients[:-2] if len(path) > 1 else np.zeros_like(points)
@@ -260,15 +249,10 @@ def _least(subgradient: Array, w: Array, threshold: Array) -> Array:
     )
 
 
-def _grounded(problem: Problem, points: Array) -> Array:
-    """Softmax does not see what all classes share, and at the optimum it is 0 where it is penalised: leave it out."""
-    return np.asarray(points - points.mean(axis=-2, keepdims=True)) if problem.loss == "softmax" else points
-
-
 def _on_a_ball(problem: Problem, w: Array, live: Mask, spread: float, residual: float) -> tuple[float, float, float]:
     """Bounds of the curvature on a ball around w that holds the run and, if possible, the optimum; and its radius."""
     low = high = ball = 0.0
-    for _ in range(6):
+    for _ in range(BALLS):
         ball = max(2 * spread, 2 * residual / low if low > 0 else 0.0)
         lower, upper, error = problem.hessians(w, ball, live)
         if not live.any():
@@ -290,3 +274,81 @@ def _objection(low: float, high: float, mu: float, top: float, residual: float, 
     if mu * GROWN > low:
         return f"the curvature may be as small as {low:.3g}, below what the momentum is made for, {mu:.3g}"
     return ""
+
+
+def with_scale(problem: Problem, w: Array, epsilon: float, fixed: ConvergenceCertificate) -> ConvergenceCertificate:
+    """The certificate of a run at a fixed scale, with what the scale itself can be off (lemma F4d).
+
+    In the prompt's units the scale is tau = EDGE/epsilon. On the samples that stay on the slope within a ball the joint
+    Hessian is sum_i weight_i u_i u_i^T / tau, u_i = (x_i, -r_i/tau).
+    """
+    tau, x, r = EDGE / epsilon, problem.x[:, problem.free], (problem.x @ w.T - problem.y)[:, 0]
+    off = problem.residual_error(w[None])[0][:, 0] + 8 * U * np.abs(r)
+    error = problem.gradient_error(w[None])
+    g = (np.abs(problem.gradients(w[None])[0]) + error)[0, problem.free] / tau
+    clipped = np.clip(r, -EDGE, EDGE) / tau
+    own = 0.5 * abs(1 - float(problem.weight @ clipped**2))
+    own += epsilon * float(problem.weight @ off) / tau + (len(x) + 16) * U * epsilon**2
+    residual = math.hypot(float(np.linalg.norm(g)), own) * GROWN
+    rows = np.concatenate((x, -r[:, None] / tau), axis=1)
+    mu, ball = 0.0, 4 * residual
+    for _ in range(BALLS):
+        if not ball < tau / 2:
+            break
+        # of r_i/tau, anywhere on the ball
+        moved = ball * np.linalg.norm(rows, axis=1) * GROWN / (tau - ball) + off / tau
+        sure = np.abs(r) / tau + moved < epsilon * (1 - 8 * U)
+        kept = rows[sure] * np.sqrt(problem.weight[sure])[:, None]
+        low = enclosure(kept.T @ kept, (len(x) + 24) * U * float((kept * kept).sum()))[0]
+        shift = float(np.sqrt(problem.weight[sure] @ moved[sure] ** 2)) * GROWN
+        mu = max(0.0, math.sqrt(max(low, 0.0)) / GROWN - shift) ** 2 / (tau + ball) / GROWN
+        if not mu > 0 or residual / mu <= ball:
+            break
+        ball = 2 * residual / mu
+    joint = residual / mu * GROWN if mu > 0 else math.inf
+    if fixed.kind == "certified" and not (mu > 0 and joint <= ball < tau / 2):
+        reason = "the joint curvature of weights and scale could not be bounded from below near the end"
+        return replace(fixed, kind="calibrated", reason=reason)
+    return replace(fixed, aside=joint + fixed.posterior, posterior=joint) if fixed.kind == "certified" else fixed
+
+
+def kernel_descent(
+    rows: Array, radius: float, path: Array, labels: Array, alpha: float, made: Made
+) -> ConvergenceCertificate:
+    """The heavy ball on the dual weights of kernel ridge regression, path (T + 1, n, K): gradients K a + alpha a - y.
+
+    All in chunks, without attention. Rows are off the exact ones by 4 u |x|, and so is what is under the exponential.
+    """
+    n, d = rows.shape
+    flat, most, size = path.transpose(1, 0, 2).reshape(n, -1), np.abs(path).max(axis=0), np.linalg.norm(rows, axis=1)
+    out, error, sums = np.empty_like(flat), np.empty_like(most), np.empty(n)
+    for i in range(0, n, max(1, KERNEL_ENTRIES // (n * d))):
+        part = slice(i, i + max(1, KERNEL_ENTRIES // (n * d)))
+        squares = ((rows[part, None] - rows) ** 2).sum(axis=-1)
+        kernel = np.exp(-0.5 * radius**2 * squares)
+        off = radius**2 * (5 * U * np.sqrt(squares) * (size[part, None] + size) + float(gamma(d + 8, U)) * squares)
+        wrong = 1.01 * kernel * np.expm1(off + 6 * U)
+        out[part] = kernel @ flat
+        error[part] = wrong @ most + float(gamma(n + 2, U)) * (kernel @ most)
+        sums[part] = (kernel + wrong).sum(axis=1)
+    gradients = out.reshape(n, len(path), -1).transpose(1, 0, 2) + alpha * path - labels
+    error = 1.001 * error + 8 * U * (alpha * most + np.abs(labels) + most * sums[:, None])
+    curvature = alpha * (1 - 8 * U), float(sums.max()) * (1 + (n + 4) * U) + alpha
+    ones = [[k] for k in range(path.shape[2])]
+    return worst([quadratic(path[..., k], gradients[..., k], error[..., k], curvature, made) for k in ones])
+
+
+def kernel_mean(rows: Array, values: Array, radius: float, dtype: torch.dtype) -> ConvergenceCertificate:
+    """Nadaraya-Watson has no steps: the error of its one head, for queries within the radius of the data (A5, R5).
+
+    Logits are off by the norm's read, by the rounding of the inner product and by that of the prompt.
+    """
+    (n, d), u = rows.shape, unit(dtype)
+    off = radius**2 * (prediction_error(1.0, d, 1.0, dtype) + 4 * (d + 8) * u) + 4 * u
+    spread = float((values.max(axis=0) - values.min(axis=0)).max(initial=0.0))
+    error = 0.5 * math.expm1(2 * off) * spread + (2 * n + 16) * u * float(np.abs(values).max(initial=0.0))
+    return ConvergenceCertificate(
+        kind="certified", rho=0.0, depth=1, distance=spread, step_error=error, growth=1.0, amplification=1.0,
+        residual=0.0, measured=0.0, posterior=error, curvature=(1.0, 1.0), dtype=dtype_name(dtype),
+        loss="kernel mean",
+    )  # fmt: skip

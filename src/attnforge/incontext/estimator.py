@@ -1,23 +1,27 @@
-"""scikit-learn, imported when an estimator is first asked for.
+"""What all in-context estimators share: checks, the call of the solver, read-outs, warnings.
 
-What all in-context estimators share: checks, the call of the network, read-outs, warnings.
+scikit-learn is imported here, and this module when an estimator is first asked for.
 """
 
 from __future__ import annotations
 
-import math
-import numbers
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ..dtypes import Array
+from ..arguments import is_number, is_whole
+from ..dtypes import DTYPES, SHIPPED, Array
 from ..errors import ArgumentError, MissingExtra
 from .blocks import Block, Lean, frozen
 from .certificate import ConvergenceCertificate
+from .figures import estimator_figure
+from .losses import LINEAR
+from .problem import Problem
 from .prompt import Scaling, tensor
+from .solver import Solution, solve
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
@@ -31,27 +35,36 @@ __all__ = [
     "BaseEstimator",
     "ClassifierMixin",
     "ConvergenceWarning",
+    "InContextEstimator",
     "MultiOutputMixin",
     "RegressorMixin",
-    "_check_sample_weight",
+    "at_least",
     "check_classification_targets",
     "check_is_fitted",
     "validate_data",
 ]
 
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Parameters:
+    """What every estimator can be told: when to stop, the condition number that fixes the network, its dtype."""
+
+    tol: float = 1e-12
+    max_iter: int = 20_000
+    condition: float | None = None
+    dtype: str = "float64"
 
 
-class InContextEstimator(BaseEstimator):  # type: ignore[misc]
+class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     """Base of the estimators: an estimator lays data out as a prompt and lets a frozen network work on it.
 
     After `fit`: `network_` (the block that was applied `n_iter_` times), `scaling_` (all that was done outside of it),
     `trajectory_` (the weights after every application), `prompt_` (the sequence of tokens at the end: state first, then
-    data; of the first target where there are several), `certificate_`."""
+    data; of the first target where there are several), `certificate_`.
+    """
 
     network_: Any
     scaling_: Scaling
@@ -62,10 +75,6 @@ class InContextEstimator(BaseEstimator):  # type: ignore[misc]
     n_iter_: int
     coef_: Array
     intercept_: Any
-    dtype: str
-    tol: float
-    max_iter: int
-    condition: float | None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -73,17 +82,16 @@ class InContextEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _torch_dtype(self) -> torch.dtype:
-        if self.dtype not in DTYPES:
+        if DTYPES.get(self.dtype) not in SHIPPED:
             raise ArgumentError(f"dtype must be 'float64' or 'float32', got {self.dtype!r}")
         return DTYPES[self.dtype]
 
     def _check_common(self) -> None:
         """Parameters every iterative estimator has."""
-        if not isinstance(self.tol, numbers.Real) or not 0 <= float(self.tol) < math.inf:
-            raise ArgumentError(f"tol must be a number >= 0, got {self.tol!r}")
-        if not isinstance(self.max_iter, numbers.Integral) or isinstance(self.max_iter, bool) or self.max_iter < 1:
+        at_least("tol", self.tol, 0)
+        if not is_whole(self.max_iter, 1):
             raise ArgumentError(f"max_iter must be a whole number >= 1, got {self.max_iter!r}")
-        if self.condition is not None and not (isinstance(self.condition, numbers.Real) and self.condition >= 1):
+        if self.condition is not None and not (is_number(self.condition) and self.condition >= 1):
             raise ArgumentError(f"condition must be None or a number >= 1, got {self.condition!r}")
 
     def _checked(self, X: Any, y: Any, sample_weight: Any = None, **options: Any) -> tuple[Array, Any, Array]:
@@ -94,6 +102,22 @@ class InContextEstimator(BaseEstimator):  # type: ignore[misc]
         if not weight.sum() > 0:
             raise ArgumentError("sample_weight must contain a positive weight")
         return X, y, weight
+
+    def _solved(self, problem: Problem, scaling: Scaling, *, tol: float | None = None, **options: Any) -> Solution:
+        """The problem, solved with the estimator's own parameters."""
+        given: dict[str, Any] = {"tol": self.tol if tol is None else tol, "max_iter": self.max_iter, **options}
+        return solve(problem, scaling, dtype=self._torch_dtype(), condition=self.condition, **given)
+
+    def _keep(self, done: Solution, certificate: ConvergenceCertificate, steps: int) -> None:
+        """What every fit leaves behind; columns beyond those of the data carry the intercept."""
+        self.network_, self.scaling_, self.prompt_ = done.network, done.scaling, done.prompt
+        self.certificate_, self.n_iter_, self._path = certificate, steps, done.trajectory
+        path = self._units(done.trajectory[:, :, : len(done.scaling.x_scale)])
+        self.trajectory_ = path[:, 0] if path.shape[1] == 1 else path
+
+    def _units(self, w: Array) -> Array:
+        """Weights of the prompt (..., K, d) in the units of the data."""
+        return self.scaling_.original(w)
 
     def _new_rows(self, X: Any) -> Array:
         check_is_fitted(self)
@@ -109,8 +133,8 @@ class InContextEstimator(BaseEstimator):  # type: ignore[misc]
         rows = self.scaling_.scaled(rows)
         w = self._prompt_weights()
         network = self.network_
-        if network.loss != "linear":  # a nonlinear network's heads read its mean; those of the linear one read w.x
-            network = frozen("linear", "plain", 0, rows.shape[1], dtype=network.dtype)
+        if not network.loss.quadratic:  # a nonlinear network's heads read its mean; those of the linear one read w.x
+            network = frozen(LINEAR, "plain", 0, rows.shape[1], dtype=network.dtype)
         columns = []
         for each in w:
             most = np.linalg.norm(rows, axis=1) * max(float(np.linalg.norm(each)), 1e-300)
@@ -149,11 +173,16 @@ class InContextEstimator(BaseEstimator):  # type: ignore[misc]
 
     def plot(self) -> Figure:
         """The prompt's attention per step, the error against depth with its bound, the path of w for two columns."""
-        from .figures import estimator_figure
-
         check_is_fitted(self)
         return estimator_figure(self)
 
 
 def _dense(X: Any) -> Array:
     return np.asarray(X.toarray() if hasattr(X, "toarray") else X, dtype=np.float64)
+
+
+def at_least(name: str, value: object, least: float) -> float:
+    """A finite number >= least, or an error that names the parameter."""
+    if not is_number(value) or float(value) < least:  # type: ignore[arg-type]
+        raise ArgumentError(f"{name} must be a number >= {least:g}, got {value!r}")
+    return float(value)  # type: ignore[arg-type]

@@ -10,8 +10,7 @@ import torch
 
 from ..dtypes import Array
 from ..errors import MissingExtra
-from .blocks import Lean
-from .kernel import KernelNetwork
+from .blocks import Block, Lean
 from .problem import Problem, Rounding
 from .prompt import tensor
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from .estimator import InContextEstimator
 
 SHOWN = 64  # steps and tokens of an attention map
-GRID = 48
+GRID = 48  # points a side of the contours
 INK, BOUND, QUIET, MAP = "#0072B2", "#D55E00", "#999999", "viridis"
 
 
@@ -32,7 +31,7 @@ def estimator_figure(est: InContextEstimator) -> Figure:
         figure_module = importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise MissingExtra("matplotlib", "report") from error
-    kernel = isinstance(est.network_, KernelNetwork)
+    kernel = not isinstance(est.network_, Block)
     flat = not kernel and est._path.shape[1] == 1 and np.ndim(est.coef_) < 3 and np.shape(est.coef_)[-1] == 2
     figure: Figure = figure_module.Figure(figsize=(4.6 * (3 if flat else 2), 3.6), layout="constrained")
     axes = list(np.atleast_1d(figure.subplots(1, 3 if flat else 2)))
@@ -68,11 +67,10 @@ def _attention(axes: Axes, est: InContextEstimator) -> None:
     sharpest = len(lean.gather.values) // 2 - 1
     for t in kept:
         state = at.state(tensor(est._path[t], lean.dtype))
-        if est.network_.loss != "linear":
+        if not est.network_.loss.quadratic:
             tokens[..., lean.r] = lean.residuals(state, tokens)
         weights = lean.gather.weights(state, tokens)[0, sharpest, :-1].double()
         rows.append(weights / weights.mean())
-        lean.gather._kept = None
     _image(axes, torch.stack(rows).T.numpy(), "weight over its mean")
     marks = np.linspace(0, len(kept) - 1, min(5, len(kept))).astype(int)
     axes.set_xticks(marks, [str(int(kept[m])) for m in marks])

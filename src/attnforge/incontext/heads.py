@@ -1,17 +1,6 @@
-"""Linear functions out of softmax: Richardson weights over hot heads (lemmas C2 and F2).
+"""The groups of heads that a block is made of, as tables over the channels of its tokens.
 
-Two families of heads are odd analytic functions of their logit z, times a constant:
-
-    {state: s z, sink: 0}, values {1, -1}:                   tanh(s z / 2)               (C2)
-    {token: +-s z, sink: log M}, values {1, 0}, M huge:      sinh(s z) / M               (F2, the difference of both)
-
-and the sum of the two heads of F2 is cosh(s z)/M, from which the same weights over s_j make z^2.
-
-With L scales s_j the weights c_j = (1/s_j) prod_{k != j} s_k^2 / (s_k^2 - s_j^2) cancel the powers 3, 5, ..., 2L-1 of z
-in sum_j c_j sinh(s_j z) (and in the same sum of tanh), so that what is left is z + O(prod s_j^2 z^(2L+1)). Small scales
-make the truncation small and the rounding large, by sum_j |c_j|; the tables below sit where both meet for |z| <= 1.
-
-Where everything is in a token: state, data and penalty tokens of one sequence, all of the same width.
+State, data and penalty tokens of one sequence all have the same width (`Channels`):
 
     x d | y K | one | data | pen | r K | v d | p d | a d | t d (soft threshold only) | id K | q 1, m 1 (Huber only)
 
@@ -20,19 +9,16 @@ e_k. Data tokens carry x, the label y, the value v = (step size)(sample weight) 
 predict into r. Penalty tokens have pen = 1, x = sqrt(lambda_j)/4 e_j and v = 4 (step size) sqrt(lambda_j) e_j. `one` is
 1 on every token. q is a data token's sample weight, m the mean square that the state reads off the residuals.
 
-The groups of heads a block is made of, as tables over the channels of `layout`. Masks are written into positions.
-
-Keys that a head must not see carry -OMEGA on top of their logit, which makes their weight an exact 0 (B6).
-
-Inner products by hot heads, on their own: what prompts with more than one matrix of keys are built from (C2).
+Masks are written into positions: keys that a head must not see carry -OMEGA on top of their logit, which makes their
+weight an exact 0 (B6). `LinearRead` is an inner product by hot heads on its own, for prompts with more than one matrix
+of keys (C2).
 """
 
 from __future__ import annotations
 
-import functools
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 import torch
@@ -41,99 +27,52 @@ from torch import Tensor, nn
 from ..errors import ArgumentError
 from ..heads.anchor.head import AnchorHead
 from ..network import AttentionLayer, Heads
+from .extrapolation import EVEN_SINK, LOG_SINK, evens, levels, pairs
+from .losses import EDGE, Loss
 
-PAIRS = {torch.float64: (4, 1 / 49), torch.float32: (3, 1 / 8)}  # number of scales, smallest scale
-LEVELS = {torch.float64: (5, 1 / 12), torch.float32: (4, 1 / 3)}
-EVENS = {torch.float64: (5, 1 / 4), torch.float32: (4, 1.0)}
-# log M: the top of a binade, where the rounding of logits is still half of what it is beyond; M is 2e27 and 8e6.
-LOG_SINK = {torch.float64: 63.0, torch.float32: 15.875}
-# A mean square is no fixed point that a factor 1 + n/M leaves alone: less bias, for coarser logits.
-EVEN_SINK = {torch.float64: 63.0, torch.float32: 21.0}
+# Added to masked keys: beyond the range of exp, below the range where the rounding of logits would show.
+OMEGA = {torch.float64: 2.0**11, torch.float32: 2.0**8}
+SHARPNESS = {torch.float64: 2.0**52, torch.float32: 2.0**24}  # of gates for numbers of size 1: 0.28/beta below rounding
 
 
-@dataclass(frozen=True)
-class Extrapolation:
-    """Scales s_j and weights c_j with sum_j c_j sinh(s_j z) = z up to order 2L + 1."""
+class Tokens(ABC):
+    """Tokens whose channels are parts with names, one after the other."""
 
-    scales: tuple[float, ...]
-    weights: tuple[float, ...]
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """The parts in their order, and how many channels each has."""
 
-    def __post_init__(self) -> None:
-        if not self.scales or len(set(self.scales)) != len(self.scales) or min(self.scales) <= 0:
-            raise ArgumentError(f"the scales of an extrapolation are different positive numbers, got {self.scales}")
+    def part(self, name: str) -> slice:
+        """The channels of a part."""
+        begin = 0
+        for key, size in self.sizes().items():
+            if key == name:
+                return slice(begin, begin + size)
+            begin += size
+        raise ArgumentError(f"tokens have no part {name!r}; they have {', '.join(self.sizes())}")
+
+    def at(self, name: str) -> list[int]:
+        """The channels of a part, one by one."""
+        part = self.part(name)
+        return list(range(part.start, part.stop))
 
     @property
-    def amplification(self) -> float:
-        """sum |c_j|: what an error of one head costs."""
-        return math.fsum(map(abs, self.weights))
+    def width(self) -> int:
+        """The number of channels."""
+        return sum(self.sizes().values())
 
-    def truncation(self, reach: float, growth: float = 1.0) -> float:
-        """A bound of |sum_j c_j f(s_j z) - z| for |z| <= reach, f an odd series with coefficients <= growth/(2k+1)!.
-
-        The remainder of interpolating f(s z)/s at s^2 = 0 is prod s_j^2 z^(2L+1) times a divided difference of a series
-        whose coefficients are at most those of sinh, taken at points below the largest scale (lemma F2).
-        """
-        power = 2 * len(self.scales) + 1
-        tail = math.cosh(max(self.scales) * reach)
-        return 1.01 * growth * math.prod(s * s for s in self.scales) * reach**power * tail / math.factorial(power)
-
-
-def richardson(count: int, smallest: float, dtype: torch.dtype) -> Extrapolation:
-    """Scales smallest, 2 smallest, ..., rounded to `dtype`, and the exact weights for the rounded scales.
-
-    >>> two = richardson(2, 0.125, torch.float64)
-    >>> sum(c * math.sinh(s) for s, c in zip(two.scales, two.weights)) - 1 < 1e-5
-    True
-    """
-    scales = [Fraction(float(torch.tensor(smallest * (j + 1), dtype=dtype))) for j in range(count)]
-    weights = []
-    for j, own in enumerate(scales):
-        weight = 1 / own
-        for k, other in enumerate(scales):
-            if k != j:
-                weight *= other**2 / (other**2 - own**2)
-        weights.append(float(weight))
-    return Extrapolation(tuple(map(float, scales)), tuple(weights))
-
-
-def squares(count: int, smallest: float, dtype: torch.dtype) -> Extrapolation:
-    """Scales smallest, 2 smallest, ... and weights with sum_j c_j (cosh(s_j z) - 1) = z^2 up to order 2L + 2.
-
-    >>> two = squares(3, 0.25, torch.float64)
-    >>> abs(sum(c * (math.cosh(s) - 1) for s, c in zip(two.scales, two.weights)) - 1) < 1e-5
-    True
-    """
-    odd = richardson(count, smallest, dtype)
-    return Extrapolation(odd.scales, tuple(2 * c / s for s, c in zip(odd.scales, odd.weights, strict=True)))
-
-
-@functools.cache
-def evens(dtype: torch.dtype) -> Extrapolation:
-    """The scales of the heads that read a mean square of numbers up to 1/2."""
-    return squares(*EVENS[shipped(dtype)], dtype)
-
-
-@functools.cache
-def pairs(dtype: torch.dtype) -> Extrapolation:
-    """The scales of the prediction heads; their weights are those of 2 tanh(s z / 2)."""
-    return richardson(*PAIRS[shipped(dtype)], dtype)
-
-
-@functools.cache
-def levels(dtype: torch.dtype) -> Extrapolation:
-    """The scales of the aggregation heads."""
-    return richardson(*LEVELS[shipped(dtype)], dtype)
-
-
-def shipped(dtype: torch.dtype) -> torch.dtype:
-    """The dtype, if in-context networks exist in it."""
-    if dtype not in PAIRS:
-        raise ArgumentError(f"in-context networks are built in float32 or float64, not {dtype}")
-    return dtype
+    def skip(self, changes: dict[tuple[str, str], float], dtype: torch.dtype) -> Tensor:
+        """The identity but for some blocks: {(from, to): factor}; parts that are written to forget what they held."""
+        S = np.eye(self.width)
+        for _, to in changes:
+            S[:, self.part(to)] = 0.0
+        for (source, to), factor in changes.items():
+            S[self.at(source), self.at(to)] = factor
+        return torch.from_numpy(S).to(dtype)
 
 
 @dataclass(frozen=True)
-class Channels:
+class Channels(Tokens):
     """The parts of a token for d columns and K state tokens.
 
     >>> Channels(3).width, Channels(3).part("v")
@@ -149,30 +88,11 @@ class Channels:
         if self.d < 1 or self.classes < 1:
             raise ArgumentError(f"tokens need at least one column and one output, got {self.d} and {self.classes}")
 
-    def part(self, name: str) -> slice:
-        """The channels of a part."""
-        begin = 0
-        for key, size in self._sizes().items():
-            if key == name:
-                return slice(begin, begin + size)
-            begin += size
-        raise ArgumentError(f"tokens have no part {name!r}; they have {', '.join(self._sizes())}")
-
-    def at(self, name: str) -> list[int]:
-        """The channels of a part, one by one."""
-        part = self.part(name)
-        return list(range(part.start, part.stop))
-
-    def _sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, int]:
         d, k = self.d, self.classes
         return {"x": d, "y": k, "one": 1, "data": 1, "pen": 1, "r": k, "v": d, "p": d, "a": d,
                 **({"t": d} if self.shrink else {}), "id": k,
                 **({"q": 1, "m": 1} if self.robust else {})}  # fmt: skip
-
-    @property
-    def width(self) -> int:
-        """The number of channels."""
-        return sum(self._sizes().values())
 
     def state(self, w: Tensor, threshold: Tensor | None = None) -> Tensor:
         """State tokens at rest at w (..., K, d)."""
@@ -197,37 +117,22 @@ class Channels:
         return torch.cat((state, *(each for each in tokens if each is not None)), dim=-2)
 
 
-OMEGA = {torch.float64: 2.0**11, torch.float32: 2.0**8}  # beyond the range of exp, below the range where logits round
-SHARPNESS = {torch.float64: 2.0**52, torch.float32: 2.0**24}  # of gates for numbers of size 1: 0.28/beta below rounding
-EDGE = 0.5  # Huber's kink, in the prompt's units
-
-
 def heads(scope: str, purpose: str, dtype: torch.dtype, **tables: np.ndarray) -> Heads:
     """A group of heads from arrays."""
     made = {name: torch.from_numpy(np.ascontiguousarray(table)).to(dtype) for name, table in tables.items()}
     return Heads(scope, purpose=purpose, **made)  # type: ignore[arg-type]
 
 
-def skip(at: Channels, changes: dict[tuple[str, str], float]) -> np.ndarray:
-    """The identity but for some blocks: {(from, to): factor}; parts that are written to forget what they held."""
-    S = np.eye(at.width)
-    for to in {to for _, to in changes}:
-        S[:, at.part(to)] = 0.0
-    for (source, to), factor in changes.items():
-        S[at.at(source), at.at(to)] = factor
-    return S
-
-
-def prediction(loss: str, at: Channels, dtype: torch.dtype) -> Heads:
+def prediction(loss: Loss, at: Channels, dtype: torch.dtype) -> Heads:
     """Tokens read the state into r: w.x by hot pairs (C2), its sigmoid (F1), softmax, exponential; Huber: w.x - y."""
     d, k, c, omega = at.d, at.classes, at.width, OMEGA[dtype]
-    if loss == "softmax":
+    if loss.joint:
         return _softmax(at, dtype)
     scales: tuple[float, ...] = (1.0,)
     up, down, sink = [1.0], [0.0], 0.0
-    if loss == "poisson":
+    if loss.heavy:
         up, sink = [math.exp(LOG_SINK[dtype])], LOG_SINK[dtype]
-    elif loss != "logistic":
+    elif loss.hot:
         table = pairs(dtype)
         scales, up, down = table.scales, [2 * w for w in table.weights], [-2 * w for w in table.weights]
     count = len(scales) * k
@@ -238,7 +143,7 @@ def prediction(loss: str, at: Channels, dtype: torch.dtype) -> Heads:
         own = at.at("id")[state]
         W_Q[head, at.at("x"), range(d)] = 1.0
         W_K[head, at.at("p"), range(d)] = scales[level]
-        if loss == "huber":  # the residual itself is the logit: what is clipped need not be read accurately
+        if loss.clipped:  # the residual itself is the logit: what is clipped need not be read accurately
             W_Q[head, at.at("y")[state], d] = 1.0
             W_K[head, own, d] = -scales[level]
         W_Q[head, at.at("one"), d + 1] = 1.0
@@ -324,7 +229,7 @@ def ramp(at: Channels, dtype: torch.dtype) -> AttentionLayer:
     M_K = np.array([[[-beta, -beta * EDGE], [beta, -beta * EDGE]]])
     M_V = np.array([[[-EDGE], [EDGE]]])
     group = heads("self", "ramp", dtype, W_Q=W_Q, b_Q=b_Q, b_K=np.zeros((1, 2)), W_V=W_V, M_K=M_K, M_V=M_V, W_O=W_O)
-    return AttentionLayer([group], S=torch.from_numpy(skip(at, {("r", "r"): 0.0})).to(dtype))
+    return AttentionLayer([group], S=at.skip({("r", "r"): 0.0}, dtype))
 
 
 def anchored(at: Channels, derivative: AnchorHead, dtype: torch.dtype) -> AttentionLayer:
@@ -335,7 +240,7 @@ def anchored(at: Channels, derivative: AnchorHead, dtype: torch.dtype) -> Attent
     group = Heads("memory", W_Q=torch.from_numpy(W_Q).to(dtype), b_Q=table.b_Q, M_K=table.M_K, M_V=table.M_V,
                   W_O=torch.from_numpy(W_O).to(dtype), purpose="derivative")  # fmt: skip
     chord = derivative.layer.S
-    S = torch.from_numpy(skip(at, {("r", "r"): 0.0 if chord is None else float(chord)})).to(dtype)
+    S = at.skip({("r", "r"): 0.0 if chord is None else float(chord)}, dtype)
     s = torch.zeros(c, dtype=dtype)
     if derivative.layer.s is not None:
         s[at.part("r")] = derivative.layer.s.detach()
@@ -352,7 +257,7 @@ def soft_threshold(at: Channels, beta: float, dtype: torch.dtype) -> AttentionLa
             W_O[head, 0, p], W_O[head, 0, a] = sign * (1 + beta), sign
     group = heads("self", "soft threshold", dtype, W_Q=W_Q, b_K=np.full((1, 1), SHARPNESS[dtype]), W_V=W_Q,
                   M_K=np.zeros((1, 1, 1)), M_V=np.zeros((1, 1, 1)), W_O=W_O)  # fmt: skip
-    return AttentionLayer([group], S=torch.from_numpy(skip(at, {("a", "p"): -beta, ("a", "a"): 0.0})).to(dtype))
+    return AttentionLayer([group], S=at.skip({("a", "p"): -beta, ("a", "a"): 0.0}, dtype))
 
 
 class LinearRead(nn.Module):
@@ -367,7 +272,7 @@ class LinearRead(nn.Module):
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
-        table = pairs(shipped(dtype))
+        table = pairs(dtype)
         self.scales = nn.Parameter(torch.tensor(table.scales, dtype=dtype).unsqueeze(-1))
         # tanh(s z/2) = z s/2 - ...: the weights of sinh, twice.
         self.values = nn.Parameter(2 * torch.tensor(table.weights, dtype=dtype).unsqueeze(-1))

@@ -10,36 +10,50 @@ The Gaussian kernel exp(-R^2 |x - x'|^2 / 2) is a softmax logit, bilinear but fo
               are the dual weights a, and one self head adds s alpha a:
                   a <- a + beta (a - b) - s (sum_j k(x, x_j) a_j + alpha a - y),   b <- a,   y is stored as s y
 
-The radius R, the step size s and alpha are in the prompt; the weights know d, K, the momentum and the dtype.
-
-Kernel regression in context, as an estimator: `kernel_network` is the network, this lays out prompts for it.
+The radius R, the step size s and alpha are in the prompt; the weights know d, K, the momentum and the dtype. The
+estimator lays out prompts for `kernel_network`.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import numbers
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..certificates.rounding import UNIT, gamma
+from ..arguments import is_number
 from ..dtypes import Array
 from ..errors import ArgumentError
 from ..network import AttentionLayer, AttentionOnly, Heads
 from .blocks import Momentum
-from .certificate import ConvergenceCertificate, Made, prediction_error, quadratic
+from .certificate import Made, kernel_descent, kernel_mean
 from .estimator import InContextEstimator, MultiOutputMixin, RegressorMixin
-from .heads import LOG_SINK, OMEGA, heads, pairs, shipped
-from .problem import U
+from .extrapolation import LOG_SINK, built, pairs
+from .heads import OMEGA, Tokens, heads
 from .prompt import AFFINE, MARGIN, STOPPING, Scaling, doublings_for, step_size, tensor
-from .solver import contraction, run
+from .solver import contraction, few_threads, repeat
 
 METHODS = ("ridge", "mean")
+QUERIES = 256  # queries read at once, so that memory stays linear in the prompt
+NETWORKS = 64  # frozen networks that are kept: more than the classes of condition numbers
+LARGEST_SUM = "the largest of the kernel's row sums, which attention computes and which picks step size and momentum"
+
+
+@dataclass(frozen=True)
+class KernelTokens(Tokens):
+    """The parts of a token for d columns and K outputs."""
+
+    d: int
+    outputs: int
+
+    def sizes(self) -> dict[str, int]:
+        d, k = self.d, self.outputs
+        return {"x": d, "X": d, "size": 1, "log s": 1, "log alpha s": 1, "y": k, "data": 1, "one": 1, "norm": 1,
+                "a": k, "b": k}  # fmt: skip
 
 
 class KernelNetwork(nn.Module):
@@ -56,8 +70,8 @@ class KernelNetwork(nn.Module):
         if method not in METHODS:
             raise ArgumentError(f"method must be 'ridge' or 'mean', got {method!r}")
         self.method, self.d, self.outputs, self.momentum = method, d, outputs, momentum
-        self.loss = f"kernel {method}"
-        second = self._ridge(shipped(dtype)) if method == "ridge" else self._mean(shipped(dtype))
+        self.at = KernelTokens(d, outputs)
+        second = self._ridge(built(dtype)) if method == "ridge" else self._mean(built(dtype))
         self.body = AttentionOnly([self._norms(dtype), second])
 
     @property
@@ -67,26 +81,13 @@ class KernelNetwork(nn.Module):
 
     def part(self, name: str) -> list[int]:
         """The channels of a part of a token."""
-        d, k = self.d, self.outputs
-        sizes = {"x": d, "X": d, "size": 1, "log s": 1, "log alpha s": 1, "y": k, "data": 1, "one": 1, "norm": 1,
-                 "a": k, "b": k}  # fmt: skip
-        begin = 0
-        for key, count in sizes.items():
-            if key == name:
-                return list(range(begin, begin + count))
-            begin += count
-        raise ArgumentError(f"kernel tokens have no part {name!r}; they have {', '.join(sizes)}")
-
-    @property
-    def width(self) -> int:
-        """The number of channels."""
-        return self.part("b")[-1] + 1
+        return self.at.at(name)
 
     def tokens(
         self, rows: Tensor, radius: float, *, step: float = 1.0, alpha: float = 1.0, data: bool = True
     ) -> Tensor:
         """Tokens of rows (n, d), |x| <= 1, without labels and dual weights."""
-        Z = rows.new_zeros(*rows.shape[:-1], self.width)
+        Z = rows.new_zeros(*rows.shape[:-1], self.at.width)
         Z[..., self.part("x")] = rows
         Z[..., self.part("X")] = radius**2 * rows
         Z[..., self.part("size")] = radius**2
@@ -115,17 +116,9 @@ class KernelNetwork(nn.Module):
         Z[..., self.part("y")] = torch.rand(5, self.outputs, generator=generator).to(self.dtype)
         return Z
 
-    def _skip(self, changes: dict[tuple[str, str], float], dtype: torch.dtype) -> Tensor:
-        S = np.eye(self.width)
-        for _, to in changes:
-            S[:, self.part(to)] = 0.0
-        for (source, to), factor in changes.items():
-            S[self.part(source), self.part(to)] = factor
-        return torch.from_numpy(S).to(dtype)
-
     def _norms(self, dtype: torch.dtype) -> AttentionLayer:
         """norm = -R^2 |x|^2/2: sum_j 2 c_j tanh(s_j z/2) = z, and tanh(t/2) = 2 sigmoid(t) - 1."""
-        table, c, d = pairs(dtype), self.width, self.d
+        table, c, d = pairs(dtype), self.at.width, self.d
         count = len(table.scales)
         W_Q, W_K, W_V = np.zeros((count, c, d)), np.zeros((1, c, d)), np.zeros((1, c, 1))
         M_K, M_V, W_O = np.zeros((1, 1, d)), np.zeros((1, 1, 1)), np.zeros((count, 1, c))
@@ -136,11 +129,11 @@ class KernelNetwork(nn.Module):
             W_O[head, 0, self.part("norm")] = -0.5 * 4 * weight
         group = heads("self", "norm", dtype, W_Q=W_Q, W_K=W_K, W_V=W_V, M_K=M_K, M_V=M_V, W_O=W_O)
         skip = {("size", "norm"): 0.5 * 2 * math.fsum(table.weights)}
-        return AttentionLayer([group], S=self._skip(skip, dtype))
+        return AttentionLayer([group], S=self.at.skip(skip, dtype))
 
     def _kernel(self, dtype: torch.dtype, value: str, factor: float, sink: bool) -> Heads:
         """The head of layer 2: logits X.x' + norm' (and with a sink + norm + log s, log M)."""
-        c, d, k, omega = self.width, self.d, self.outputs, OMEGA[dtype]
+        c, d, k, omega = self.at.width, self.d, self.outputs, OMEGA[dtype]
         W_Q, W_K, b_K = np.zeros((1, c, d + 3)), np.zeros((1, c, d + 3)), np.zeros((1, d + 3))
         W_V, W_O = np.zeros((1, c, k)), np.zeros((1, k, c))
         W_Q[0, self.part("X"), range(d)] = W_K[0, self.part("x"), range(d)] = 1.0
@@ -157,31 +150,27 @@ class KernelNetwork(nn.Module):
         return heads("tokens", "kernel", dtype, W_Q=W_Q, W_K=W_K, b_K=b_K, W_V=W_V, W_O=W_O, **memory)
 
     def _mean(self, dtype: torch.dtype) -> AttentionLayer:
-        return AttentionLayer([self._kernel(dtype, "y", 1.0, False)], S=self._skip({("a", "a"): 0.0}, dtype))
+        return AttentionLayer([self._kernel(dtype, "y", 1.0, False)], S=self.at.skip({("a", "a"): 0.0}, dtype))
 
     def _ridge(self, dtype: torch.dtype) -> AttentionLayer:
-        c, k, beta, mass = self.width, self.outputs, self.momentum.beta, math.exp(LOG_SINK[dtype])
+        c, k, beta, mass = self.at.width, self.outputs, self.momentum.beta, math.exp(LOG_SINK[dtype])
         W_Q, W_V, W_O = np.zeros((1, c, 2)), np.zeros((1, c, k)), np.zeros((1, k, c))
         W_Q[0, self.part("log alpha s"), 0] = W_Q[0, self.part("one"), 1] = 1.0
         W_V[0, self.part("a"), range(k)], W_O[0, range(k), self.part("a")] = 1.0, -mass
         own = heads("self", "penalty", dtype, W_Q=W_Q, b_K=np.array([[1.0, 0.0]]), W_V=W_V,
                     M_K=np.array([[[0.0, LOG_SINK[dtype]]]]), M_V=np.zeros((1, 1, k)), W_O=W_O)  # fmt: skip
         skip = {("a", "a"): 1 + beta, ("b", "a"): -beta, ("y", "a"): 1.0, ("a", "b"): 1.0}
-        return AttentionLayer([self._kernel(dtype, "a", -mass, True), own], S=self._skip(skip, dtype))
+        return AttentionLayer([self._kernel(dtype, "a", -mass, True), own], S=self.at.skip(skip, dtype))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=NETWORKS)
 def kernel_network(method: str, d: int, outputs: int, doublings: int, dtype: torch.dtype) -> KernelNetwork:
     """The frozen network for condition numbers up to 2**doublings; the same object for everyone who asks."""
     momentum = Momentum.optimal("heavy ball", 2.0**doublings) if method == "ridge" else Momentum("plain")
     return KernelNetwork(method, d, outputs, momentum, dtype).eval().requires_grad_(False)
 
 
-QUERIES = 256  # queries read at once, so that memory stays linear in the prompt
-ENTRIES = 1 << 20
-LARGEST_SUM = "the largest of the kernel's row sums, which attention computes and which picks step size and momentum"
-
-
+@dataclass(eq=False, repr=False, kw_only=True)
 class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type: ignore[misc]
     """Regression with a Gaussian kernel: `method="mean"` is Nadaraya-Watson, `method="ridge"` kernel ridge regression.
 
@@ -193,19 +182,9 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
     `gamma` defaults to one over the number of columns. The data stay in the prompt: a fit of the mean has no weights.
     """
 
-    def __init__(
-        self,
-        *,
-        method: str = "ridge",
-        gamma: float | None = None,
-        alpha: float = 1.0,
-        tol: float = 1e-12,
-        max_iter: int = 20_000,
-        condition: float | None = None,
-        dtype: str = "float64",
-    ):
-        self.method, self.gamma, self.alpha = method, gamma, alpha
-        self.tol, self.max_iter, self.condition, self.dtype = tol, max_iter, condition, dtype
+    method: str = "ridge"
+    gamma: float | None = None
+    alpha: float = 1.0
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -218,7 +197,7 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
         if self.method not in METHODS:
             raise ArgumentError(f"method must be 'ridge' or 'mean', got {self.method!r}")
         for name, value in (("gamma", 1.0 if self.gamma is None else self.gamma), ("alpha", self.alpha)):
-            if not isinstance(value, numbers.Real) or not 0 < float(value) < np.inf:
+            if not is_number(value) or not value > 0:
                 raise ArgumentError(f"{name} must be a positive number, got {value!r}")
         X, y, _ = self._checked(X, y, multi_output=True, y_numeric=True)
         Y = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
@@ -235,7 +214,7 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
         dtype = self._torch_dtype()
         if self.method == "mean":
             self.network_, self.scaling_, self.n_iter_ = kernel_network("mean", *self._shape(), 0, dtype), scaling, 1
-            self.certificate_ = _one_layer(self.rows_, self.values_, radius, dtype)
+            self.certificate_ = kernel_mean(self.rows_, self.values_, radius, dtype)
             self.prompt_ = self._prompt(self.network_, self.rows_, radius)
             return self
         sums = self._sums(dtype)
@@ -270,16 +249,11 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
     def _descend(self, dtype: torch.dtype) -> None:
         Z = self._prompt(self.network_, self.rows_, self.radius_)  # dual weights 0
         rho = contraction("heavy ball", self.scaling_.doublings)
-        done = run(_Whole(self.network_), Z, Z, rho=rho, tol=self.tol, max_iter=self.max_iter)
+        with few_threads(Z.numel()):
+            done = repeat(self.network_, self.network_.weights_of, Z, rho, self.tol, self.max_iter)
         path = done.path()  # (T + 1, n, K)
-        gradients, error, top = _audited(self.rows_, self.radius_, path, self.values_, float(self.alpha))
         made = Made("heavy ball", self.network_.momentum.beta, self.scaling_.step, self.dtype, "kernel ridge")
-        curvature = (float(self.alpha) * (1 - 8 * U), top)
-        found = [
-            quadratic(path[..., [k]], gradients[..., [k]], error[..., [k]], curvature, made)
-            for k in range(path.shape[2])
-        ]
-        self.certificate_ = max(found, key=lambda certificate: certificate.bound)
+        self.certificate_ = kernel_descent(self.rows_, self.radius_, path, self.values_, float(self.alpha), made)
         self.n_iter_, self.prompt_ = done.steps, done.state
         self.trajectory_, self._path = path * self.scaling_.y_scale, path
         self.dual_coef_ = self.trajectory_[-1]
@@ -308,58 +282,3 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
             parts.append(network.read(Z, slice(count, len(Z))))
         out = torch.cat(parts).double().numpy() * self.scaling_.y_scale
         return out[:, 0] if self.single_ else out
-
-
-class _Whole:
-    """A kernel network as `run` wants it: the sequence itself is the state."""
-
-    def __init__(self, network: KernelNetwork):
-        self.network = network
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.network.dtype
-
-    def weights_of(self, state: Tensor) -> Tensor:
-        return self.network.weights_of(state)
-
-    def __call__(self, state: Tensor, data: Tensor, penalties: Tensor | None) -> Tensor:
-        return self.network(state)  # type: ignore[no-any-return]
-
-
-def _audited(rows: Array, radius: float, path: Array, labels: Array, alpha: float) -> tuple[Array, Array, float]:
-    """Gradients K a + alpha a - y along a path (T + 1, n, K), a bound of their entries' errors, and of the curvature.
-
-    All in chunks, without attention. Rows are off the exact ones by 4 u |x|, and so is what is under the exponential.
-    """
-    n, d = rows.shape
-    flat, most, size = path.transpose(1, 0, 2).reshape(n, -1), np.abs(path).max(axis=0), np.linalg.norm(rows, axis=1)
-    out, error, sums = np.empty_like(flat), np.empty_like(most), np.empty(n)
-    for i in range(0, n, max(1, ENTRIES // (n * d))):
-        part = slice(i, i + max(1, ENTRIES // (n * d)))
-        squares = ((rows[part, None] - rows) ** 2).sum(axis=-1)
-        kernel = np.exp(-0.5 * radius**2 * squares)
-        off = radius**2 * (5 * U * np.sqrt(squares) * (size[part, None] + size) + float(gamma(d + 8, U)) * squares)
-        wrong = 1.01 * kernel * np.expm1(off + 6 * U)
-        out[part] = kernel @ flat
-        error[part] = wrong @ most + float(gamma(n + 2, U)) * (kernel @ most)
-        sums[part] = (kernel + wrong).sum(axis=1)
-    gradients = out.reshape(n, len(path), -1).transpose(1, 0, 2) + alpha * path - labels
-    error = 1.001 * error + 8 * U * (alpha * most + np.abs(labels) + most * sums[:, None])
-    return gradients, error, float(sums.max()) * (1 + (n + 4) * U) + alpha
-
-
-def _one_layer(rows: Array, values: Array, radius: float, dtype: torch.dtype) -> ConvergenceCertificate:
-    """Nadaraya-Watson has no steps: the error of its one head, for queries within the radius of the data (A5, R5).
-
-    Logits are off by the norm's read, by the rounding of the inner product and by that of the prompt.
-    """
-    (n, d), u = rows.shape, UNIT[dtype]
-    off = radius**2 * (prediction_error(1.0, d, 1.0, dtype) + 4 * (d + 8) * u) + 4 * u
-    spread = float((values.max(axis=0) - values.min(axis=0)).max(initial=0.0))
-    error = 0.5 * math.expm1(2 * off) * spread + (2 * n + 16) * u * float(np.abs(values).max(initial=0.0))
-    return ConvergenceCertificate(
-        kind="certified", rho=0.0, depth=1, distance=spread, step_error=error, growth=1.0, amplification=1.0,
-        residual=0.0, measured=0.0, posterior=error, curvature=(1.0, 1.0), dtype=str(dtype).removeprefix("torch."),
-        loss="kernel mean",
-    )  # fmt: skip

@@ -1,43 +1,67 @@
-"""Least squares and ridge regression in context: the heavy ball on a quadratic, one frozen block.
+"""Linear models in context: least squares, ridge, lasso and elastic net, on one frozen block each.
 
-The penalty of ridge is part of the prompt: d more tokens sqrt(alpha) e_j with label 0. So one network serves linear and
-ridge regression, for every alpha.
+The penalty of ridge is part of the prompt, d more tokens sqrt(alpha) e_j with label 0, so one network serves linear and
+ridge regression, for every alpha. Lasso and elastic net take proximal gradient steps, the soft threshold by two gates a
+coordinate (B1); thresholds, like penalties, are in the prompt.
 """
 
 from __future__ import annotations
 
-import math
-import numbers
-from dataclasses import replace
-from typing import Any
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
-from torch import Tensor
 
+from ..arguments import is_number
 from ..dtypes import Array
 from ..errors import ArgumentError
-from .blocks import Block, frozen
-from .certificate import ConvergenceCertificate, Made, quadratic
-from .estimator import InContextEstimator, MultiOutputMixin, RegressorMixin
-from .problem import Problem, centred
-from .prompt import (
-    LARGEST_DOUBLINGS,
-    MARGIN,
-    Scaling,
-    column_scale,
-    doublings_for,
-    is_singular,
-    spectrum,
-    step_size,
-    tensor,
-)
-from .solver import Run, contraction, run
-from .spectrum import curvature_bound, enclosure
-
-HOPELESS = 2.0**LARGEST_DOUBLINGS
+from .certificate import worst
+from .estimator import InContextEstimator, MultiOutputMixin, RegressorMixin, at_least
+from .losses import LINEAR
+from .problem import Problem, gram, is_singular
+from .prompt import LARGEST_DOUBLINGS, Centred, Scaling, centred, column_scale
+from .solver import HOPELESS, Solution
 
 
-class LinearRegression(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type: ignore[misc]
+class LinearModel(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type: ignore[misc]
+    """What linear models share: targets have nothing to do with each other, and the worst certificate is kept."""
+
+    fit_intercept: bool
+
+    @abstractmethod
+    def _problems(self, X: Array, Y: Array, weight: Array) -> list[tuple[Problem, Scaling]]:
+        """The problems whose targets, one after the other, are the columns of Y."""
+
+    def _doubt(self, fits: list[Solution]) -> tuple[bool, str]:
+        """Whether the fits converged, and what to say if they did not."""
+        return all(each.converged for each in fits), ""
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Lay the data out as a prompt and apply the network to it until it has converged."""
+        self._check_common()
+        X, y, weight = self._checked(X, y, sample_weight, multi_output=True, y_numeric=True)
+        Y = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+        fits = [self._solved(*stated) for stated in self._problems(X, Y, weight)]
+        found = [each.certificate() for each in fits]
+        done = fits[found.index(worst(found))]
+        self._keep(done, worst(found), max(each.steps for each in fits))
+        self._path = done.trajectory[:, :1]
+        coef = np.concatenate([each.scaling.original(each.w) for each in fits])
+        intercept = np.concatenate([each.scaling.y_mean for each in fits]) - coef @ done.scaling.x_mean
+        self.coef_ = coef[0] if np.ndim(y) == 1 else coef
+        self.intercept_ = (float(intercept[0]) if np.ndim(y) == 1 else intercept) if self.fit_intercept else 0.0
+        self._warn(*self._doubt(fits))
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """Predictions for new rows, read by the network's own prediction heads."""
+        z = self._linear(X)
+        return z[:, 0] if np.ndim(self.coef_) == 1 else z
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class LinearRegression(LinearModel):
     """Ordinary least squares by in-context gradient descent; the minimum-norm solution where there are many.
 
     >>> X, y = np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0], [2.0, 0.5]]), np.array([2.0, 1.0, 3.0, 3.0])
@@ -49,51 +73,27 @@ class LinearRegression(MultiOutputMixin, RegressorMixin, InContextEstimator):  #
     spectrum is computed and the smallest sufficient power of two taken. `tol` is relative to the weights.
     """
 
-    def __init__(
-        self,
-        *,
-        fit_intercept: bool = True,
-        tol: float = 1e-12,
-        max_iter: int = 50_000,
-        condition: float | None = None,
-        dtype: str = "float64",
-    ):
-        self.fit_intercept, self.tol, self.max_iter = fit_intercept, tol, max_iter
-        self.condition, self.dtype = condition, dtype
+    fit_intercept: bool = True
+    max_iter: int = 50_000
 
     def _alphas(self, targets: int) -> Array:
         return np.zeros(targets)
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearRegression:
-        """Lay the data out as a prompt and apply the network to it until it has converged."""
-        self._check_common()
-        X, y, weight = self._checked(X, y, sample_weight, multi_output=True, y_numeric=True)
-        Y = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
-        alphas = self._alphas(Y.shape[1])
-        groups = [np.arange(Y.shape[1])] if len(set(alphas)) == 1 else [np.array([k]) for k in range(Y.shape[1])]
-        fits = [_least_squares(self, X, Y[:, group], weight, float(alphas[group[0]])) for group in groups]
-        last = max(fits, key=lambda each: each.run.steps)
-        coef = np.concatenate([each.coef for each in fits])
-        intercept = np.concatenate([each.intercept for each in fits])
-        self.coef_ = coef[0] if np.ndim(y) == 1 else coef
-        self.intercept_ = (float(intercept[0]) if np.ndim(y) == 1 else intercept) if self.fit_intercept else 0.0
-        self.network_, self.scaling_, self.n_iter_ = last.network, last.scaling, last.run.steps
-        self.certificate_, self.prompt_ = last.certificate, last.tokens
-        self._path = last.path[:, :1]
-        path = last.scaling.original(last.path)
-        self.trajectory_ = path[:, 0] if path.shape[1] == 1 else path
-        low, high = last.scaling.spectrum
+    def _problems(self, X: Array, Y: Array, weight: Array) -> list[tuple[Problem, Scaling]]:
+        """Targets with one penalty are one problem, whose sequences make a batch."""
+        alphas, columns = self._alphas(Y.shape[1]), np.arange(Y.shape[1])
+        groups = [columns] if len(set(alphas)) == 1 else list(columns[:, None])
+        parts = [centred(X, Y[:, group], weight, bool(self.fit_intercept)) for group in groups]
+        return [_least_squares(part, float(alphas[group[0]])) for part, group in zip(parts, groups, strict=True)]
+
+    def _doubt(self, fits: list[Solution]) -> tuple[bool, str]:
+        low, high = self.scaling_.spectrum
         beyond = f", more than the 2^{LARGEST_DOUBLINGS} of the largest network" if high > low * HOPELESS else ""
         detail = f" (the condition number of the scaled data is about {high / low:.1g}{beyond})"
-        self._warn(all(each.run.converged for each in fits) and not (beyond and self.condition is None), detail)
-        return self
-
-    def predict(self, X: Any) -> Array:
-        """Predictions for new rows, read by the network's own prediction heads."""
-        z = self._linear(X)
-        return z[:, 0] if np.ndim(self.coef_) == 1 else z
+        return all(each.converged for each in fits) and not (beyond and self.condition is None), detail
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Ridge(LinearRegression):
     """Least squares with the penalty alpha ||w||^2, by in-context gradient descent.
 
@@ -102,24 +102,11 @@ class Ridge(LinearRegression):
     array([0.5])
     """
 
-    def __init__(
-        self,
-        alpha: Any = 1.0,
-        *,
-        fit_intercept: bool = True,
-        tol: float = 1e-12,
-        max_iter: int = 50_000,
-        condition: float | None = None,
-        dtype: str = "float64",
-    ):
-        super().__init__(fit_intercept=fit_intercept, tol=tol, max_iter=max_iter, condition=condition, dtype=dtype)
-        self.alpha = alpha
+    alpha: Any = field(default=1.0, kw_only=False)
 
     def _alphas(self, targets: int) -> Array:
-        alpha = self.alpha
-        if isinstance(alpha, numbers.Real) and not isinstance(alpha, bool):
-            alpha = np.full(targets, float(alpha))
-        alpha = np.asarray(alpha, dtype=np.float64)
+        one = is_number(self.alpha) or isinstance(self.alpha, float)  # infinities are refused below
+        alpha = np.asarray([self.alpha] * targets if one else self.alpha, dtype=np.float64)
         if alpha.shape != (targets,):
             raise ArgumentError(f"alpha must be one number or one for each of {targets} targets, got {self.alpha!r}")
         if not (np.isfinite(alpha) & (alpha >= 0)).all():
@@ -127,74 +114,80 @@ class Ridge(LinearRegression):
         return alpha
 
 
-class _Fit:
-    """One solved least-squares problem."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class ElasticNet(LinearModel):
+    """||y - X w||^2 / (2 n) + alpha l1_ratio ||w||_1 + alpha (1 - l1_ratio) ||w||^2 / 2, by in-context proximal steps.
 
-    def __init__(self, network: Block, scaling: Scaling, done: Run, path: Array, certificate: ConvergenceCertificate,
-                 tokens: Tensor, coef: Array, intercept: Array):  # fmt: skip
-        self.tokens, self.path = tokens, path
-        self.network, self.scaling, self.run, self.certificate = network, scaling, done, certificate
-        self.coef, self.intercept = coef, intercept
+    >>> X, y = np.eye(4) * 2, np.array([4.0, 0.1, 0.0, -3.0])
+    >>> ElasticNet(alpha=0.5, l1_ratio=1.0, fit_intercept=False).fit(X, y).coef_.round(8)
+    array([ 1.5,  0. ,  0. , -1. ])
+
+    Thresholds, like penalties, are in the prompt: the network knows neither alpha nor l1_ratio.
+    """
+
+    alpha: float = field(default=1.0, kw_only=False)
+    l1_ratio: float = 0.5
+    fit_intercept: bool = True
+    tol: float = 1e-11
+    max_iter: int = 50_000
+
+    def _check_common(self) -> None:
+        super()._check_common()
+        at_least("alpha", self.alpha, 0)
+        if not is_number(self.l1_ratio) or not 0 <= self.l1_ratio <= 1:
+            raise ArgumentError(f"l1_ratio must be in [0, 1], got {self.l1_ratio!r}")
+
+    def _problems(self, X: Array, Y: Array, weight: Array) -> list[tuple[Problem, Scaling]]:
+        data = centred(X, Y, weight / weight.mean(), bool(self.fit_intercept))
+        l1, l2 = self.alpha * self.l1_ratio, self.alpha * (1 - self.l1_ratio)
+        return [_net(data, k, l1, l2) for k in range(Y.shape[1])]
 
 
-def _least_squares(est: LinearRegression, X: Array, Y: Array, weight: Array, alpha: float) -> _Fit:
-    data = centred(X, Y, weight, bool(est.fit_intercept))
+@dataclass(eq=False, repr=False, kw_only=True)
+class Lasso(ElasticNet):
+    """||y - X w||^2 / (2 n) + alpha ||w||_1, by in-context proximal gradient steps.
+
+    >>> X, y = np.eye(4) * 2, np.array([4.0, 0.1, 0.0, -3.0])
+    >>> Lasso(alpha=0.5, fit_intercept=False).fit(X, y).coef_.round(8)
+    array([ 1.5,  0. ,  0. , -1. ])
+    """
+
+    l1_ratio: float = field(default=1.0, init=False)
+
+
+def _least_squares(data: Centred, alpha: float) -> tuple[Problem, Scaling]:
+    """||y - X w||^2 + alpha ||w||^2 over the number of rows, all targets side by side."""
     rows, labels = data.rows, data.labels
     n, d = rows.shape
     x_scale = column_scale(rows, alpha / n)
     live = rows.any(axis=0) | (alpha > 0)
-    if alpha == 0 and live.any() and (n <= live.sum() or is_singular(_gram(rows[:, live] / x_scale[live]))):
+    if alpha == 0 and live.any() and (n <= live.sum() or is_singular(gram(rows[:, live] / x_scale[live]))):
         x_scale = column_scale(rows, 0.0, uniform=True)  # one factor for all columns keeps the minimum norm
-    scaled = rows / x_scale
+    x = rows / x_scale
     if alpha > 0:
-        scaled = np.concatenate((scaled, np.diag(np.sqrt(alpha) / x_scale)))
+        x = np.concatenate((x, np.diag(np.sqrt(alpha) / x_scale)))
         labels = np.concatenate((labels, np.zeros((d, labels.shape[1]))))
-    y_scale = 2 * float(np.abs(labels).max(initial=0.0)) or 1.0
-    dtype, count = est._torch_dtype(), len(scaled)
-    # At the edge of the spectrum the heavy ball overshoots by a factor of its depth: stay away from it.
-    high = MARGIN * curvature_bound(scaled, scaled / count, dtype) or 1.0
-    low = min(spectrum(_gram(scaled))[0], high)
-    doublings = doublings_for(*((1.0, est.condition) if est.condition is not None else (low * (1 - 1e-9), high)))
-    if est.condition is None and high > low * HOPELESS:
-        # Not all directions can be resolved: take the class that max_iter steps bring to rest, 14 sqrt(condition).
-        doublings = max(1, min(doublings, math.floor(2 * math.log2(max(est.max_iter / 14, 2)))))
-    step = step_size("heavy ball", doublings, high)
-    scaling = Scaling(data.x_mean, x_scale, data.y_mean, y_scale, (low, high), doublings, step)
-    network = frozen("linear", "heavy ball", doublings, d, dtype=dtype)
-    targets = (labels / y_scale).T[..., None]  # a batch of sequences, one for each target
-    at, (x, v) = network.channels, (tensor(each, dtype) for each in (scaled, scaled * (step / count)))
-    tokens = at.data(x.expand(len(targets), count, d), v, tensor(targets, dtype))
-    rho = contraction("heavy ball", doublings)
-    done = run(network, at.state(tensor(np.zeros((len(targets), 1, d)), dtype)), tokens, rho=rho, tol=est.tol,
-               max_iter=est.max_iter)  # fmt: skip
-    path = done.path()[:, :, 0]
-    problem = Problem("linear", scaled, labels / y_scale, np.full(count, 1 / count), np.zeros(d), np.zeros((1, d)),
+    y_scale = _label_scale(labels)
+    count, targets = labels.shape
+    problem = Problem(LINEAR, x, labels / y_scale, np.full(count, 1 / count), np.zeros(d), np.zeros((targets, d)),
                       data.rounding(x_scale, y_scale))  # fmt: skip
-    coef = scaling.original(path[-1])
-    certificate = _certify(problem, path, Made("heavy ball", network.momentum.beta, step, est.dtype, "linear"))
-    return _Fit(
-        network,
-        scaling,
-        done,
-        path,
-        certificate,
-        at.sequence(done.state[0], tokens[0]),
-        coef,
-        data.y_mean - coef @ data.x_mean,
-    )
+    return problem, Scaling(data.x_mean, x_scale, data.y_mean, y_scale)
 
 
-def _gram(rows: Array) -> Array:
-    """rows^T rows / n, or the smaller matrix with the same positive eigenvalues."""
-    return (rows.T @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.T) / len(rows)
+def _net(data: Centred, k: int, l1: float, l2: float) -> tuple[Problem, Scaling]:
+    """||y - X w||^2 / (2 n) + l1 ||w||_1 + l2 ||w||^2 / 2 for target k."""
+    x_scale = column_scale(data.rows, l2)
+    y = data.labels[:, [k]]
+    y_scale = _label_scale(y)
+    n, d = data.rows.shape
+    # In the prompt's units the objective is divided by y_scale^2, and |w_j| is y_scale/x_scale_j |w'_j|.
+    threshold, ridge = l1 / (x_scale * y_scale), l2 / x_scale**2
+    # Penalty tokens hold sqrt(ridge)/4 w <= 1/4 by the objective at 0.
+    problem = Problem(LINEAR, data.rows / x_scale, y / y_scale, np.full(n, 1 / n), ridge, np.zeros((1, d)),
+                      data.rounding(x_scale, y_scale), threshold)  # fmt: skip
+    return problem, Scaling(data.x_mean, x_scale, data.y_mean[[k]], y_scale)
 
 
-def _certify(problem: Problem, path: Array, made: Made) -> ConvergenceCertificate:
-    """The certificate of the target with the largest bound; path (T + 1, target, d)."""
-    lower, upper, error = problem.hessians(np.zeros((1, path.shape[2])), 0.0, problem.free)
-    curvature = (enclosure(lower, error)[0], enclosure(upper, error)[1])
-    found = []
-    for k in range(path.shape[1]):
-        own, each = replace(problem, y=problem.y[:, [k]]), path[:, [k]]
-        found.append(quadratic(each, own.gradients(each), own.gradient_error(each), curvature, made))
-    return max(found, key=lambda certificate: certificate.bound)
+def _label_scale(labels: Array) -> float:
+    """Twice the largest label: residuals up to twice the labels' size stay where the heads are accurate."""
+    return 2 * float(np.abs(labels).max(initial=0.0)) or 1.0

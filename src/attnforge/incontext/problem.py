@@ -1,14 +1,17 @@
-"""Rows and labels around their weighted means, and how far rounding takes them from the exact ones.
+"""The problem that a prompt states, outside attention: objective, gradients, curvatures, and bounds of their rounding.
 
-The problem that a prompt states, outside attention: objective, gradients, curvatures, and bounds of their rounding.
-
-Estimators use it between stages to choose a step size, and certificates use it to audit a run. Nothing here computes
+The solver uses it between stages to choose a step size, and certificates use it to audit a run. Nothing here computes
 weights. The *exact* problem is that of the user's data in the prompt's units, before centring, division and weights
 were rounded; `Rounding` says how far the arrays are from it.
+
+`enclosure` bounds all eigenvalues of a computed symmetric matrix: if a Cholesky factorisation of A - c I runs to its
+end in floating point, then lambda_min(A) >= c - gamma_{d+1}/(1 - gamma_{d+1}) tr(A - c I) (Higham, theorem 10.3: the
+factor is exact for a matrix that near).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,52 +19,12 @@ import numpy as np
 
 from ..certificates.rounding import gamma
 from ..dtypes import Array
-from .blocks import Loss
-from .heads import EDGE
-from .prompt import spectrum
+from .losses import Doubt, Loss, U
 
-
-@dataclass(frozen=True, eq=False)
-class Centred:
-    """Rows and labels around their weighted means, times sqrt(weight); the means; absolute errors of both."""
-
-    rows: Array
-    labels: Array
-    x_mean: Array
-    y_mean: Array
-    x_error: Array
-    y_error: float
-
-    def rounding(self, x_scale: Array, y_scale: float) -> Rounding:
-        """The errors in the prompt's units."""
-        weight = (len(self.rows) + 8) * U  # sample weights were normalised
-        return Rounding(12 * U, 1.01 * self.x_error / x_scale, 1.01 * self.y_error / y_scale, weight)
-
-
-def centred(X: Array, Y: Array, weight: Array, intercept: bool) -> Centred:
-    """The means are taken out where an intercept is fitted."""
-    root = np.sqrt(weight)[:, None]
-    most, slack = float(root.max()), float(gamma(len(X) + 4, U))
-    x_error, y_error = np.zeros(X.shape[1]), 0.0
-    if intercept:
-        x_mean, y_mean = (np.average(each, axis=0, weights=weight) for each in (X, Y))
-        # what rounding does to the means shifts all rows alike
-        x_error = slack * most * np.average(np.abs(X), axis=0, weights=weight)
-        y_error = slack * most * float(np.average(np.abs(Y), axis=0, weights=weight).max())
-    else:
-        x_mean, y_mean = np.zeros(X.shape[1]), np.zeros(Y.shape[1])
-    rows, labels = (X - x_mean) * root, (Y - y_mean) * root
-    # What is left of a constant column is rounding, and would otherwise be scaled up to a column of noise.
-    noise = 8 * np.finfo(float).eps * np.sqrt(len(X)) * np.abs(X).max(axis=0, initial=0.0)
-    dead = np.linalg.norm(rows, axis=0) <= noise * np.sqrt(weight.max())
-    x_error = np.where(dead, x_error + np.abs(rows).max(axis=0, initial=0.0), x_error)
-    rows[:, dead] = 0.0
-    return Centred(rows, labels, x_mean, y_mean, x_error, y_error)
-
-
-U = 2.0**-53
-ENTRIES = 1 << 21  # predictions alive at once
-SECOND_ORDER = 1.001  # products of two roundings
+ENTRIES = 1 << 21  # predictions alive at once: 16 MB of float64, whatever the number of samples and steps
+SECOND_ORDER = 1.001  # products of two roundings, which first-order sums leave out
+NOTHING = 1e-13  # eigenvalues below this part of the largest are counted as 0: a few hundred roundings
+UNUSED = 0.05  # of the largest curvature: what the smallest is taken to be while no column is in use
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -99,30 +62,11 @@ class Problem:
     def residuals(self, z: Array) -> Array:
         """The derivative of the loss by the prediction z (n, ..., K)."""
         y = self.y.reshape(len(self.y), *(1,) * (z.ndim - 2), -1)
-        with np.errstate(over="ignore"):
-            if self.loss == "softmax":
-                e = np.exp(z - z.max(axis=-1, keepdims=True))
-                return np.asarray(e / e.sum(axis=-1, keepdims=True) - y)
-            if self.loss == "logistic":
-                return np.asarray(1 / (1 + np.exp(-z)) - y)
-            if self.loss == "poisson":
-                return np.asarray(np.exp(z) - y)
-        return np.clip(z - y, -EDGE, EDGE) if self.loss == "huber" else z - y
+        return self.loss.slope(z, y)
 
     def objective(self, w: Array) -> float:
         """The value at w (K, d)."""
-        z, y = self.x @ w.T, self.y
-        with np.errstate(over="ignore"):
-            if self.loss == "softmax":
-                top = z.max(axis=1)
-                each = top + np.log(np.exp(z - top[:, None]).sum(axis=1)) - (y * z).sum(axis=1)
-            elif self.loss == "logistic":
-                each = (np.logaddexp(0.0, z) - y * z).sum(axis=1)
-            elif self.loss == "poisson":
-                each = (np.exp(z) - y * z).sum(axis=1)
-            else:
-                r = np.abs(z - y)
-                each = np.where((r <= EDGE) | (self.loss == "linear"), 0.5 * r * r, EDGE * (r - 0.5 * EDGE)).sum(axis=1)
+        each = self.loss.value(self.x @ w.T, self.y)
         corner = 0.0 if self.threshold is None else float((self.threshold * np.abs(w)).sum())
         return float(self.weight @ each) + 0.5 * float((self.penalty * w * w).sum()) + corner
 
@@ -140,21 +84,12 @@ class Problem:
     def residual_error(self, points: Array) -> tuple[Array, Array]:
         """What a residual can be off the exact problem's, anywhere on these points, and how large it can be: (n, K)."""
         most = np.abs(points).max(axis=0)  # (K, d)
-        size = np.abs(self.x)
-        z_error = self._z_error(most)
-        labels = self.rounding.labels + 8 * U * np.abs(self.y)
-        reach = size @ most.T + np.abs(self.y)
-        if self.loss == "softmax":
-            worst = z_error.max(axis=1, keepdims=True)
-            return 2.1 * worst + (8 + z_error.shape[1]) * U + 0 * z_error, np.ones_like(z_error)
-        if self.loss == "logistic":
-            return 0.26 * z_error + 8 * U, np.ones_like(z_error)
-        if self.loss == "poisson":
-            top = np.tensordot(self.x, points, axes=(1, 2)).max(axis=1) + z_error
-            bound = np.exp(top) * 1.001 + np.abs(self.y)
-            return bound * (1.1 * z_error + 8 * U) + labels, bound
-        bound = np.full_like(z_error, EDGE) if self.loss == "huber" else reach
-        return z_error + labels + 2 * U * reach, bound
+        size = np.abs(self.y)
+        off = Doubt(
+            z=self._z_error(most), y=self.rounding.labels + 8 * U * size, reach=np.abs(self.x) @ most.T + size,
+            largest=lambda: np.asarray(np.tensordot(self.x, points, axes=(1, 2)).max(axis=1)),
+        )  # fmt: skip
+        return self.loss.slope_error(self.y, off)
 
     def _z_error(self, most: Array) -> Array:
         """What a prediction can be off the exact problem's for |w| <= most (K, d), and its labels' kink: (n, K)."""
@@ -181,12 +116,9 @@ class Problem:
         """
         x, z = self.x[:, live], self.x @ w.T
         length = np.linalg.norm(x, axis=1) * reach * (1 + 1e-9) + self._z_error(np.abs(w)).max(axis=1)
-        ridge = np.diag(self.penalty[live])
-        if self.loss == "softmax":
-            low, high = (self._softmax_hessian(x, z, np.exp(sign * 4 * length)) for sign in (-1, 1))
-            ridge = np.asarray(np.kron(np.eye(w.shape[0]), ridge), dtype=np.float64)
-        else:
-            low, high = ((x * (self.weight * c)[:, None]).T @ x for c in self._curvatures(z[:, 0], length))
+        low, high = self.loss.hessians(x, z, self.y, self.weight, length)
+        states = w.shape[0] if self.loss.joint else 1
+        ridge = np.asarray(np.kron(np.eye(states), np.diag(self.penalty[live])), dtype=np.float64)
         off, size = self.rounding, (x * x).sum(axis=1)
         trace = float(np.trace(high))
         error = (float(gamma(len(x) + 8, U)) + 2.1 * off.relative + off.weight + 1e-13) * trace
@@ -194,32 +126,16 @@ class Problem:
         error += 2.1 * float(self.weight @ np.sqrt(size)) * float(np.linalg.norm(off.columns[live])) * max(peak, 1.0)
         return low + ridge, high + ridge, error + 8 * U * float(np.trace(ridge))
 
-    def _curvatures(self, z: Array, length: Array) -> tuple[Array, Array]:
-        """The second derivative of each sample's loss, its least and its largest for predictions within `length`."""
-        if self.loss == "logistic":
-            low, high = (1 / (2 + 2 * np.cosh(np.minimum(t, 700))) for t in
-                         (np.abs(z) + length, np.maximum(np.abs(z) - length, 0)))  # fmt: skip
-            return low, high
-        if self.loss == "poisson":
-            return np.exp(z - length), np.exp(z + length)
-        if self.loss == "huber":
-            r = np.abs(z - self.y[:, 0])
-            return (r + length < EDGE).astype(float), (r - length <= EDGE).astype(float)
-        return np.ones_like(z), np.ones_like(z)
-
-    def _softmax_hessian(self, x: Array, z: Array, factor: Array) -> Array:
-        e = np.exp(z - z.max(axis=1, keepdims=True))
-        p, weight = e / e.sum(axis=1, keepdims=True), self.weight * factor
-        k = range(z.shape[1])
-        blocks = [[(x * (weight * p[:, a] * ((a == b) - p[:, b]))[:, None]).T @ x for b in k] for a in k]
-        return np.asarray(np.block(blocks))
-
     def shared(self, live: Mask, classes: int) -> Array:
-        """The projection onto what all classes share, which softmax does not see; 0 for other losses."""
+        """The projection onto what all classes share, where the loss does not see it; otherwise 0."""
         count = int(live.sum())
-        if self.loss != "softmax":
+        if not self.loss.joint:
             return np.zeros((count, count))
         return np.asarray(np.kron(np.full((classes, classes), 1 / classes), np.eye(count)))
+
+    def rows(self) -> Array:
+        """Rows whose Gram matrix is the Hessian of the squared loss: sqrt(weight) x, and the penalty's below them."""
+        return np.concatenate((np.sqrt(self.weight)[:, None] * self.x, np.diag(np.sqrt(self.penalty))))
 
     def curvatures(self, w: Array) -> tuple[float, float]:
         """The smallest positive and the largest curvature at w, for the choice of a step size.
@@ -228,13 +144,69 @@ class Problem:
         not; directions without a curvature are never entered from 0.
         """
         live = self.free if self.threshold is None or not self.threshold.any() else (w != 0).any(axis=0)
-        high = spectrum(self.hessians(w, 0.0, self.free)[1])[1]
-        if self.loss == "huber":
+        high = extremes(self.hessians(w, 0.0, self.free)[1])[1]
+        if self.loss.clipped:
             all_rows = (self.x[:, self.free] * self.weight[:, None]).T @ self.x[:, self.free]
-            high = spectrum(all_rows + np.diag(self.penalty[self.free]))[1]
+            high = extremes(all_rows + np.diag(self.penalty[self.free]))[1]
         if not live.any():
-            return 0.05 * high, high
+            return UNUSED * high, high
         low = self.hessians(w, 0.0, live)[0] + high * self.shared(live, w.shape[0])
         values = np.linalg.eigvalsh(low)
-        kept = values[values > max(1e-12 if self.loss == "huber" else 1e-13, 16 * len(low) * U) * high]
-        return (float(kept[0]) if len(kept) else 0.05 * high), high
+        kept = values[values > max(self.loss.flat, 16 * len(low) * U) * high]
+        return (float(kept[0]) if len(kept) else UNUSED * high), high
+
+
+def extremes(gram: Array) -> tuple[float, float]:
+    """The smallest positive and the largest eigenvalue, moved outward by the rounding of the eigenvalue solver."""
+    values = np.linalg.eigvalsh(gram)
+    high = float(values[-1]) if len(values) else 0.0
+    if not high > 0:
+        return 1.0, 1.0
+    slack = 4 * len(gram) * np.finfo(float).eps * high
+    positive = values[values > max(NOTHING * high, 4 * slack)]
+    return float(positive[0]) - slack, high + slack
+
+
+def gram(rows: Array) -> Array:
+    """rows^T rows, or the smaller matrix with the same positive eigenvalues."""
+    rows = rows[rows.any(axis=1)]
+    return rows.T @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.T
+
+
+def is_singular(gram: Array) -> bool:
+    """Whether a Gram matrix has directions that data do not determine."""
+    values = np.linalg.eigvalsh(gram)
+    return bool(values[0] <= max(NOTHING, 8 * len(gram) * np.finfo(float).eps) * values[-1])
+
+
+def enclosure(matrix: Array, error: float = 0.0) -> tuple[float, float]:
+    """Bounds of all eigenvalues of the symmetric matrix that `matrix` is within `error` of, in the spectral norm.
+
+    >>> low, high = enclosure(np.diag([1.0, 3.0]))
+    >>> 0.999999 < low <= 1 <= 3 <= high < 3.000001
+    True
+    """
+    d = len(matrix)
+    matrix = (matrix + matrix.T) / 2
+    values = np.linalg.eigvalsh(matrix)
+    size = float(np.abs(values).max()) + float(np.abs(matrix).max())
+    low = _below(matrix, float(values[0]), size, d)
+    high = -_below(-matrix, -float(values[-1]), size, d)
+    slack = error + 4 * U * size  # of the symmetrisation
+    return math.nextafter(low - slack, -math.inf), math.nextafter(high + slack, math.inf)
+
+
+def _below(matrix: Array, guess: float, size: float, d: int) -> float:
+    """A lower bound of the smallest eigenvalue, near a guess."""
+    step = 16 * d * U * size
+    for _ in range(40):
+        shifted = matrix - (guess - step) * np.eye(d)
+        try:
+            np.linalg.cholesky(shifted)
+        except np.linalg.LinAlgError:
+            step *= 4
+            continue
+        g = float(gamma(d + 1, U))
+        slack = g / (1 - g) * float(np.abs(np.diag(shifted)).sum()) + 2 * U * size
+        return guess - step - slack
+    return -2 * d * size

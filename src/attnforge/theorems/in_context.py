@@ -11,21 +11,23 @@ F6  *a head that comes in the prompt* (2508.17550): the rows of W_Q, W_K, W_V ar
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..arguments import is_number, is_whole
 from ..certificates.rounding import gamma, unit
 from ..errors import ArgumentError, closest
 from ..functions import registry as functions
 from ..heads.anchor.head import AnchorHead
-from ..incontext.blocks import Block, Loss, Momentum
-from ..incontext.certificate import prediction_error
-from ..incontext.heads import LinearRead, shipped
+from ..incontext.blocks import Block, Kind, Momentum
+from ..incontext.extrapolation import built, prediction_error
+from ..incontext.heads import LinearRead
+from ..incontext.losses import SIMPLE, Loss, named
 
-NAMED = ("linear", "logistic", "poisson", "huber")
+MOST_ANCHORS = 96  # of a derivative's head: its fit is direct up to here, and rounding is what is left of its error
 
 
 class PaperStep(nn.Module):
@@ -80,7 +82,7 @@ class PaperStep(nn.Module):
 
 
 class GradientDescent(nn.Module):
-    """`descend(Z)`: one frozen block applied `steps` times to a sequence of tokens (`incontext.layout`).
+    """`descend(Z)`: one frozen block applied `steps` times to a sequence of tokens (`incontext.heads.Channels`).
 
     `sequence(w, X, y, step)` lays out a prompt; the block is built for as many columns as the first prompt has.
     """
@@ -182,27 +184,27 @@ def gradient_step(
     >>> bool((step(w, X, y) - torch.tanh(X @ w)[:, None] * X).abs().max() <= step.bound(1.0, 0.5, 2))
     True
     """
-    if type(d) is not int or d < 1:
+    if not is_whole(d, 1):
         raise ArgumentError(f"d, the number of columns, must be a whole number >= 1, got {d!r}")
-    if n is not None and (type(n) is not int or n < 1):
+    if n is not None and not is_whole(n, 1):
         raise ArgumentError(f"n, the number of samples, must be a whole number >= 1 or None, got {n!r}")
     if form not in ("paper", "efficient"):
         raise ArgumentError(f"form must be 'paper' or 'efficient', got {form!r}")
     lo, hi = map(float, interval)
-    if not (lo < hi and type(anchors) is int and anchors >= 2 and kappa >= 1):
+    if not (lo < hi and is_whole(anchors, 2) and kappa >= 1):
         raise ArgumentError(
             f"needs lo < hi, at least 2 anchors and kappa >= 1, got {interval}, {anchors!r} and {kappa!r}"
         )
     if form == "paper":
-        return PaperStep(loss, lo, hi, anchors, float(kappa), shipped(dtype))
-    if loss in NAMED:
-        return Block(loss, d, Momentum("plain"), dtype=shipped(dtype))  # type: ignore[arg-type]
-    head = AnchorHead.fit(loss, lo, hi, anchors=min(anchors, 96), dtype=shipped(dtype))
+        return PaperStep(loss, lo, hi, anchors, float(kappa), built(dtype))
+    if loss in SIMPLE:
+        return Block(loss, d, Momentum("plain"), dtype=dtype)
+    head = AnchorHead.fit(loss, lo, hi, anchors=min(anchors, MOST_ANCHORS), dtype=built(dtype))
     return Block("anchors", d, Momentum("plain"), dtype=dtype, derivative=head)
 
 
 def gradient_descent(
-    loss: Loss, steps: int, accelerated: bool = True, *, condition: float = 64.0, dtype: torch.dtype = torch.float64
+    loss: str, steps: int, accelerated: bool = True, *, condition: float = 64.0, dtype: torch.dtype = torch.float64
 ) -> GradientDescent:
     """Gradient descent in context: one frozen block, applied `steps` times.
 
@@ -215,14 +217,14 @@ def gradient_descent(
     >>> descent.weights_of(descent(Z)).detach().round(decimals=6)
     tensor([ 0.5000, -0.2500], dtype=torch.float64)
     """
-    known = [name for name in get_args(Loss) if name not in ("softmax", "anchors")]
-    if loss not in known:
-        raise ArgumentError(f"unknown loss {loss!r}{closest(str(loss), known)}; known: {', '.join(known)}")
-    if type(steps) is not int or steps < 1:
+    if loss not in SIMPLE:
+        raise ArgumentError(f"unknown loss {loss!r}{closest(str(loss), SIMPLE)}; known: {', '.join(SIMPLE)}")
+    if not is_whole(steps, 1):
         raise ArgumentError(f"steps must be a whole number >= 1, got {steps!r}")
-    kind: Literal["plain", "heavy ball", "nesterov"] = "heavy ball" if loss == "linear" else "nesterov"
+    own = named(loss)
+    kind: Kind = "heavy ball" if own.quadratic else "nesterov"
     momentum = Momentum.optimal(kind, condition) if accelerated else Momentum("plain")
-    return GradientDescent(loss, momentum, steps, shipped(dtype))
+    return GradientDescent(own, momentum, steps, built(dtype))
 
 
 def emulate_head(reach: float = 8.0, dtype: torch.dtype = torch.float64) -> EmulatedHead:
@@ -235,6 +237,6 @@ def emulate_head(reach: float = 8.0, dtype: torch.dtype = torch.float64) -> Emul
     >>> bool((head(X, *W) - exact).abs().max() <= head.bound(X, *W) < 1e-8)
     True
     """
-    if not 0 < reach < math.inf:
+    if not is_number(reach) or not reach > 0:
         raise ArgumentError(f"reach must be a positive number, got {reach!r}")
-    return EmulatedHead(float(reach), shipped(dtype))
+    return EmulatedHead(float(reach), built(dtype))
