@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from attnforge.census import purity
 from attnforge.errors import ArgumentError
 from attnforge.heads.anchor.head import AnchorHead
-from attnforge.incontext.blocks import Block, Lean, Momentum, frozen
+from attnforge.incontext.blocks import Block, Lean, LinearRead, Momentum, frozen
 from attnforge.incontext.extrapolation import aggregation_error, evens, levels, pairs, prediction_error
-from attnforge.incontext.heads import LinearRead
 from attnforge.incontext.losses import EDGE
 from attnforge.incontext.problem import enclosure
 from attnforge.incontext.prompt import curvature_bound

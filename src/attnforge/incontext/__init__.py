@@ -23,23 +23,17 @@ if TYPE_CHECKING:
     from .solver import Run, in_context, run
 
 _LAZY = {
-    "Block": ".blocks",
-    "ConvergenceCertificate": ".certificate",
-    "ElasticNet": ".linear",
-    "HuberRegressor": ".generalised",
-    "KernelRegressor": ".kernel",
-    "Lasso": ".linear",
-    "LinearRegression": ".linear",
-    "LogisticRegression": ".generalised",
-    "Momentum": ".blocks",
-    "PoissonRegressor": ".generalised",
-    "Ridge": ".linear",
-    "Run": ".solver",
-    "Scaling": ".prompt",
-    "depth_for": ".certificate",
-    "frozen": ".blocks",
-    "in_context": ".solver",
-    "run": ".solver",
+    name: module
+    for module, names in {
+        ".blocks": ("Block", "Momentum", "frozen"),
+        ".certificate": ("ConvergenceCertificate", "depth_for"),
+        ".generalised": ("HuberRegressor", "LogisticRegression", "PoissonRegressor"),
+        ".kernel": ("KernelRegressor",),
+        ".linear": ("ElasticNet", "Lasso", "LinearRegression", "Ridge"),
+        ".prompt": ("Scaling",),
+        ".solver": ("Run", "in_context", "run"),
+    }.items()
+    for name in names
 }
 
 __all__ = [

@@ -29,11 +29,10 @@ from ..arguments import is_number
 from ..dtypes import Array
 from ..errors import ArgumentError
 from ..network import AttentionLayer, AttentionOnly, Heads
-from .blocks import Momentum
+from .blocks import OMEGA, Momentum, Tokens, heads
 from .certificate import Made, kernel_descent, kernel_mean
 from .estimator import InContextEstimator, MultiOutputMixin, RegressorMixin
 from .extrapolation import LOG_SINK, built, pairs
-from .heads import OMEGA, Tokens, heads
 from .prompt import AFFINE, MARGIN, STOPPING, Scaling, doublings_for, step_size, tensor
 from .solver import contraction, few_threads, repeat
 

@@ -59,11 +59,6 @@ class Problem:
         free[list(self.fixed)] = False
         object.__setattr__(self, "free", free)
 
-    def residuals(self, z: Array) -> Array:
-        """The derivative of the loss by the prediction z (n, ..., K)."""
-        y = self.y.reshape(len(self.y), *(1,) * (z.ndim - 2), -1)
-        return self.loss.slope(z, y)
-
     def objective(self, w: Array) -> float:
         """The value at w (K, d)."""
         each = self.loss.value(self.x @ w.T, self.y)
@@ -76,7 +71,7 @@ class Problem:
         size = max(1, ENTRIES // max(1, self.y.size))
         for i in range(0, len(points), size):
             part = points[i : i + size]
-            r = self.residuals(np.tensordot(self.x, part, axes=(1, 2))) * self.weight[:, None, None]
+            r = self.loss.slope(np.tensordot(self.x, part, axes=(1, 2)), self.y[:, None]) * self.weight[:, None, None]
             out[i : i + size] = np.tensordot(r, self.x, axes=(0, 0)) + self.penalty * part
         out[..., ~self.free] = 0.0
         return out

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from ..certificates.rounding import gamma
 from ..dtypes import Array
-from .blocks import Kind, Lean, frozen
-from .heads import Channels
+from .blocks import Channels, Kind, Lean, frozen
 from .losses import LINEAR, U
 from .problem import Problem, Rounding
 

@@ -22,9 +22,8 @@ from ..certificates.rounding import gamma, unit
 from ..errors import ArgumentError, closest
 from ..functions import registry as functions
 from ..heads.anchor.head import AnchorHead
-from ..incontext.blocks import Block, Kind, Momentum
+from ..incontext.blocks import Block, Kind, LinearRead, Momentum
 from ..incontext.extrapolation import built, prediction_error
-from ..incontext.heads import LinearRead
 from ..incontext.losses import SIMPLE, Loss, named
 
 MOST_ANCHORS = 96  # of a derivative's head: its fit is direct up to here, and rounding is what is left of its error
@@ -82,7 +81,7 @@ class PaperStep(nn.Module):
 
 
 class GradientDescent(nn.Module):
-    """`descend(Z)`: one frozen block applied `steps` times to a sequence of tokens (`incontext.heads.Channels`).
+    """`descend(Z)`: one frozen block applied `steps` times to a sequence of tokens (`incontext.blocks.Channels`).
 
     `sequence(w, X, y, step)` lays out a prompt; the block is built for as many columns as the first prompt has.
     """
