@@ -32,20 +32,18 @@ except ImportError as error:
     raise MissingExtra("scikit-learn", "sklearn") from error
 
 __all__ = [
-    "BaseEstimator",
     "ClassifierMixin",
-    "ConvergenceWarning",
     "InContextEstimator",
     "MultiOutputMixin",
     "RegressorMixin",
     "at_least",
     "check_classification_targets",
-    "check_is_fitted",
-    "validate_data",
 ]
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+SPARSE = ("csr", "csc", "coo")
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -96,7 +94,7 @@ class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
 
     def _checked(self, X: Any, y: Any, sample_weight: Any = None, **options: Any) -> tuple[Array, Any, Array]:
         """X (dense), y and weights, validated as scikit-learn does."""
-        X, y = validate_data(self, X, y, accept_sparse=("csr", "csc", "coo"), dtype=np.float64, **options)
+        X, y = validate_data(self, X, y, accept_sparse=SPARSE, dtype=np.float64, **options)
         X = _dense(X)
         weight = np.ones(len(X)) if sample_weight is None else _check_sample_weight(sample_weight, X, dtype=np.float64)
         if not weight.sum() > 0:
@@ -120,8 +118,10 @@ class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         return self.scaling_.original(w)
 
     def _new_rows(self, X: Any) -> Array:
+        """New rows in the prompt's units."""
         check_is_fitted(self)
-        return _dense(validate_data(self, X, accept_sparse=("csr", "csc", "coo"), dtype=np.float64, reset=False))
+        X = validate_data(self, X, accept_sparse=SPARSE, dtype=np.float64, reset=False)
+        return self.scaling_.scaled(_dense(X))
 
     def _linear(self, X: Any) -> Array:
         """The linear predictor of new rows, (n, K): queries are tokens that prediction heads read.
@@ -129,14 +129,11 @@ class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         Each query is divided by a power of two that brings |w.x| below 1, and what is read is multiplied by it: first
         the power that Cauchy and Schwarz know, then the one that the first reading shows to suffice.
         """
-        rows = self._new_rows(X)
-        rows = self.scaling_.scaled(rows)
-        w = self._prompt_weights()
-        network = self.network_
+        rows, network = self._new_rows(X), self.network_
         if not network.loss.quadratic:  # a nonlinear network's heads read its mean; those of the linear one read w.x
             network = frozen(LINEAR, "plain", 0, rows.shape[1], dtype=network.dtype)
         columns = []
-        for each in w:
+        for each in self._prompt_weights():
             most = np.linalg.norm(rows, axis=1) * max(float(np.linalg.norm(each)), 1e-300)
             size = most
             for _ in range(2):
@@ -145,6 +142,11 @@ class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
                 size = np.minimum(most, 1.01 * np.abs(z) + most * 2.0**-16)
             columns.append(z)
         return np.asarray(np.stack(columns, axis=1) * self.scaling_.y_scale + self._offset())
+
+    def _mean(self, rows: Array, w: Array, offset: Array) -> Array:
+        """What the network itself predicts, (n, K), with the intercept on a column of ones."""
+        rows = np.concatenate((rows, np.ones((len(rows), 1))), axis=1)
+        return self._read(self.network_, np.concatenate((w, offset[:, None]), axis=1), rows)
 
     @torch.no_grad()
     def _read(self, network: Block, w: Array, rows: Array) -> Array:
@@ -181,8 +183,7 @@ def _dense(X: Any) -> Array:
     return np.asarray(X.toarray() if hasattr(X, "toarray") else X, dtype=np.float64)
 
 
-def at_least(name: str, value: object, least: float) -> float:
-    """A finite number >= least, or an error that names the parameter."""
-    if not is_number(value) or float(value) < least:  # type: ignore[arg-type]
+def at_least(name: str, value: Any, least: float) -> None:
+    """Raise unless a parameter is a finite number >= least."""
+    if not is_number(value) or value < least:
         raise ArgumentError(f"{name} must be a number >= {least:g}, got {value!r}")
-    return float(value)  # type: ignore[arg-type]

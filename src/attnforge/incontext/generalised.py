@@ -41,7 +41,7 @@ from .solver import Solution
 FUTILE = 500  # steps towards an optimum that is not there: enough to see the weights grow
 # How well the scale heads know the scale, relatively: the rounding of their table, amplified by its weights.
 NOISE = {torch.float64: 1e-13, torch.float32: 3e-5}
-SECANTS = 60  # steps on the scale: a dozen suffice, and bisection's worth of them is the most that could help
+SECANTS = 60  # steps on the scale: a bound against going round in circles, far above what a search takes
 SCALE_CHOICE = "secant steps on the scale, between runs (attention reads the mean square that decides them)"
 
 
@@ -104,7 +104,7 @@ class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[m
     def _problem(self, X: Array, index: Any, weight: Array, penalty: float) -> tuple[Problem, Scaling]:
         """Two classes have one state token and a sigmoid, more of them one each and a softmax."""
         # Curvatures are weight_i p (1 - p) <= weight_i / 4: scaled, the diagonal of the first Hessian is about 1/4.
-        x, x_mean, x_scale = with_ones(X, weight, 4 * penalty, self.fit_intercept, uniform=False)
+        x, x_mean, x_scale = with_ones(X, weight, 4 * penalty, self.fit_intercept, minimal=False)
         classes = len(self.classes_)
         loss, y = (LOGISTIC, index[:, None].astype(np.float64)) if classes == 2 else (SOFTMAX, np.eye(classes)[index])
         start = np.zeros((y.shape[1], x.shape[1]))
@@ -123,10 +123,7 @@ class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[m
 
     def predict_proba(self, X: Any) -> Array:
         """Class probabilities, read by the network's own exact prediction heads."""
-        rows = self._new_rows(X)
-        rows = np.concatenate((self.scaling_.scaled(rows), np.ones((len(rows), 1))), axis=1)
-        w = np.concatenate((self._prompt_weights(), self._offset()[:, None]), axis=1)
-        p = self._read(self.network_, w, rows)
+        p = self._mean(self._new_rows(X), self._prompt_weights(), self._offset())
         return np.concatenate((1 - p, p), axis=1) if p.shape[1] == 1 else np.asarray(p)
 
     def predict_log_proba(self, X: Any) -> Array:
@@ -181,8 +178,7 @@ class PoissonRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
 
     def _problem(self, X: Array, y: Array, weight: Array) -> tuple[Problem, Scaling]:
         y_scale, mean, d = float(y.max()), float(y @ weight), X.shape[1]
-        uniform = len(X) <= d  # then w stays in the span of the rows, where curvature is
-        x, x_mean, x_scale = with_ones(X, weight, self.alpha / mean, self.fit_intercept, uniform)
+        x, x_mean, x_scale = with_ones(X, weight, self.alpha / mean, self.fit_intercept)
         start = np.zeros((1, d + 1))
         start[0, d] = math.log(mean / y_scale) if self.fit_intercept else -math.log(y_scale)
         ridge = self.alpha / (x_scale**2 * y_scale)
@@ -201,12 +197,10 @@ class PoissonRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
 
     def predict(self, X: Any) -> Array:
         """exp(w.x + b), read by the network's own prediction head."""
-        rows = self._new_rows(X)
-        rows = np.concatenate((self.scaling_.scaled(rows), np.ones((len(rows), 1))), axis=1)
-        offset = self.intercept_ + float(self.coef_ @ self.scaling_.x_mean) - math.log(self.scaling_.y_scale)
-        w = np.append(self.coef_ * self.scaling_.x_scale, offset)[None]
-        mean = self._read(self.network_, w, rows)
-        return np.asarray(mean[:, 0] * self.scaling_.y_scale)
+        rows, scaling = self._new_rows(X), self.scaling_
+        offset = self.intercept_ + float(self.coef_ @ scaling.x_mean) - math.log(scaling.y_scale)
+        mean = self._mean(rows, (self.coef_ * scaling.x_scale)[None], np.array([offset]))
+        return np.asarray(mean[:, 0] * scaling.y_scale)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -256,8 +250,7 @@ class _Scale:
 
     def __init__(self, est: HuberRegressor, X: Array, y: Array, weight: Array):
         self.est, self.total, self.weight = est, float(weight.sum()), weight / weight.sum()
-        uniform = len(X) <= X.shape[1]  # then w stays in the span of the rows, where curvature is
-        self.x, self.x_mean, self.x_scale = with_ones(X, self.weight, 0.0, est.fit_intercept, uniform)
+        self.x, self.x_mean, self.x_scale = with_ones(X, self.weight, 0.0, est.fit_intercept)
         self.y_mean = float(self.weight @ y) if est.fit_intercept else 0.0
         self.y = y - self.y_mean
         self.size = float(np.abs(self.y).max()) or 1.0

@@ -263,7 +263,6 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
     def predict(self, X: Any) -> Array:
         """Kernel sums or means at new rows: queries that attend to the prompt."""
         new = self._new_rows(X)
-        new = self.scaling_.scaled(new)
         network, rows, radius, dtype = self.network_, self.rows_, self.radius_, self.network_.dtype
         far = np.linalg.norm(new, axis=1)
         if self.method == "ridge" and (far > 1).any():

@@ -122,11 +122,17 @@ def centred(X: Array, Y: Array, weight: Array, intercept: bool) -> Centred:
     return Centred(rows, labels, x_mean, y_mean, x_error, y_error)
 
 
-def with_ones(X: Array, weight: Array, penalty: float, intercept: bool, uniform: bool) -> tuple[Array, Array, Array]:
-    """Centred and scaled columns with a column of ones behind; the means; the scales."""
+def with_ones(
+    X: Array, weight: Array, penalty: float, intercept: bool, minimal: bool = True
+) -> tuple[Array, Array, Array]:
+    """Centred and scaled columns with a column of ones behind; the means; the scales.
+
+    `minimal`: where there are no more rows than columns, w stays in the span of the rows, where curvature is.
+    """
     x_mean = np.average(X, axis=0, weights=weight) if intercept else np.zeros(X.shape[1])
     rows = X - x_mean
     rows[:, np.abs(rows).max(axis=0) <= CONSTANT * np.abs(X).max(axis=0)] = 0.0
+    uniform = minimal and len(X) <= X.shape[1]
     x_scale = column_scale(rows * np.sqrt(len(X) * weight)[:, None], penalty, uniform)
     return np.concatenate((rows / x_scale, np.ones((len(X), 1))), axis=1), x_mean, x_scale
 

@@ -40,12 +40,12 @@ from .prompt import (
     tokens_of,
 )
 
-CHECK = 8  # steps between two looks at the state: a look costs about as much as a step of a small prompt
+CHECK = 8  # steps between two looks at the state: looks are cheap beside eight steps, and at most seven are wasted
 # Steps this small that shrink no further are rounding: far above the units 2^-53 and 2^-24, as momentum amplifies them.
 FLOOR = {torch.float64: 1e-10, torch.float32: 1e-3}
 SMALL = 1 << 18  # entries of a prompt below which one thread is faster
 SMALLEST = 1e-3  # weights below this, in the prompt's units, are judged by their absolute error
-STAGES = (1e-1, 1e-2, 1e-4, 1e-7)  # tolerances of the stages before the last: each starts where Hessians differ little
+STAGES = (1e-1, 1e-2, 1e-4, 1e-7)  # tolerances before the last stage: coarse first, as the Hessian is looked at anew
 CLASS_MARGIN = 1.1  # the smallest curvature is kept this far above what the momentum is made for
 HOPELESS = 2.0**LARGEST_DOUBLINGS  # condition numbers beyond what any network is made for
 REST = 14  # the heavy ball comes to rest, 1e-12 of the start, in about 14 sqrt(condition) steps
@@ -198,13 +198,12 @@ def solve(
     quadratic, d = problem.loss.quadratic, problem.x.shape[1]
     single = quadratic and problem.threshold is None
     rows = problem.rows() if quadratic else problem.x
-    top = curvature_bound(rows, rows, dtype) if quadratic else None
+    top = curvature_bound(rows, rows, dtype) if quadratic else 0.0
     w, value = problem.start, math.inf if single else problem.objective(problem.start)
     paths, used, factor, number = [w[None]], 0, 1.0, 0
     tolerances = [tol] if warm or single else [max(t, tol) for t in STAGES] + [tol]
     while True:
         if single:
-            assert top is not None
             choice = _whole(rows, MARGIN * top or 1.0, condition, max_iter)
         else:
             choice = _local(problem, w, top, condition, factor)
@@ -252,10 +251,10 @@ def _whole(rows: Array, high: float, condition: float | None, max_iter: int) -> 
     return Choice("heavy ball", (low, high), doublings, step_size("heavy ball", doublings, high))
 
 
-def _local(problem: Problem, w: Array, top: float | None, condition: float | None, factor: float) -> Choice:
-    """For the curvatures at w, which `top` bounds where they are everywhere the same: Nesterov's scheme."""
+def _local(problem: Problem, w: Array, top: float, condition: float | None, factor: float) -> Choice:
+    """For the curvatures at w, which `top` bounds where the loss is quadratic: Nesterov's scheme."""
     low, high = problem.curvatures(w)
-    high = MARGIN * high if top is None else top or 1.0
+    high = (top or 1.0) if problem.loss.quadratic else MARGIN * high
     bounds = (low / CLASS_MARGIN, high / factor) if condition is None else (1.0, condition)
     doublings = doublings_for(*bounds)
     return Choice("nesterov", (low, high), doublings, factor * step_size("nesterov", doublings, high))
