@@ -19,7 +19,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 import attnforge.incontext as room
 from attnforge.errors import ArgumentError
-from attnforge.incontext import Block, LinearRegression, Momentum, Ridge, frozen
+from attnforge.incontext import Block, ConvergenceCertificate, LinearRegression, Momentum, Ridge, frozen
+from attnforge.incontext.certificate import worst
 from attnforge.incontext.extrapolation import prediction_error
 from attnforge.incontext.losses import ANCHORS, EDGE, HUBER, LINEAR, LOSSES, SIMPLE, SOFTMAX, Doubt, Loss, named
 from attnforge.incontext.problem import Problem, Rounding
@@ -126,20 +127,33 @@ def test_a_loss_is_a_value() -> None:
             ask(np.zeros((1, 1)), np.zeros((1, 1)))
 
 
-def imported(module: str) -> set[str]:
-    """The modules of the room that a module imports, directly and through others."""
-    folder = Path(room.__file__).parent
-    tree = ast.parse((folder / f"{module}.py").read_text(encoding="utf-8"))
-    own = {
-        node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
-    }
-    return own.union(*(imported(each) for each in own)) if own else own
+def imports(module: str) -> set[str]:
+    """The modules of the room that a module imports when it runs."""
+    tree = ast.parse((Path(room.__file__).parent / f"{module}.py").read_text(encoding="utf-8"))
+    typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    never = {id(each) for node in typing for each in ast.walk(node)}
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1)
+    return {node.module for node in found if node.module and id(node) not in never}
 
 
-def test_audits_import_nothing_that_builds_weights() -> None:
+def reached(module: str) -> set[str]:
+    """What a module imports, directly and through others."""
+    seen: set[str] = set()
+    left = list(imports(module))
+    while left:
+        each = left.pop()
+        if each not in seen:
+            seen.add(each)
+            left += imports(each)
+    return seen
+
+
+def test_audits_import_nothing_that_builds_weights_and_nothing_goes_round() -> None:
     for module in ("losses", "extrapolation", "problem", "certificate"):
-        assert imported(module) <= {"losses", "extrapolation", "problem"}
-    assert "blocks" in imported("solver") and "certificate" in imported("solver"), "the walk sees imports"
+        assert reached(module) <= {"losses", "extrapolation", "problem"}
+    assert {"blocks", "certificate", "extrapolation"} <= reached("solver"), "the walk sees imports"
+    modules = [path.stem for path in Path(room.__file__).parent.glob("*.py") if path.stem != "__init__"]
+    assert len(modules) > 8 and [module for module in modules if module in reached(module)] == []
 
 
 def test_no_module_compares_the_name_of_a_loss() -> None:
@@ -194,6 +208,14 @@ def test_the_certificate_of_many_penalties_is_the_worst_of_them() -> None:
     with pytest.warns(ConvergenceWarning):
         together, *own = (model.fit(X, y).certificate_.bound for model, y in asked)
     assert math.isclose(together, max(own), rel_tol=1e-6)
+
+
+def test_a_target_that_proves_nothing_speaks_for_all() -> None:
+    values: dict[str, Any] = dict(rho=0.5, depth=1, distance=0.0, growth=1.0, amplification=2.0, residual=0.0)
+    values |= dict(measured=0.0, posterior=0.0, curvature=(1.0, 1.0), dtype="float64", loss="linear")
+    small, large = (ConvergenceCertificate(kind="certified", step_error=e, **values) for e in (1e-9, 1e-3))
+    doubtful = ConvergenceCertificate(kind="calibrated", step_error=1e-12, reason="measured only", **values)
+    assert worst([small, large]) is large and worst([small, doubtful, large]) is doubtful
 
 
 def test_nothing_is_promised_beyond_the_poles_of_tanh() -> None:

@@ -149,7 +149,7 @@ def _norm(vectors: Array) -> float:
 
 
 def audit(problem: Problem, path: Array, made: Made, reason: str = "") -> ConvergenceCertificate:
-    """The certificate of a run; where targets were fitted side by side, of the one with the largest bound."""
+    """The certificate of a run; where targets were fitted side by side, the worst of theirs."""
     if made.kind != "heavy ball":
         return composite(problem, path, made, reason)
     lower, upper, error = problem.hessians(np.zeros((1, path.shape[2])), 0.0, problem.free)
@@ -162,8 +162,8 @@ def audit(problem: Problem, path: Array, made: Made, reason: str = "") -> Conver
 
 
 def worst(found: list[ConvergenceCertificate]) -> ConvergenceCertificate:
-    """The certificate with the largest bound."""
-    return max(found, key=lambda certificate: certificate.bound)
+    """The certificate that speaks for all: one that proves nothing if there is one, and the largest bound of those."""
+    return max(found, key=lambda certificate: (certificate.kind == "calibrated", certificate.bound))
 
 
 def quadratic(
@@ -177,6 +177,8 @@ def quadratic(
     rounding = alpha * error + 8 * U * np.abs(path).max(axis=0)
     step_error = _norm(path[1:] - exact) + _norm(rounding[None])
     residual = _norm(gradients[-1:]) + _norm(error[None])
+    if not reason and not np.isfinite(path).all():
+        reason = "the run left every bound"
     if not reason and not low > 0:
         reason = "the data do not determine the weights"
     if not reason and not (alpha * low >= (1 - root) ** 2 * GROWN and alpha * high * GROWN <= (1 + root) ** 2):

@@ -25,11 +25,11 @@ from ..certificates.rounding import UNIT
 from ..dtypes import SHIPPED
 from ..errors import ArgumentError
 
-# Number of scales and smallest scale, where truncation and rounding meet: of tanh and of sinh for |z| <= 1, of cosh for
-# |z| <= 1/2. tanh has poles at distance pi / s and wants smaller scales than sinh, which has none.
-PAIRS = {torch.float64: (4, 1 / 49), torch.float32: (3, 1 / 8)}
-LEVELS = {torch.float64: (5, 1 / 12), torch.float32: (4, 1 / 3)}
-EVENS = {torch.float64: (5, 1 / 4), torch.float32: (4, 1.0)}
+# Number of scales and smallest scale, where truncation and rounding meet. tanh has poles at distance pi / s and wants
+# smaller scales than sinh and cosh, which have none.
+PAIRS = {torch.float64: (4, 1 / 49), torch.float32: (3, 1 / 8)}  # of tanh, for |z| <= 1
+LEVELS = {torch.float64: (5, 1 / 12), torch.float32: (4, 1 / 3)}  # of sinh, for |z| <= 1
+EVENS = {torch.float64: (5, 1 / 4), torch.float32: (4, 1.0)}  # of cosh, for |z| <= 1/2
 # log M: the top of a binade, where the rounding of logits is still half of what it is beyond; M is 2e27 and 8e6.
 LOG_SINK = {torch.float64: 63.0, torch.float32: 15.875}
 # A mean square is no fixed point that a factor 1 + n/M leaves alone: less bias, for coarser logits.
