@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -9,21 +13,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnforge.box import Box
-from attnforge.compiler.assemble import affine_map
-from attnforge.compiler.layout import Layout, Site, forms, is_head, lay_out, levels
+from attnforge.compiler.layout import Layout, affine_map, forms, is_head, levels, lower
 from attnforge.compiler.pipeline import compile
 from attnforge.errors import ArgumentError
 from attnforge.frontends.formula.program import lower_formula
+from attnforge.heads import families
+from attnforge.heads.site import Seat, Site, Span
 from attnforge.programs.interpret import every_value
 from attnforge.programs.program import Program
 
 XY = Box(x=(-1, 1), y=(0.5, 2))
 
 
+@dataclass(frozen=True)
+class Lookup(Site):
+    """A site for any operation of scalars: one memory head of its own for each channel."""
+
+    family: ClassVar[str] = "lookup"
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return ()
+
+    def seat(self, program: Program) -> Seat:
+        return Seat("memory", 1)
+
+    @classmethod
+    def read(cls, op: int, config: Mapping[str, Any]) -> Lookup:
+        return cls(op)
+
+
 def laid_out(formula: str | list[str], box: Box = XY) -> Layout:
     program = lower_formula(formula, box)
-    sites = {i: Site(i, "anchor", {}) for i in range(len(program.ops)) if is_head(program, i)}
-    return lay_out(program, sites)
+    sites = {i: Lookup(i) for i in range(len(program.ops)) if is_head(program, i)}
+    return lower(program, sites)
 
 
 @pytest.mark.parametrize(
@@ -38,14 +61,14 @@ def laid_out(formula: str | list[str], box: Box = XY) -> Layout:
 )
 def test_depth_is_nesting_not_number(formula: str, depth: int) -> None:
     layout = laid_out(formula)
-    assert len(layout.stages) == depth
+    assert len(layout.steps) == depth
     assert str(layout).count("layer ") >= depth
 
 
 def test_balanced_products() -> None:
     names = [f"a{i}" for i in range(8)]
     layout = laid_out("*".join(names), Box({name: (1, 2) for name in names}))
-    assert len(layout.stages) == 3 and len(layout.sites) == 7
+    assert len(layout.steps) == 3 and len(layout.sites) == 7
 
 
 def test_shared_subexpressions_are_computed_once() -> None:
@@ -61,15 +84,20 @@ def check(layout: Layout) -> None:
     assert sorted(placed) == [i for i in range(len(program.ops)) if is_head(program, i)], "each head once"
     level = levels(program, forms(program))
     state = layout.first
-    for number, stage in enumerate(layout.stages, 1):
-        assert stage.before == state and stage.sites
-        assert all(level[site.op] == number for site in stage.sites)
-        assert set(stage.carried) <= set(stage.before) and len(set(stage.columns)) == len(stage.columns)
-        assert set(stage.writes) == {(s.op, c) for s in stage.sites for c in range(program.ops[s.op].width)}
-        for site in stage.sites:
+    for number, step in enumerate(layout.steps, 1):
+        assert step.before == state and step.sites
+        assert all(level[site.op] == number for site in step.sites)
+        assert set(step.carried) <= set(step.before) and len(set(step.columns)) == len(step.columns)
+        assert set(step.writes) == {(s.op, c) for s in step.sites for c in range(program.ops[s.op].width)}
+        for site in step.sites:
             for value in program.ops[site.op].inputs:
-                assert all((value, c) in stage.columns for c in range(program.ops[value].width))
-        state = stage.after
+                assert all((value, c) in step.columns for c in range(program.ops[value].width))
+            for place in step.places(site):
+                assert {step.after[i][0] for i in place.writes} == {site.op}
+                assert [step.columns[i][0] for i in place.reads] == list(site.operands(program))
+        seats = [(p.group, p.first + h) for site in step.sites for p in step.places(site) for h in range(p.heads)]
+        assert len(set(seats)) == len(seats), "no head serves two sites"
+        state = step.after
     assert layout.last == state
 
 
@@ -87,7 +115,7 @@ def test_every_layout_is_sound(formulas: list[str]) -> None:
 @settings(max_examples=25)
 @given(st.lists(FORMULAS, min_size=1, max_size=3), st.integers(0, 1000))
 def test_affine_maps_make_the_columns_they_name(formulas: list[str], seed: int) -> None:
-    """With exact heads, walking the stages gives the program's values: nothing that is needed is dropped."""
+    """With exact heads, walking the steps gives the program's values: nothing that is needed is dropped."""
     layout = laid_out(formulas)
     program = layout.program
     values = every_value(program, program.box.sample(5, seed))
@@ -96,32 +124,33 @@ def test_affine_maps_make_the_columns_they_name(formulas: list[str], seed: int) 
     def columns(names: tuple[tuple[int, int], ...]) -> np.ndarray:
         return np.stack([values[v][:, 0, c].numpy() for v, c in names], -1) if names else np.zeros((5, 0))
 
-    for before, after in [*((s.before, s.columns) for s in layout.stages), (layout.last, layout.output)]:
+    for before, after in [*((s.before, s.columns) for s in layout.steps), (layout.last, layout.output)]:
         matrix, bias = affine_map(of, before, after)
         assert np.allclose(columns(before) @ matrix + bias, columns(after), rtol=1e-12, atol=1e-12)
 
 
 def test_only_what_is_needed_is_carried() -> None:
     layout = laid_out("sin(sin(sin(x*y)))*1 + 0*1")
-    assert all(len(stage.carried) == 0 for stage in layout.stages)
+    assert all(len(step.carried) == 0 for step in layout.steps)
     kept = laid_out("exp(sin(x*y)*y)*x*y")
-    assert any(stage.carried for stage in kept.stages)
+    assert any(step.carried for step in kept.steps)
 
 
 def test_unknown_families_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="family is one of"):
-        Site(1, "anchr", {})
+    for ask in (families.site_type, families.rule_of, families.builder_of):
+        with pytest.raises(ArgumentError, match=r"no head family 'anchr'; did you mean 'anchor'"):
+            ask("anchr")
 
 
 def test_the_network_has_the_layers_of_its_layout() -> None:
     net = compile("sin(x*y) + exp(-x**2)/y", XY, eps=1e-3)
-    assert len(net.network.layers) == 2 * len(net.layout.stages) + 1
+    assert len(net.network.layers) == 2 * len(net.layout.steps) + 1
     state = XY.sample(3, dtype=torch.float32).unsqueeze(1)
-    for index, stage in enumerate(net.layout.stages):
+    for index, step in enumerate(net.layout.steps):
         state = net.network.layers[2 * index](state)
-        assert state.shape[-1] == len(stage.columns)
+        assert state.shape[-1] == len(step.columns)
         state = net.network.layers[2 * index + 1](state)
-        assert state.shape[-1] == len(stage.after)
+        assert state.shape[-1] == len(step.after)
     assert net.network.layers[-1](state).shape[-1] == len(net.layout.output)
     check(net.layout)
 
@@ -133,9 +162,9 @@ def test_intermediate_values_are_where_the_layout_says() -> None:
     exact = every_value(net.program, points.double())
     state = points.unsqueeze(1)
     with torch.no_grad():
-        for index, stage in enumerate(net.layout.stages):
+        for index, step in enumerate(net.layout.steps):
             state = net.network.layers[2 * index + 1](net.network.layers[2 * index](state))
-            for i, (value, channel) in enumerate(stage.after):
+            for i, (value, channel) in enumerate(step.after):
                 gap = (state[:, 0, i].double() - exact[value][:, 0, channel]).abs().max()
                 assert gap <= 2e-3, net.program.sites[value]
 

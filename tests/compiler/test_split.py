@@ -25,13 +25,13 @@ def net() -> CompiledNetwork:
 
 @pytest.fixture(scope="module")
 def analysis(net: CompiledNetwork) -> Propagation:
-    return Propagation(net.layout, net.network, net.flats, net.dtype)
+    return Propagation(net.reading())
 
 
 def test_the_parts_add_up_to_the_bound(analysis: Propagation) -> None:
     found = network_bound(analysis, 1e-3, 0.0, 2000, FIRST)
     assert found.parts.sum() <= found.bound <= found.parts.sum() * (1 + 1e-9)
-    assert len(found.parts) == len(analysis.sites) + 1 and (found.parts >= 0).all()
+    assert len(found.parts) == len(analysis.layout.sites) + 1 and (found.parts >= 0).all()
     assert found.excess == pytest.approx(found.bound)
 
 
@@ -103,7 +103,7 @@ def test_affine_maps_are_compared_with_the_exact_ones() -> None:
 
 def test_a_relative_tolerance_is_judged_where_the_target_is() -> None:
     net = af.compile("exp(x)", af.Box(x=(0, 8)), eps=1e-4, rtol=1e-3)
-    analysis = Propagation(net.layout, net.network, net.flats, net.dtype)
+    analysis = Propagation(net.reading())
     found = network_bound(analysis, net.eps, net.rtol, 2000, FIRST)
     assert found.excess <= net.eps < found.bound, "beyond eps only where exp is large"
     assert not math.isinf(found.bound)

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnforge.box import Box
-from attnforge.compiler import plan, sensitivity
-from attnforge.compiler.layout import FAMILIES
+from attnforge.compiler import sensitivity
 from attnforge.frontends.formula.program import lower_formula
 from attnforge.programs import enclose, interpret, ops
 from attnforge.programs.enclose import Range, cells, ranges
@@ -22,20 +21,11 @@ from attnforge.programs.program import Builder, Program
 OPERATIONS = {
     thing for thing in vars(ops).values() if isinstance(thing, type) and issubclass(thing, ops.Op) and thing.word
 }
-FREE = {ops.Input, ops.Constant, ops.Linear}  # done by affine maps: no head, no choice of one
 
 
 @pytest.mark.parametrize("table", [interpret.VALUES, enclose.RULES, sensitivity.RULES], ids=["value", "range", "slope"])
 def test_every_operation_is_in_every_table(table: dict[type[ops.Op], Any]) -> None:
     assert len(OPERATIONS) >= 10 and set(table) == OPERATIONS
-
-
-def test_every_operation_that_is_not_affine_has_a_head() -> None:
-    assert set(plan.CHOICES) == OPERATIONS - FREE
-    from attnforge.compiler.propagation import LOCALS, PASSES
-
-    assert set(PASSES) == set(FAMILIES)
-    assert set(LOCALS) | {"anchor", "gate", "product", "square"} == set(FAMILIES)
 
 
 def tokens_program() -> Program:

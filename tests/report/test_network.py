@@ -22,11 +22,12 @@ import attnforge as af
 from attnforge.certificates.certificate import upper_text
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.heads.anchor.potential import Potential
+from attnforge.heads.anchor.rule import kappa
 from attnforge.report.drawing import FAMILIES, drawing
 from attnforge.report.errors import measure, slices
 from attnforge.report.html import clean
 from attnforge.report.network import network_page
-from attnforge.report.structure import kappa, structure
+from attnforge.report.structure import structure
 from attnforge.report.typeset import typeset
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -200,7 +200,7 @@ class ApplyRule(Rule):
         low, high = low - widest, high + widest
         slope = local.slopes.over(low, high)
         loose = modulus(fn, total)
-        steep = ~np.isfinite(slope) & ~np.isfinite(loose)
+        steep = ~np.isfinite(slope) & ~np.isfinite(loose) & np.isfinite(low) & np.isfinite(high)
         if steep.any():
             loose[steep] = spread(fn, low[steep], high[steep])
         most = np.minimum(np.where(total > 0, slope * np.where(total > 0, total, 1.0), 0.0), loose)

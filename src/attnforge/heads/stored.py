@@ -71,17 +71,21 @@ class StoredHeads:
         writes = list(place.writes)
         other = np.delete(tables["W_O"], writes, -1)
         if other.any():
-            raise CertificateError(f"heads for '{group.purpose}' write columns that are not theirs: W_O was changed")
+            raise changed("W_O", group.purpose)
         tables["W_O"] = tables["W_O"][..., writes]
         S, s = skip_of(layer, tables["W_Q"].shape[1])
         return cls(group.scope, group.causal, group.purpose, tables, S[:, writes], s[writes], place.reads)
+
+    def changed(self, name: str) -> CertificateError:
+        """What to raise when a table is not one that the heads' lemma speaks of."""
+        return changed(name, self.purpose)
 
     def only(self, name: str, coordinates: Sequence[int] | None = None) -> Array:
         """The rows of W_Q, W_K, W_V or S at some of the site's coordinates (all by default); others must be 0."""
         table = self.S[None] if name == "S" else self.tables[name]
         columns = [self.reads[i] for i in (range(len(self.reads)) if coordinates is None else coordinates)]
         if np.delete(table, columns, 1).any():
-            raise CertificateError(f"{name} of '{self.purpose}' reads columns that are not its own: it was changed")
+            raise self.changed(name)
         return table[0][columns] if name == "S" else table[:, columns]
 
     def table(self, name: str, *shape: int) -> Array:
@@ -91,7 +95,7 @@ class StoredHeads:
     def require(self, name: str, found: Array, wanted: Array) -> None:
         """Raise unless numbers are exactly what the family's lemma is about."""
         if found.shape != wanted.shape or not np.array_equal(found, wanted):
-            raise CertificateError(f"{name} of '{self.purpose}' was changed: its lemma knows no such table")
+            raise self.changed(name)
 
     def expect(self, name: str, own: Array) -> None:
         """Raise unless a table that reads columns is exactly this one over the site's coordinates, and 0 elsewhere.
@@ -107,7 +111,7 @@ class StoredHeads:
         """Raise unless the group has none of these tables, or only zeros in them."""
         for name in names:
             if name in self.tables and self.tables[name].any():
-                raise CertificateError(f"{name} of '{self.purpose}' was changed: its lemma knows no such table")
+                raise self.changed(name)
 
     def self_spec(self) -> SelfSpec:
         """The numbers of self heads with constant keys in the site's own coordinates.
@@ -147,6 +151,14 @@ class StoredHeads:
         """All numbers that a bound of the heads depends on: heads that share it share their bound."""
         kept = [self.only(name) if name in READING else array for name, array in sorted(self.tables.items())]
         return b"|".join(np.ascontiguousarray(x).tobytes() for x in (*kept, self.only("S"), self.s))
+
+
+def changed(name: str, purpose: str) -> CertificateError:
+    """The error for a table that no lemma speaks of."""
+    return CertificateError(
+        f"{name} of '{purpose}' is part of the network's structure and was changed; only affine maps and anchor tables "
+        "may be trained"
+    )
 
 
 def skip_of(layer: AttentionLayer, columns: int) -> tuple[Array, Array]:

@@ -36,7 +36,9 @@ from .target import GateTarget, Line, Lines, Logistic
 
 LONG = np.longdouble  # cancelling differences are formed in extended precision where the machine has it
 OWN = float(np.finfo(np.longdouble).eps)  # roundoff of that
-NEAR = np.concatenate([np.arange(0.0, 4.0, 0.01), np.geomspace(4.0, 2000.0, 160)])  # cell edges, in units of the logit
+#: Cell edges around a crossing, in units of the logit: fine where weights move, then each twice as far as the one
+#: before, so that what a computed logit errs by on a cell (u times its largest) stays far below its smallest.
+NEAR = np.concatenate([np.arange(0.0, 4.0, 0.01), np.geomspace(4.0, 2000.0, 160), 2000.0 * 2.0 ** np.arange(1.0, 64.0)])
 UNIFORM = 64  # cells of equal width besides: where no logits cross, few do
 NOTHING = 1e-300  # below this a part of the ledger is shown as an exact 0, and paid for by the rounding part
 KINK = 0.27846454276107380  # W(1/e) = 0.278464542761073795...: what a gate of sharpness 1 costs at its kink (B1)

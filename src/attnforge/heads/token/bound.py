@@ -92,14 +92,19 @@ def peak_terms(heads: Heads, n: int, channels: int, lo: float, hi: float, sign: 
 
 
 def peak_error(n: int, beta: float, lo: float, hi: float, u: float, tiny: float) -> tuple[float, float]:
-    """What softness and what rounding cost a max head of sharpness beta over n tokens with entries in [lo, hi]."""
+    """What softness and what rounding cost a max head of sharpness beta over n tokens with entries in [lo, hi].
+
+    Computed logits l_j are within d of beta x_j. A5 bounds what that does to the output; so does D4 itself: the head's
+    mean of l is within W0((n-1)/e) of the largest, so its mean of x is within (W0((n-1)/e) + 2 d) / beta of the
+    maximum.
+    """
     if n == 1:
         return 0.0, 0.0
     size = max(abs(lo), abs(hi))
     leak = up(lambert_upper(n) / beta)
     d = up(u * beta * (size + (hi - lo) * (1 + 2 * u)) + EXP_ULPS * u + 4 * tiny, 8)
     with np.errstate(over="ignore", invalid="ignore"):
-        moved = up(np.exp(d) * np.expm1(d) * 2 * leak, 16)
+        moved = np.fmin(up(np.exp(d) * np.expm1(d) * 2 * leak, 16), up(2 * d / beta, 8))
         rounding = up(moved + gamma(2 * n + 4, u) * (size + moved) + 2 * n * tiny, 8)
     return float(leak), float(rounding) if np.isfinite(rounding) else math.inf
 

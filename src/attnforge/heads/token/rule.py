@@ -221,8 +221,20 @@ class AttentionRule(Rule):
             slip = content + parts.sum(-1) + 4 * gamma(terms + 4, setting.u) * (content + deepest)
             above = np.where(hidden, slip + mask, -np.inf).max(-1)
             best = np.where(visible, mask - slip, -np.inf).max(-1)
-            added = np.where((above + DEAD[setting.dtype] < best)[..., None], added, np.inf)
+            dead = (above + DEAD[setting.dtype] < best)[..., None]
+            added = np.where(dead, added, self._leaking(setting, hidden, above - best, own, value, e_v))
         return passed, added
+
+    def _leaking(
+        self, setting: Setting, hidden: Array, gap: Array, d: Array, value: Range, e_v: Array
+    ) -> Array:
+        """What evaluating a head adds where hidden tokens keep some weight (weights made for another dtype): together
+        at most their number times e^gap, which moves the result by as much of the spread of all values."""
+        wide = e_v.sum(-1)
+        spread = up(np.max(value.high + wide, 1) - np.min(value.low - wide, 1), 8)[:, None]
+        size = np.max(value.size + wide, 1)[:, None]
+        share = np.fmin(up(hidden.sum(-1) * np.exp(up(gap, 8)), 16), 1.0)[..., None]
+        return self._reading(setting, d, spread, size) + up(share * spread, 8)
 
     def copied(
         self, site: AttentionSite, setting: Setting, local: Any, heads: Sequence[StoredHeads], copies: Copies,
