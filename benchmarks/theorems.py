@@ -115,7 +115,7 @@ def scalar_error(m: Any, per_anchor: int = 400, most: int = 400_000) -> tuple[fl
     """The largest error over y from below a to above b, densely; and the bound."""
     a, b = float(m.anchors[0]), float(m.anchors[-1])
     count = min(most, per_anchor * len(m.anchors))
-    n = m.keys if isinstance(m, theorems.RampHeads) else 1
+    n = m.keys if m.many else 1
     y = torch.linspace(a - 0.1 * (b - a), b + 0.1 * (b - a), count // n * n, dtype=torch.float64).reshape(-1, n, 1)
     worst = 0.0
     with torch.no_grad():

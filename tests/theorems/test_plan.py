@@ -16,7 +16,6 @@ import attnforge as af
 from attnforge import theorems
 from attnforge.cli import app
 from attnforge.errors import ArgumentError, PrecisionError
-from attnforge.theorems.figures import picture
 
 
 @pytest.mark.parametrize("eps", [0.3, 0.02, 5e-3])
@@ -118,7 +117,7 @@ def test_figures_show_something(name: str, tmp_path: Path) -> None:
     for panel in (image[:height, :width], image[:height, width:], image[height:, :width], image[height:, width:]):
         coloured = np.ptp(panel, axis=-1) > 40
         assert 0.001 < coloured.mean() < 0.6, "each quarter holds curves or cells, and is not a block"
-    data = picture(m)
+    data = m.picture()
     assert data.bound is None or data.error.max() <= data.bound
     if name in ("ramp", "heads", "two layers"):
         assert np.median(data.weights.max(1)) > 0.99, "one-hot columns when cold"

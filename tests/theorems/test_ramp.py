@@ -16,9 +16,9 @@ import attnforge as af
 from attnforge import theorems
 from attnforge.errors import ArgumentError, CertificateError, DomainError, PrecisionError
 from attnforge.network import Heads
-from attnforge.theorems.heads import seams
-from attnforge.theorems.ramp import Ramp
-from attnforge.theorems.registers import Registers
+from attnforge.theorems import Ramp
+from attnforge.theorems.bounds import seams
+from attnforge.theorems.slots import Registers
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

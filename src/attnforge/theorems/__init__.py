@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .heads import RampHeads, ramp_heads
-from .instances import clipped_relu, hard_tanh, leaky_relu, ramp, relu
-from .max_affine import MaxAffine, max_affine
-from .plan import Plan, plan
-from .ramp import Ramp
+from .partition import MaxAffine, max_affine
+from .ramps import Ramp, RampHeads, clipped_relu, hard_tanh, leaky_relu, ramp, ramp_heads, relu
 from .result import Construction, Size
+from .sizes import Plan, plan
 from .universal import Universal, attention_then_softmax, two_layer
 
 if TYPE_CHECKING:

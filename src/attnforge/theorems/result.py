@@ -7,20 +7,29 @@ weights from the left; here tokens are rows. `matrices` gives the paper's own ma
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..certificates.certificate import Certificate, Source, Term, upper_text
+from ..arguments import is_whole
+from ..certificates.certificate import Certificate, Source, Term, total, upper_text
 from ..certificates.certified import CertifiedModule
-from ..errors import ArgumentError, DomainError, PrecisionError
+from ..certificates.rounding import ASSUMPTIONS
+from ..dtypes import SHIPPED, Array, dtype_name
+from ..errors import ArgumentError, CertificateError, DomainError, PrecisionError
+
+if TYPE_CHECKING:
+    from .figures import TheoremPicture
 
 FORMS = ("paper", "tokens")
-DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+#: The largest eps0, about 1/e: then kappa = log(1/eps0) >= 1, which lemma A2 asks of a cold head.
+MOST_LEAK = 0.36
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,20 @@ class Size:
     logit: float
 
     def to_json(self) -> dict[str, float]:
+        """The numbers by name."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What a bound is made of; without `certified` there is only `measured`, the largest error seen."""
+
+    target: str
+    terms: tuple[Term, ...] = ()
+    lemmas: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()  # beyond those of every certificate
+    certified: bool = True
+    measured: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +98,35 @@ class Construction(CertifiedModule):
 
     @property
     def size(self) -> Size:
+        """What it costs."""
         raise NotImplementedError
+
+    def ledger(self) -> Ledger:
+        """The terms of the bound, from the tensors as they are stored now."""
+        raise NotImplementedError
+
+    def picture(self) -> TheoremPicture:
+        """What there is to see of this construction, as plain data."""
+        raise NotImplementedError
+
+    def recertify(self) -> Certificate:
+        tensors = self.state_dict()
+        kinds = {x.dtype for x in tensors.values()}
+        if kinds != {self.dtype} or self.dtype not in SHIPPED:
+            raise CertificateError(
+                "bounds of theorems are worked out for weights that are all float32 or all float64, here they are "
+                f"{', '.join(sorted(map(dtype_name, kinds)))}: use .float() or .double(), then af.certify"
+            )
+        broken = [name for name, x in tensors.items() if not torch.isfinite(x).all()]
+        if broken:
+            raise CertificateError(f"no bound holds for weights that are not finite: {', '.join(broken)}")
+        found, name = self.ledger(), dtype_name(self.dtype)
+        if not found.certified:
+            return Certificate("calibrated", None, name, found.target, self.box, measured=found.measured)
+        return Certificate(
+            "certified", total(term.value for term in found.terms), name, found.target, self.box, found.terms,
+            measured=found.measured, lemmas=found.lemmas, assumptions=(*ASSUMPTIONS, *found.assumptions),
+        )  # fmt: skip
 
     @property
     def bound_terms(self) -> dict[str, float]:
@@ -109,17 +159,24 @@ class Construction(CertifiedModule):
         drawn = self.box.sample(count, seed, self.dtype)
         return torch.cat([drawn, self.box.corners(64, self.dtype)])
 
+    @torch.no_grad()
+    def largest_error(self, count: int) -> float:
+        """The largest error at points drawn from the box, corners included."""
+        X = self.points(count)
+        return float((self.core(X).double() - self.target(X)).abs().max())
+
     def plot(self, path: str | Path | None = None) -> Any:
         """Attention, logits, output and error as one figure; written to `path` (.png, .svg, .pdf) if one is given."""
-        from .figures import drawn
+        from .figures import drawn  # when drawn: matplotlib is an extra
 
-        return drawn(self, path)
+        with torch.no_grad():
+            return drawn(self.picture(), path)
 
     def judged(self, trivial: float, advice: str) -> None:
         """Attach the certificate; refuse a bound that says no more than a constant would."""
         certificate = self.attach(self.recertify())
         if certificate.bound is not None and certificate.bound >= trivial:
-            name = DTYPES[self.dtype]
+            name = dtype_name(self.dtype)
             raise PrecisionError(
                 f"{self.theorem}: in {name} the bound is {upper_text(certificate.bound)}, no better than the "
                 f"{trivial:.3g} that a constant reaches; {advice}",
@@ -127,16 +184,47 @@ class Construction(CertifiedModule):
             )
 
 
-def sum_of(
-    terms: Mapping[tuple[str, Source], float], notes: Mapping[tuple[str, Source], str] | None = None
+def terms_of(
+    values: Mapping[tuple[str, Source], float], notes: Mapping[tuple[str, Source], str] | None = None
 ) -> tuple[Term, ...]:
     """Ledger terms from (site, source) -> value; infinite values refuse."""
-    if not all(math.isfinite(v) for v in terms.values()):
+    if not all(math.isfinite(v) for v in values.values()):
         raise PrecisionError(
             "no finite bound can be given: logits are rounded by more than they differ; "
             "use dtype=torch.float64, fewer anchors or a smaller radius"
         )
-    return tuple(Term(*key, value, (notes or {}).get(key, "")) for key, value in terms.items())
+    return tuple(Term(*key, value, (notes or {}).get(key, "")) for key, value in values.items())
+
+
+# -- pictures ------------------------------------------------------------------------------------------------------
+
+Indices = npt.NDArray[np.intp]
+#: A label, and the coordinates of a curve.
+Curves = tuple[tuple[str, Array, Array], ...]
+DIAGONAL, COLUMNS, SLOTS = 600, 120, 64  # points of the curves, queries of the heat map, the most keys that it shows
+IN_USE = 1e-2  # a key is in use if its weight is larger somewhere
+
+
+def diagonal_picture(m: Construction, curves: Callable[[Tensor, Array, Indices], Curves], title: str) -> TheoremPicture:
+    """A construction along the diagonal of its box; `curves` gets the inputs, where they are, and the keys in use."""
+    from .figures import TheoremPicture  # when drawn: matplotlib is an extra
+
+    s = torch.linspace(0, 1, DIAGONAL, dtype=torch.float64)
+    X = m.box.lower + s.reshape(-1, *[1] * len(m.box.shape)) * (m.box.upper - m.box.lower)
+    X = X.to(m.dtype)
+    X = X.unsqueeze(-2) if len(m.box.shape) == 1 else X
+    output, target = (v.double().flatten(1).numpy() for v in (m.core(X), m.target(X)))
+    found = m.attention(X)
+    weights: Array = (found[:, 0] if found.dim() == 3 else found).double().numpy()
+    used: Indices = np.argsort(-np.max(weights, 0), kind="stable")[:SLOTS]
+    used = used[np.max(weights, 0)[used] > IN_USE]
+    used = used[np.argsort((weights[:, used] * s.numpy()[:, None]).sum(0) / (weights[:, used].sum(0) + 1e-300))]
+    step, axis = max(1, len(s) // COLUMNS), "position on the diagonal"
+    return TheoremPicture(
+        f"{m.theorem}, {m.form} form", f"{axis} of the box", s.numpy(), target[:, :3], output[:, :3],
+        np.abs(output - target).max(-1), m.bound, m.paper_bound, weights[::step][:, used], "key, those in use",
+        curves(X, s.numpy(), used), title, axis, False, str(m.dtype)[6:],
+    )  # fmt: skip
 
 
 # -- arguments ------------------------------------------------------------------------------------------------------
@@ -154,7 +242,7 @@ def tensor(name: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
     if not found.is_floating_point():
         found = found.to(torch.float64)
     found = found if dtype is None else found.to(dtype)
-    if found.dtype not in DTYPES:
+    if found.dtype not in SHIPPED:
         raise ArgumentError(f"{name} must be float32 or float64, got {found.dtype}")
     if not torch.isfinite(found).all():
         raise ArgumentError(f"{name} must be finite, it holds NaN or infinity")
@@ -176,16 +264,16 @@ def number(name: str, value: Any, positive: bool = False) -> float:
 
 def whole(name: str, value: Any, least: int, why: str = "") -> int:
     """A whole number, at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_whole(value, least):
         raise ArgumentError(f"{name} must be a whole number, at least {least}{why}, got {value!r}")
-    return value
+    return int(value)
 
 
 def leak(eps0: Any) -> float:
     """eps0, the weight that may go astray: a number in (0, 0.36]."""
     found = number("eps0", eps0, positive=True)
-    if found > 0.36:
-        raise ArgumentError(f"eps0 must be at most 0.36, so that the head is cold (kappa >= 1), got {found:g}")
+    if found > MOST_LEAK:
+        raise ArgumentError(f"eps0 must be at most {MOST_LEAK:g}, so that the head is cold (kappa >= 1), got {found:g}")
     return found
 
 
@@ -198,6 +286,7 @@ def ends(a: Any, b: Any) -> tuple[float, float]:
 
 
 def form_of(form: str) -> str:
+    """The name of a form, one of the two."""
     if form not in FORMS:
         raise ArgumentError(f"form must be 'paper' or 'tokens', got {form!r}")
     return form
@@ -208,6 +297,3 @@ def finite_values(name: str, found: Tensor) -> Tensor:
     if not torch.isfinite(found).all():
         raise DomainError(f"{name} returned NaN or infinity on its box; a construction needs finite values")
     return found
-
-
-__all__ = ["Certificate", "Construction", "Measured", "Size"]

@@ -1,39 +1,40 @@
-"""The networks of `universal`: hats, then a selection, in the paper's form (one column) or token-wise (gathered).
-
-Universality: two attention layers, or one followed by a softmax (arXiv 2504.15956, v1 theorem 3.3, v2 theorem 3.14).
+"""Universality: two attention layers, or one followed by a softmax (arXiv 2504.15956, v1 theorem 3.3, v2 3.14).
 
 Layer 1. For every coordinate x and neighbouring values v, v + delta of its grid one cold head makes the ramp
 clip((x - v)/delta, 0, 1); differences of neighbouring ramps are hat functions, which are 1 at one value of the grid and
 0 at all others. Layer 2. The sum of the hats of X's coordinates at a grid point v is the logit of v, times beta, and
 f(v) its value (E1); or the logits are channels that a softmax acts on, and a linear map reads f(v) off (E2).
 
-Lemma E1 of docs/theory.md: hats have errors of at most e <= 1/5, beta >= ln 3, g_i values delta_i apart on side i. Then
-|network - f| <= omega(sqrt(sum_i delta_i^2 (1/4 + e + e^2 + s_i))), s_i = g_i^3 exp(-beta (1/2 - 2e)), for f with
-concave modulus omega in the Euclidean norm, apart from the rounding of layer 2.
-
-Token-wise form: a gather layer (D1) first gives every token all coordinates; layer 2 then has a key for every grid
-point and token, and positions select the token's own value. Positions enter as channels; dead keys weigh an exact 0.
+Paper form: all coordinates in one column. Token-wise form: a gather layer (D1) first gives every token all coordinates;
+layer 2 then has a key for every grid point and token, and positions select the token's own value. Positions enter as
+channels; dead keys weigh an exact 0.
 """
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..box import Box
-from ..certificates.certificate import Certificate, Source, total
-from ..certificates.rounding import ASSUMPTIONS, EXP_ULPS, TINY, gamma, unit, up
-from ..errors import ArgumentError, CertificateError, PrecisionError
+from ..certificates.rounding import unit
+from ..dtypes import Array, shipped, stored
+from ..errors import ArgumentError
 from ..network import AttentionLayer, Heads
-from .cold import ColdTable, anchors, cells, cold_table, distance, head_rounding, nearest
+from .bounds import DEAD, LARGEST_HAT_ERROR, Anchors, Hats, hat_error, hats_ledger
 from .grid import Function, Grid, Modulus, evaluated, grid_of, modulus_of, refuse_steeper
-from .result import DTYPES, Construction, Size, form_of, leak, number, sum_of, whole
+from .ramps import nearest, slot_keys
+from .result import Construction, Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, number, whole
 
-ROWS = 1 << 22  # entries of a softmax over channels alive at once
+if TYPE_CHECKING:
+    from .figures import TheoremPicture
+
+ROWS = 1 << 22  # entries of a softmax over channels alive at once: 32 MB in float64
+ANCHORS = 65  # of the ramps that make hats, unless asked otherwise: then a hat errs by 1/64
 
 
 class SoftmaxReadOut(nn.Module):
@@ -41,9 +42,10 @@ class SoftmaxReadOut(nn.Module):
 
     def __init__(self, logits: Tensor, read: Tensor):
         super().__init__()
-        self.logits, self.read = nn.Parameter(logits), nn.Parameter(read)
+        self.logits, self.read = nn.Parameter(logits.clone()), nn.Parameter(read.clone())
 
     def weights(self, Z: Tensor) -> Tensor:
+        """The softmax over channels."""
         return torch.softmax(Z @ self.logits, -1)
 
     def forward(self, Z: Tensor) -> Tensor:
@@ -57,52 +59,37 @@ class SoftmaxReadOut(nn.Module):
 class UniversalNet(nn.Module):
     """(gather,) hats, selection."""
 
-    def __init__(
-        self, grid: Grid, values: Tensor, table: tuple[np.ndarray, np.ndarray, np.ndarray], beta: float, form: str,
-        second: str, dtype: torch.dtype,
-    ):  # fmt: skip
+    def __init__(self, asked: Hats, form: str, dtype: torch.dtype):
         super().__init__()
-        self.grid, self.form, self.second = grid, form, second
+        grid = asked.grid
+        self.grid, self.form = grid, form
         self.tokens, self.width = grid.box.shape
         D, n, hats = len(grid.counts), self.tokens, sum(grid.counts)
-        extra = n if form == "tokens" else 0  # channels that carry positions along
+        extra = asked.tokens  # channels that carry positions along
         W_Q, b_Q, W_O, constant = _hat_weights(grid, extra, dtype)
-        keys, value = torch.from_numpy(np.stack(table[:2], -1)).to(dtype), torch.from_numpy(table[2]).to(dtype)
+        keys = slot_keys(asked.places, Fraction(0), asked.ramp_beta, dtype)
+        value = nearest([x + Fraction(1, 2) for x in asked.places], dtype)
         group = Heads("memory", W_Q=W_Q, b_Q=b_Q, M_K=keys[None], M_V=value[None, :, None], W_O=W_O, purpose="ramps")
         skip = torch.cat(
             [torch.zeros(D, hats + extra, dtype=dtype), torch.eye(extra, hats + extra, dtype=dtype).roll(hats, 1)]
         )
         self.first = AttentionLayer([group], S=skip if extra else None, s=constant)
-        self.omega = 2.0 ** math.ceil(math.log2(2 * beta * D + 1024))
         select = _selection_keys(grid, dtype)  # (grid point, hat)
-        out = values.to(dtype)
+        out = torch.from_numpy(asked.samples).to(dtype)  # (grid point, output)
         if extra:  # one key for every grid point and token
-            dead = self.omega * (torch.eye(n, dtype=dtype) - 1)
+            dead = asked.dead * (torch.eye(n, dtype=dtype) - 1)
             select = torch.cat([select.repeat_interleave(n, 0), dead.repeat(grid.size, 1)], 1)
             out = out.reshape(grid.size * n, -1)
             self.positions = nn.Parameter(torch.eye(n, dtype=dtype))
-            self.gather = AttentionLayer(
-                [gather_heads(n, self.width, self.omega, dtype)], S=carry(n, self.width, D, dtype)
-            )
-        else:
-            out = out.reshape(grid.size, -1)
-        scale = torch.cat([torch.full((hats,), beta, dtype=dtype), torch.ones(extra, dtype=dtype)])
-        if second == "attention":
-            eye = torch.eye(out.shape[-1], dtype=dtype)[None]
-            self.select: AttentionLayer | SoftmaxReadOut = AttentionLayer(
-                [
-                    Heads(
-                        "memory",
-                        W_Q=torch.diag(scale)[None],
-                        M_K=select[None],
-                        M_V=out[None],
-                        W_O=eye,
-                        purpose="selection",
-                    )
-                ]
-            )
-        else:
+            self.gather = gathering(n, self.width, asked.dead, dtype)
+        scale = torch.cat([torch.full((hats,), asked.beta, dtype=dtype), torch.ones(extra, dtype=dtype)])
+        self.select: AttentionLayer | SoftmaxReadOut
+        if asked.softmax:
             self.select = SoftmaxReadOut((select * scale).T.contiguous(), out)
+        else:
+            eye, query = torch.eye(out.shape[-1], dtype=dtype)[None], torch.diag(scale)[None]
+            picks = Heads("memory", W_Q=query, M_K=select[None], M_V=out[None], W_O=eye, purpose="selection")
+            self.select = AttentionLayer([picks])
 
     def state(self, X: Tensor) -> Tensor:
         """What layer 1 reads: all coordinates in one column, or in every token with its position."""
@@ -111,10 +98,12 @@ class UniversalNet(nn.Module):
         return self.gather(torch.cat([X, self.positions.expand(*X.shape[:-2], -1, -1)], -1))
 
     def hats(self, X: Tensor) -> Tensor:
+        """The hats of all coordinates, one after the other."""
         found: Tensor = self.first(self.state(X))
         return found[..., 0, : sum(self.grid.counts)]
 
     def selection(self, X: Tensor) -> Tensor:
+        """The weights of the grid points."""
         Z = self.first(self.state(X))
         if isinstance(self.select, SoftmaxReadOut):
             weights = self.select.weights(Z)
@@ -137,59 +126,17 @@ class UniversalNet(nn.Module):
             return self.select.logits.detach().T
         return self.select.heads()[0].M_K.detach()[0]
 
-    def values(self) -> Tensor:
-        """The stored f(v), float64, (grid point, tokens times channels)."""
-        read = self.select.read if isinstance(self.select, SoftmaxReadOut) else self.select.heads()[0].M_V[0]
-        return read.detach().double().reshape(self.grid.size, -1)
-
-    def ramp_table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Slopes, offsets and values of the ramps, as stored."""
-        group = self.first.heads()[0]
-        keys, value = group.M_K.detach().double().numpy()[0], group.M_V.detach().double().numpy()[0]
-        return keys[:, 0], keys[:, 1], value[:, 0]
-
-    def queries(self) -> list[tuple[float, float]]:
-        """Weight and bias of every ramp's query, as stored."""
-        group = self.first.heads()[0]
-        return list(zip(group.W_Q.detach()[:, :, 0].sum(-1).tolist(), group.b_Q.detach()[:, 0].tolist(), strict=True))
-
-    def unchanged(self, beta: float) -> None:
-        """Raise `CertificateError` unless all weights but tables, queries and values are the ones that were built."""
-        dtype, extra = self.keys.dtype, self.tokens if self.form == "tokens" else 0
-        W_Q, b_Q, W_O, constant = _hat_weights(self.grid, extra, dtype)
-        group = self.first.heads()[0]
-        assert self.first.s is not None
-        select = _selection_keys(self.grid, dtype)
-        hats = sum(self.grid.counts)
-        stored = self.keys[:, :hats]
-        expected = select.repeat_interleave(self.tokens, 0) if extra else select
-        pairs = [
-            ((group.W_Q.detach() != 0) & (W_Q == 0), torch.zeros_like(W_Q, dtype=torch.bool)),
-            (group.b_Q.detach()[:, 1], b_Q[:, 1]),
-            (group.W_O.detach(), W_O),
-            (self.first.s.detach(), constant),
-        ]
-        if isinstance(self.select, SoftmaxReadOut):
-            pairs.append((stored, beta * expected))
-        else:
-            scale = self.select.heads()[0].W_Q.detach()[0]
-            ones = torch.cat([torch.full((hats,), beta, dtype=dtype), torch.ones(extra, dtype=dtype)])
-            eye = torch.eye(self.select.heads()[0].W_O.shape[-1], dtype=dtype)
-            pairs += [(stored, expected), (scale, torch.diag(ones)), (self.select.heads()[0].W_O.detach()[0], eye)]
-        if extra:
-            dead = (self.omega * (torch.eye(extra, dtype=dtype) - 1)).repeat(self.grid.size, 1)
-            fresh = AttentionLayer(
-                [gather_heads(extra, self.width, self.omega, dtype)],
-                S=carry(extra, self.width, len(self.grid.counts), dtype),
-            )
-            pairs += [(self.keys[:, hats:], dead), (self.positions.detach(), torch.eye(extra, dtype=dtype))]
-            pairs += list(zip((p.detach() for p in self.gather.parameters()), fresh.parameters(), strict=True))
-        if not all(torch.equal(mine, built) for mine, built in pairs):
-            raise CertificateError(
-                "weights that select hats or grid points were changed: there is no certificate for these"
-            )
+    def stored(self) -> dict[str, Array]:
+        """The numbers of all tensors, by the names of the paper and those of the gather layer."""
+        found = self.matrices()
+        if self.form == "tokens":
+            assert self.first.S is not None
+            found |= {"S_1": self.first.S, **gathered(self.gather, self.positions)}
+        names = {"W_O": "read"} if isinstance(self.select, SoftmaxReadOut) else {}
+        return {names.get(name, name): stored(x) for name, x in found.items()}
 
     def matrices(self) -> dict[str, Tensor]:
+        """The weights by the names of the paper."""
         group = self.first.heads()[0]
         D, dtype = len(self.grid.counts), self.keys.dtype
         found = {"A": torch.eye(D, dtype=dtype), "W_Q1": group.W_Q.detach(), "b_Q1": group.b_Q.detach()}
@@ -210,11 +157,11 @@ def _hat_weights(grid: Grid, extra: int, dtype: torch.dtype) -> tuple[Tensor, Te
     W_O, constant = torch.zeros(ramps, 1, hats + extra, dtype=dtype), torch.zeros(hats + extra, dtype=dtype)
     ramp = hat = 0
     for i, step in enumerate(grid.steps):
-        rate = float(nearest([1 / step], dtype)[0])
-        shifts = nearest([-at / step - type(step)(1, 2) for at in grid.axis(i)[:-1]], dtype)
+        rate = nearest([1 / step], dtype)[0]
+        shifts = nearest([-at / step - Fraction(1, 2) for at in grid.axis(i)[:-1]], dtype)
         constant[hat] = 1.0
         for shift in shifts:
-            W_Q[ramp, i, 0], b_Q[ramp, 0] = rate, float(shift)
+            W_Q[ramp, i, 0], b_Q[ramp, 0] = rate, shift
             W_O[ramp, 0, hat], W_O[ramp, 0, hat + 1] = -1.0, 1.0
             ramp, hat = ramp + 1, hat + 1
         hat += 1
@@ -228,8 +175,11 @@ def _selection_keys(grid: Grid, dtype: torch.dtype) -> Tensor:
     return keys.scatter_(1, grid.index() + starts, 1.0)
 
 
-def gather_heads(n: int, width: int, omega: float, dtype: torch.dtype) -> Heads:
-    """n heads; head j gives every token the channels of token j (D1): other keys get -omega, an exact weight 0."""
+def gathering(n: int, width: int, omega: float, dtype: torch.dtype) -> AttentionLayer:
+    """The layer that gives every token all channels of all n tokens, and leaves its position (D1).
+
+    Head j gives every token the channels of token j: other keys get -omega, an exact weight 0.
+    """
     channels, D = width + n, n * width
     W_Q, b_Q = torch.zeros(n, channels, n, dtype=dtype), torch.eye(n, dtype=dtype)
     W_K, b_K = torch.zeros(n, channels, n, dtype=dtype), torch.full((n, n), -omega, dtype=dtype)
@@ -238,17 +188,17 @@ def gather_heads(n: int, width: int, omega: float, dtype: torch.dtype) -> Heads:
     W_V[:, :width] = torch.eye(width, dtype=dtype)
     for j in range(n):
         W_O[j, :, j * width : (j + 1) * width] = torch.eye(width, dtype=dtype)
-    return Heads("tokens", W_Q=W_Q, b_Q=b_Q, W_K=W_K, b_K=b_K, W_V=W_V, W_O=W_O, purpose="gather")
-
-
-def carry(n: int, width: int, D: int, dtype: torch.dtype) -> Tensor:
-    """The linear skip of the gather layer: positions stay."""
     skip = torch.zeros(width + n, D + n, dtype=dtype)
     skip[width:, D:] = torch.eye(n, dtype=dtype)
-    return skip
+    heads = Heads("tokens", W_Q=W_Q, b_Q=b_Q, W_K=W_K, b_K=b_K, W_V=W_V, W_O=W_O, purpose="gather")
+    return AttentionLayer([heads], S=skip)
 
 
-LARGEST_HAT_ERROR = 0.2
+def gathered(layer: AttentionLayer, positions: Tensor) -> dict[str, Tensor]:
+    """The tensors of such a layer by name, and the positions it leaves."""
+    assert layer.S is not None
+    group = {f"gather {name}": x for name, x in layer.heads()[0].named_parameters()}
+    return {**group, "gather S": layer.S, "positions": positions}
 
 
 def two_layer(
@@ -258,7 +208,7 @@ def two_layer(
     *,
     lipschitz: float | None = None,
     modulus: Modulus | None = None,
-    anchors: int = 65,
+    anchors: int = ANCHORS,
     eps0: float = 1e-9,
     form: str = "paper",
     dtype: torch.dtype = torch.float64,
@@ -285,7 +235,7 @@ def attention_then_softmax(
     *,
     lipschitz: float | None = None,
     modulus: Modulus | None = None,
-    anchors: int = 65,
+    anchors: int = ANCHORS,
     eps0: float = 1e-9,
     form: str = "paper",
     dtype: torch.dtype = torch.float64,
@@ -306,14 +256,13 @@ def _built(
     grid = grid_of(box, number("spacing", spacing, positive=True))
     if len(box.shape) != 2:
         raise ArgumentError(f"the box must be one of sequences, shape (tokens, channels), got {box.shape}")
-    if dtype not in DTYPES:
-        raise ArgumentError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    shipped(dtype)
     values = evaluated(f, grid.points(), box)
     omega = modulus_of(lipschitz, modulus)
     if lipschitz is not None:
         refuse_steeper(f, grid, values, float(lipschitz))
     size = whole("anchors", count, 3, " (p > 2)")
-    if 1 / (size - 1) > LARGEST_HAT_ERROR * 0.9:
+    if 1 / (size - 1) > LARGEST_HAT_ERROR * 0.9:  # leaves room for rounding
         raise ArgumentError(f"anchors must be at least 7, so that hats are told apart, got {size}")
     m = Universal(f, grid, values, omega, size, leak(eps0), form_of(form), second, dtype)
     m.attach(m.recertify())
@@ -328,22 +277,23 @@ class Universal(Construction):
         second: str, dtype: torch.dtype,
     ):  # fmt: skip
         super().__init__()
-        self.f, self.grid, self.samples, self.omega = f, grid, values, omega
-        self.count, self.eps0, self.form, self.second, self.box = count, eps0, form, second, grid.box
+        self.f, self.grid, self.count, self.form, self.second, self.box = f, grid, count, form, second, grid.box
         kind = "two layers" if second == "attention" else "one layer and a softmax"
         self.theorem = f"arXiv 2504.15956 v1 theorem 3.3 (v2 theorem 3.14), {kind}"
-        u, longest = unit(dtype), max(grid.counts)
-        hat = 1 / (count - 1) + 0.01
+        hat = 1 / (count - 1) + 0.01  # with room for rounding
         # so cold that all but the nearest grid points are lighter than a rounding, and s_i below eps0
-        wanted = math.log(longest**3 / min(eps0, u / (grid.size * grid.box.shape[0]))) / (0.5 - 2 * hat)
+        least = min(eps0, unit(dtype) / (grid.size * grid.box.shape[0]))
+        wanted = math.log(max(grid.counts) ** 3 / least) / (0.5 - 2 * hat)
         self.beta = 2.0 ** math.ceil(math.log2(wanted))  # a power of two: beta times a hat is exact
         self.kappa = math.log(1 / eps0)
-        self.places = anchors_of_hats(count)
         self.ramp_beta = Fraction(self.kappa) * (count - 1) ** 2
-        slope = nearest([2 * self.ramp_beta * x for x in self.places], dtype)
-        offset = nearest([-self.ramp_beta * x * x for x in self.places], dtype)
-        value = nearest([x + Fraction(1, 2) for x in self.places], dtype)
-        self.net = UniversalNet(grid, values, (slope, offset, value), self.beta, form, second, dtype)
+        places = tuple(Anchors(Fraction(-1, 2), Fraction(1, 2), count).places)
+        dead = 2.0 ** math.ceil(math.log2(2 * self.beta * len(grid.counts) + DEAD))
+        tokens = grid.box.shape[0] if form == "tokens" else 0
+        self.asked = Hats(
+            grid, values.flatten(1).numpy(), omega, places, self.ramp_beta, self.beta, dead, tokens, second == "softmax"
+        )
+        self.net = UniversalNet(self.asked, form, dtype)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -372,80 +322,25 @@ class Universal(Construction):
 
     def hat_error(self) -> float:
         """How far a computed hat can be from the hat function, on the box."""
-        u, most = unit(self.dtype), 0.0
-        stored = self.net.ramp_table()
-        table: ColdTable = cold_table(stored[0], stored[1], self.places, self.ramp_beta, Fraction(0))
-        ideal = [x + Fraction(1, 2) for x in self.places]
-        reach = 0.0
-        for (weight, bias), (rate, shift, size) in zip(self.net.queries(), self._ideal_queries(), strict=True):
-            lost = float(abs(Fraction(weight) - rate)) * size + float(abs(Fraction(bias) - shift))
-            span = abs(weight) * size + abs(bias)
-            most = max(most, float(up(lost + float(gamma(2, u)) * span + 4 * TINY[self.dtype], 8)))
-            reach = max(reach, span * (1 + 1e-9))
-        low, high = cells(table, -reach - most, reach + most)
-        error = distance(stored[2], ideal)
-        rounding = float(np.max(head_rounding(table, stored[2], error, low, high, self.dtype)))
-        ramp = 0.5 / (self.count - 1) + rounding + most
-        return float(up(2 * ramp + 8 * u, 8))
+        return hat_error(self.asked, self.net.stored(), self.dtype)
 
-    def _ideal_queries(self) -> list[tuple[Fraction, Fraction, float]]:
-        """For every ramp: rate, shift, and the largest |x| of its coordinate."""
-        found = []
-        outward = self.box.outward(self.dtype).intervals()
-        for i, step in enumerate(self.grid.steps):
-            size = max(abs(v) for v in outward[i])
-            found += [(1 / step, -at / step - Fraction(1, 2), size) for at in self.grid.axis(i)[:-1]]
-        return found
-
-    def recertify(self) -> Certificate:
-        self.net.unchanged(self.beta)
-        hat, u, D = self.hat_error(), unit(self.dtype), len(self.grid.counts)
-        if not hat <= LARGEST_HAT_ERROR:
-            raise PrecisionError(f"hats are computed with errors up to {hat:.3g}, which is too much to tell them apart")
-        away = math.exp(-self.beta * (0.5 - 2 * hat)) * (1 + 1e-9)
-        square = sum(
-            float(step) ** 2 * (0.25 + hat + hat**2 + count**3 * away)
-            for step, count in zip(self.grid.steps, self.grid.counts, strict=True)
-        )
-        reach = float(up(math.sqrt(square) * (1 + 1e-12)))
-        slots = self.net.keys.shape[-2]
-        logit = self.beta * D * (1 + hat)
-        d = float(up(float(gamma(D + 3, u)) * logit + (EXP_ULPS + 1) * u, 8))
-        light = away * math.exp(min(2 * d, 50.0)) <= u / slots and slots * u < 0.125
-        if not light or d > 0.2:
-            raise PrecisionError(f"logits of {logit:.3g} over {slots} keys leave no bound in {DTYPES[self.dtype]}")
-        values = self.net.values()
-        largest, spread = float(values.abs().max()), float((values.amax(0) - values.amin(0)).max())
-        heavy = 2 * 2**D + 4
-        rounding = math.exp(d) * math.expm1(d) * spread + float(gamma(heavy, u)) * largest
-        rounding += 2 * slots * TINY[self.dtype] * (1 + largest)
-        stored = float((values - self.samples.flatten(1)).abs().max())
-        note = f"{self.grid.size} grid points"
-        measured = self.measure_now()
-        blank = Certificate("calibrated", None, DTYPES[self.dtype], "f", self.box, measured=measured)
-        if self.omega is None:
-            return blank
-        position = 2.0**-50 * math.sqrt(D) * max(abs(v) for pair in self.box.intervals() for v in pair)
-        moved = self.omega(position) if position > 0 else 0.0
-        terms: dict[tuple[str, Source], float] = {
-            ("grid", "interpolation"): float(up(self.omega(reach) * (1 + 1e-12))),
-            ("selection", "rounding"): float(up(rounding + stored + moved, 16)),
-        }
-        ledger = sum_of(terms, {("grid", "interpolation"): f"{note}, hats within {hat:.2g}"})
-        return Certificate(
-            "certified", total(x.value for x in ledger), DTYPES[self.dtype], "f", self.box, ledger, measured=measured,
-            lemmas=("A2", "E1" if self.second == "attention" else "E2", "R5"), assumptions=ASSUMPTIONS,
-        )  # fmt: skip
+    def ledger(self) -> Ledger:
+        return hats_ledger(self.asked, self.net.stored(), self.dtype, self.largest_error(256))
 
     @torch.no_grad()
-    def measure_now(self) -> float:
-        """The largest error at points drawn from the box, corners included."""
-        X = self.points(256)
-        return float((self.core(X).double() - self.target(X)).abs().max())
+    def picture(self) -> TheoremPicture:
+        """Along the diagonal of the box."""
+
+        def curves(X: Tensor, s: Array, used: Indices) -> Curves:
+            hats = self.hats(X).double().numpy()[:, : self.grid.counts[0]]
+            chosen = range(0, hats.shape[1], max(1, hats.shape[1] // 6))
+            return tuple((f"hat {k + 1}", s, hats[:, k]) for k in chosen)
+
+        return diagonal_picture(self, curves, "Hats of the first coordinate (layer 1)")
 
     @property
     def size(self) -> Size:
-        ramps = len(self._ideal_queries())
+        ramps = sum(self.grid.counts) - len(self.grid.counts)
         heads = ramps + (self.second == "attention") + (self.box.shape[0] if self.form == "tokens" else 0)
         layers = (2 if self.second == "attention" else 1) + (self.form == "tokens")
         logit = max(self.beta * len(self.grid.counts), 2 * float(self.ramp_beta))
@@ -456,8 +351,3 @@ class Universal(Construction):
     def matrices(self) -> dict[str, Tensor]:
         """Layer 1 with the suffix 1, then the selection; A makes one column out of X."""
         return self.net.matrices()
-
-
-def anchors_of_hats(count: int) -> list[Fraction]:
-    """Anchors on [0, 1], centred on 0."""
-    return anchors(Fraction(-1, 2), Fraction(1, 2), count)

@@ -26,9 +26,9 @@ from ...compiler.compiled import CompiledNetwork
 from ...errors import ArgumentError
 from ...extras import require
 from ...network import AttentionLayer
-from ...theorems.max_affine import MaxAffine
+from ...theorems.partition import MaxAffine
+from ...theorems.ramps import Ramp
 from ...theorems.result import Construction
-from ...theorems.token_ramp import TokenRamp
 from ..artefact import Artefact, free_file, network_of
 from ..fresh import open_session
 from ..plain.transformer import PlainTransformer
@@ -105,9 +105,10 @@ def _written(net: CertifiedModule) -> onnx.ModelProto | None:
         return _compiled(graph, net)
     if isinstance(net, PlainTransformer):
         return _plain(graph, net)
-    if isinstance(net, TokenRamp | MaxAffine) and isinstance(net.layer, AttentionLayer) and len(net.box.shape) == 1:
-        width = net.layer.heads()[0].W_O.shape[-1]  # the layer is all of the core
-        out = layer(graph, "x", net.layer, "layer 0")
+    only = getattr(net, "layer", None) if isinstance(net, Ramp | MaxAffine) else None
+    if isinstance(only, AttentionLayer) and len(net.box.shape) == 1:
+        width = only.heads()[0].W_O.shape[-1]  # the layer is all of the core
+        out = layer(graph, "x", only, "layer 0")
         return _model(graph, {"x": ("batch", "tokens", net.box.dim)}, out, ("batch", "tokens", width))
     return None
 

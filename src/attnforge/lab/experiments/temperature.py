@@ -16,7 +16,7 @@ import torch
 
 from ...network import AttentionOnly
 from ...theorems import ramp
-from ...theorems.variants import BALANCED
+from ...theorems.ramps import BALANCED
 from ..chart import Figure, Panel, Series, Zone
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, close, threshold

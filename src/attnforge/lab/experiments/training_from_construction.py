@@ -13,9 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ...theorems import ramp
-from ...theorems.ramp import PaperRamp
-from ...theorems.variants import BALANCED
+from ...theorems import Ramp, ramp
+from ...theorems.ramps import BALANCED
 from ..chart import Figure, Panel, Series
 from ..experiment import AGREES, FAILS, Cell, Experiment, Finding, Record, grid
 from ..training import SEEDS, OneLayer, RampData, Stream, fit, held_out, ramp_data
@@ -41,7 +40,7 @@ def cells(quick: bool) -> tuple[Cell, ...]:
 class Free(nn.Module):
     """A construction as a network to train: all of its weights, and none of its checks."""
 
-    def __init__(self, built: PaperRamp):
+    def __init__(self, built: Ramp):
         super().__init__()
         self.built = built.requires_grad_(True)
 
@@ -80,7 +79,6 @@ def started(start: str, temperature: str, data: RampData, stream: Stream) -> One
         return OneLayer(stream, data.X.shape[-1], data.X.shape[-2], ANCHORS, 1)
     kappa = KAPPAS.get(temperature)
     m = ramp(data.w, data.t, A, B, ANCHORS, kappa=kappa, channels=CHANNELS, radius=float(data.X.abs().max()))
-    assert isinstance(m, PaperRamp)
     with torch.no_grad():
         for p in m.parameters():
             noise = stream.normal(*p.shape)

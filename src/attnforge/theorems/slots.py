@@ -1,13 +1,14 @@
-"""Memory slots as tokens that come first, under a causal mask: what a transformer without memory slots can run.
+"""Constant slots of a layer: as memory, or, for a transformer that has none, as tokens that come first.
 
-Channels of the sequence are x, a mark of data, and, for registers only, the keys and values of the slots, head after
-head. Data tokens get the logit -Omega, whose exponential is an exact 0, also for themselves: under the causal mask
-every data token sees all registers, and no data token is a key of another. An allowed logit gains Omega times an exact
-0, so that rounding, and with it every certificate, is that of the memory slots.
+Under a causal mask channels of the sequence are x, a mark of data, and, for registers only, the keys and values of the
+slots, head after head. Data tokens get the logit -Omega, whose exponential is an exact 0, also for themselves: every
+data token sees all registers, and no data token is a key of another. An allowed logit gains Omega times an exact 0, so
+that rounding, and with it every certificate, is that of the memory slots.
 """
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, NamedTuple, cast
 
 import torch
@@ -37,6 +38,7 @@ class Registers(nn.Module):
     True
     """
 
+    # far below every logit that a finite bound allows (those are below 1/u), and far from overflow
     OMEGA: ClassVar[dict[torch.dtype, float]] = {torch.float32: 2.0**40, torch.float64: 2.0**60}
 
     def __init__(self, group: Heads):
@@ -77,16 +79,31 @@ class Registers(nn.Module):
         return self.heads.weights(self.state(X))[..., self.slots :, :, : self.slots]
 
     def tables(self) -> Tables:
+        """The slots as stored; `CertificateError` where other weights do more than tell registers from data."""
         keys, inner, values, width = self.widths
-        stored, W_Q, b_Q = self.first.detach(), self.heads.W_Q.detach(), self.heads.b_Q.detach()
-        split = self.d + 1 + keys * inner
-        M_K = stored[:, self.d + 1 : split].unflatten(1, (keys, inner)).transpose(0, 1)
-        M_V = stored[:, split:].unflatten(1, (values, width)).transpose(0, 1)
-        found = Tables(W_Q[:, : self.d, :inner], b_Q[:, :inner], M_K, M_V, self.heads.W_O.detach())
-        fresh = Registers(Heads("memory", **found._asdict()))
-        if not all(torch.equal(mine, built) for mine, built in zip(self.parameters(), fresh.parameters(), strict=True)):
+        d, split = self.d, self.d + 1 + keys * inner
+        first, query, bias, key, read = (
+            x.detach().clone() for x in (self.first, self.heads.W_Q, self.heads.b_Q, self.heads.W_K, self.heads.W_V)
+        )
+        M_K = first[:, d + 1 : split].unflatten(1, (keys, inner)).transpose(0, 1)
+        M_V = first[:, split:].unflatten(1, (values, width)).transpose(0, 1)
+        W_Q, W_O = query[:, :d, :inner].clone(), self.heads.W_O.detach()
+        ones = [bias[:, inner], self.mark.detach()[:1]]  # what has to be 1, and, after it is taken out, 0
+        for table, start, size, heads in ((key[..., :inner], d + 1, inner, keys), (read, split, width, values)):
+            for h in range(heads):
+                block = table[h, start + h * size : start + (h + 1) * size]
+                ones.append(block.diagonal().clone())
+                block.fill_diagonal_(0.0)
+        query[:, :d, :inner], key[:, d, inner] = 0.0, 0.0
+        zeros = (first[:, : d + 1], self.mark.detach()[1:], query, key, read)
+        told = all(bool((x == 1).all()) for x in ones) and not any(bool(x.any()) for x in zeros)
+        if not told or self.depth() < min(self.OMEGA.values()):
             raise CertificateError("weights that tell registers from data were changed: there is no certificate then")
-        return found
+        return Tables(W_Q, bias[:, :inner], M_K, M_V, W_O)
+
+    def depth(self) -> float:
+        """Omega, as stored: data tokens as keys have the logit -Omega."""
+        return -float(self.heads.W_K.detach()[:, self.d, self.widths[1]].max())
 
 
 def over_slots(group: Heads, causal: bool) -> AttentionLayer | Registers:
@@ -103,12 +120,18 @@ def tables_of(layer: nn.Module) -> Tables:
     return Tables(*(getattr(group, name).detach() for name in Tables._fields))
 
 
-def read_as_is(tables: Tables) -> Tables:
+def read_as_is(layer: nn.Module) -> Tables:
     """The same, if the output projection of every head writes its values to the first channels and does no more."""
+    tables = tables_of(layer)
     heads, width, channels = tables.W_O.shape
     if not torch.equal(tables.W_O, torch.eye(width, channels, dtype=tables.W_O.dtype).expand(heads, -1, -1)):
         raise CertificateError("W_O must write values to channels as they are; it was changed")
     return tables
+
+
+def depth_of(layer: nn.Module) -> float:
+    """How far below 0 the logits of keys are that must weigh nothing; infinite where there are none."""
+    return layer.depth() if isinstance(layer, Registers) else math.inf
 
 
 def weights_of(layer: nn.Module, X: Tensor) -> Tensor:

@@ -5,12 +5,6 @@ Centres c_j, a_j = 2 c_j, b_j = -|c_j|^2: the cells are the Voronoi cells of the
 come from the columns that A appends); in cross-attention they are read off a second sequence, whose tokens carry
 (beta a_j, beta b_j, f(c_j)).
 
-With rho the largest distance of a point of the box from its nearest centre, tau > 0, J centres and logits computed with
-errors of at most d: slots whose centre is at squared distance more than tau beyond the nearest weigh at most
-exp(-beta tau + 2d) each, all others have |x - c_j|^2 <= rho^2 + tau. So
-
-    |head - f| <= omega(sqrt(rho^2 + tau)) + J exp(-beta tau + 2d) max_j |f(c_j) - f(x)| + rounding of a mean.
-
 Sequences, token-wise: a gather layer (D1) first gives every token all of X; then there is a key for every cell and
 token, and positions select the token's own value f(c_j)_i. Keys of other tokens get -Omega and weigh an exact 0.
 """
@@ -18,26 +12,30 @@ token, and positions select the token's own value f(c_j)_i. Keys of other tokens
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..box import Box
-from ..certificates.certificate import Certificate, Source, total
-from ..certificates.rounding import ASSUMPTIONS, EXP_ULPS, TINY, gamma, unit, up
-from ..errors import ArgumentError, CertificateError, PrecisionError
+from ..dtypes import Array, shipped, stored
+from ..errors import ArgumentError
 from ..network import AttentionLayer, Heads
-from .cold import nearest
+from .bounds import DEAD, Cells, cells_ledger
 from .grid import SUSPECTS, Function, Modulus, evaluated, modulus_of, refuse_between
-from .registers import Registers, over_slots, read_as_is, tables_of, weights_of
-from .result import DTYPES, Construction, Size, form_of, leak, sum_of, tensor, whole
-from .universal import carry, gather_heads
+from .ramps import nearest
+from .result import Construction, Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, tensor, whole
+from .slots import Registers, depth_of, over_slots, read_as_is, weights_of
+from .universal import gathered, gathering
 
-SOFTNESS = 0.1  # tau over rho^2
+if TYPE_CHECKING:
+    from .figures import TheoremPicture
+
+SOFTNESS = 0.1  # tau over rho^2: the radius that counts grows by 5 %
 PROBES = (4096, 128, 32, 16)  # small boxes a side, by dimension, for the covering radius of scattered centres
+FEW = 1024  # centres whose pairs are looked at for slopes: a million pairs
 
 
 def max_affine(
@@ -70,8 +68,7 @@ def max_affine(
         raise ArgumentError("box must be a Box of tokens, Box.cube(lo, hi, shape=d), or of sequences, shape=(n, d)")
     if attention not in ("self", "cross"):
         raise ArgumentError(f"attention must be 'self' or 'cross', got {attention!r}")
-    if dtype not in DTYPES:
-        raise ArgumentError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    shipped(dtype)
     shape = form_of(form or ("tokens" if len(box.shape) == 1 else "paper"))
     if shape == "paper" and len(box.shape) == 1:
         raise ArgumentError("a box of tokens, shape=d, makes a token-wise network: leave form out")
@@ -100,24 +97,29 @@ class MaxAffine(Construction):
         attention: str, form: str, causal: bool, dtype: torch.dtype,
     ):  # fmt: skip
         super().__init__()
-        self.f, self.box, self.centres, self.samples, self.omega = f, box, centres, values, omega
-        self.reach, self.eps0, self.form, self.causal = reach, eps0, form, causal
-        self.tokens = box.shape[0] if form == "tokens" and len(box.shape) == 2 else 0  # gathered into each token
-        J, D, n = *centres.shape, self.tokens
-        self.middle = [Fraction(float(x)) for x in nearest(_middle(box), dtype)]
-        self.tau = SOFTNESS * reach**2
-        self.beta = Fraction(2.0 ** math.ceil(math.log2(math.log(J / eps0) / self.tau)))
-        slopes, offsets = self.ideal_keys()
-        keys = np.concatenate([nearest([x for row in slopes for x in row], dtype).reshape(J, D),
-                               nearest(offsets, dtype)[:, None]], 1)  # fmt: skip
-        table, read = torch.from_numpy(keys).to(dtype), values.to(dtype)
-        self.omega_dead = 2.0 ** math.ceil(math.log2(8 * self.largest_logit(table) + 2048))
+        self.f, self.box, self.form, self.causal = f, box, form, causal
+        n = box.shape[0] if form == "tokens" and len(box.shape) == 2 else 0  # gathered into each token
+        J, D = centres.shape
+        middle = nearest([(Fraction(low) + Fraction(high)) / 2 for low, high in box.intervals()], dtype)
+        tau = SOFTNESS * reach**2
+        beta = Fraction(2.0 ** math.ceil(math.log2(math.log(J / eps0) / tau)))
+        exact = tuple(Fraction(x) for x in middle.double().tolist())
+        ideal = Cells(box, stored(centres).copy(), stored(values).copy(), omega, reach, eps0, exact, beta, tau, 0.0, n)
+        slopes, offsets = ideal.keys()
+        table = torch.cat(
+            [nearest([x for row in slopes for x in row], dtype).reshape(J, D), nearest(offsets, dtype)[:, None]], 1
+        )
+        dead = 2.0 ** math.ceil(math.log2(8 * self.largest_logit(table) + 2 * DEAD))
+        self.asked, self.beta, read = replace(ideal, dead=dead), beta, values.to(dtype)
         if n:
-            table = torch.cat([table.repeat_interleave(n, 0), self.dead_keys(J, dtype)], 1)
+            others = dead * (torch.eye(n, dtype=dtype) - 1)  # 0 at the token's own position
+            table = torch.cat([table.repeat_interleave(n, 0), others.repeat(J, 1)], 1)
             read = read.reshape(J * n, -1)
             self.positions = nn.Parameter(torch.eye(n, dtype=dtype))
-            self.gather = self.gathering(dtype)
-        query, bias = self.ideal_query(dtype)
+            self.gather = gathering(n, box.shape[1], dead, dtype)
+        query = torch.zeros(D + n, D + 1 + n, dtype=dtype)  # (x - middle, 1), and the position behind it
+        query[:D, :D], query[D:, D + 1 :] = torch.eye(D, dtype=dtype), torch.eye(n, dtype=dtype)
+        bias = torch.cat([-middle, torch.eye(1, 1 + n, dtype=dtype)[0]])
         eye = torch.eye(read.shape[-1], dtype=dtype)[None]
         self.layer: AttentionLayer | Registers | Cross
         if attention == "self":
@@ -128,35 +130,21 @@ class MaxAffine(Construction):
         else:
             self.layer = Cross(query, bias, table, read)
 
-    def ideal_query(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(x - middle, 1), and the position behind it."""
-        D, n = len(self.middle), self.tokens
-        query = torch.zeros(D + n, D + 1 + n, dtype=dtype)
-        query[:D, :D], query[D:, D + 1 :] = torch.eye(D, dtype=dtype), torch.eye(n, dtype=dtype)
-        bias = torch.tensor([*(-float(x) for x in self.middle), 1.0, *[0.0] * n], dtype=dtype)
-        return query, bias
+    @property
+    def tokens(self) -> int:
+        """How many tokens are gathered into each; 0 where none are."""
+        return self.asked.tokens
 
-    def dead_keys(self, cells: int, dtype: torch.dtype) -> Tensor:
-        """For every cell and token: 0 at that token's position, -Omega at the others."""
-        return (self.omega_dead * (torch.eye(self.tokens, dtype=dtype) - 1)).repeat(cells, 1)
-
-    def gathering(self, dtype: torch.dtype) -> AttentionLayer:
-        """The layer that gives every token all of X and leaves its position."""
-        n, d = self.box.shape
-        return AttentionLayer([gather_heads(n, d, self.omega_dead, dtype)], S=carry(n, d, n * d, dtype))
+    @property
+    def middle(self) -> tuple[Fraction, ...]:
+        """The middle of the box, which the query is centred on."""
+        return self.asked.middle
 
     def state(self, X: Tensor) -> Tensor:
         """What the head reads: tokens, or the sequence in one column, or the sequence in every token."""
         if self.tokens:
             return self.gather(torch.cat([X, self.positions.expand(*X.shape[:-2], -1, -1)], -1))
         return X.flatten(-2).unsqueeze(-2) if self.form == "paper" else X
-
-    def ideal_keys(self) -> tuple[list[list[Fraction]], list[Fraction]]:
-        """beta (2 c, -|c|^2), centred on the middle of the box, exactly."""
-        rows = [[Fraction(x) - m for x, m in zip(row, self.middle, strict=True)] for row in self.centres.tolist()]
-        return [[2 * self.beta * x for x in row] for row in rows], [
-            -self.beta * sum(x * x for x in row) for row in rows
-        ]
 
     @property
     def context(self) -> Tensor:
@@ -170,7 +158,7 @@ class MaxAffine(Construction):
         if isinstance(self.layer, Cross):
             context, inner = self.layer.context.detach(), len(self.middle) + 1 + self.tokens
             return self.layer.W_Q.detach(), self.layer.b_Q.detach(), context[:, :inner], context[:, inner:]
-        found = read_as_is(tables_of(self.layer))
+        found = read_as_is(self.layer)
         return found.W_Q[0], found.b_Q[0], found.M_K[0], found.M_V[0]
 
     def check_shape(self, x: Tensor) -> None:
@@ -210,71 +198,28 @@ class MaxAffine(Construction):
     def example_input(self) -> tuple[Tensor, ...]:
         return (self.points(2)[:2],)
 
-    def recertify(self) -> Certificate:
-        self.unchanged()
-        _, b_Q, keys, values = (x.double() for x in self.tables())
-        D, n, u = len(self.middle), max(1, self.tokens), unit(self.dtype)
-        keys, J = keys[:, : D + 1], len(keys) // n
-        values = values.reshape(J, -1)
-        outward, middle = self.box.outward(self.dtype), b_Q[:D].neg()
-        half = torch.maximum(outward.upper.flatten() - middle, middle - outward.lower.flatten())
-        size = keys[:, :-1].abs() @ half + keys[:, -1].abs()
-        slopes, offsets = self.ideal_keys()
-        ideal = np.array([[*map(float, row), float(o)] for row, o in zip(slopes, offsets, strict=True)]).repeat(n, 0)
-        off = np.abs(keys.numpy() - ideal) + 2.0**-52 * np.abs(ideal)
-        stored = float(np.max(off[:, :-1] @ half.numpy() + off[:, -1]))
-        logit = float(size.max())
-        d = float(up(float(gamma(D + 5, u)) * 2 * logit + stored * (1 + 1e-9) + (EXP_ULPS + 1) * u, 8))
-        if self.tokens and self.omega_dead < 4 * logit + 1024:
-            raise PrecisionError(f"logits of up to {logit:.3g} are too large for keys at -{self.omega_dead:.3g}")
-        beta, largest = float(self.beta), float(values.abs().max())
-        spread = float((values.amax(0) - values.amin(0)).max())
-        measured = self.measure_now()
-        blank = Certificate("calibrated", None, DTYPES[self.dtype], "f", self.box, measured=measured)
-        if self.omega is None:
-            return blank
-        if J * u > 0.125:
-            raise PrecisionError(f"{J} cells are too many for sums in {DTYPES[self.dtype]}; use float64 or fewer cells")
-        tau = max(self.tau, (2 * d + math.log(J / self.eps0)) / beta)  # rounded logits tell cells apart less sharply
-        exponent = -beta * tau + 2 * d
-        near = math.sqrt(self.reach**2 + tau) * (1 + 1e-12)
-        others = J * math.exp(exponent) * (spread + self.omega(self.reach)) * (1 + 1e-9)
-        rounding = float(gamma(2 * J + 4, u)) * largest + 2 * J * TINY[self.dtype] * (1 + largest)
-        rounding += float((values - self.samples).abs().max())
-        terms: dict[tuple[str, Source], float] = {
-            ("cells", "interpolation"): float(up(self.omega(near) * (1 + 1e-12))),
-            ("cells", "leak"): float(up(others)),
-            ("head", "rounding"): float(up(rounding, 8)),
-        }
-        ledger = sum_of(terms, {("cells", "interpolation"): f"{J} cells within {self.reach:.3g} of their centres"})
-        return Certificate(
-            "certified", total(x.value for x in ledger), DTYPES[self.dtype], "f", self.box, ledger, measured=measured,
-            lemmas=("E4", "R5"), assumptions=ASSUMPTIONS,
-        )  # fmt: skip
-
-    def unchanged(self) -> None:
-        """Raise `CertificateError` unless all weights but keys and values are the ones that were built."""
-        W_Q, b_Q, keys, _ = self.tables()
-        pairs = list(zip((W_Q, b_Q), self.ideal_query(self.dtype), strict=True))
+    def ledger(self) -> Ledger:
+        found = dict(zip(("W_Q", "b_Q", "W_K", "W_V"), self.tables(), strict=True))
         if isinstance(self.layer, Cross):
-            stored = (self.layer.W_K.detach(), self.layer.W_V.detach())
-            pairs += list(zip(stored, self.layer.reads(), strict=True))
-        if n := self.tokens:
-            pairs += [(keys[:, -n:], self.dead_keys(len(keys) // n, self.dtype))]
-            pairs += [(self.positions.detach(), torch.eye(n, dtype=self.dtype))]
-            fresh = self.gathering(self.dtype)
-            pairs += list(zip(self.gather.parameters(), fresh.parameters(), strict=True))
-        if not all(torch.equal(mine, built) for mine, built in pairs):
-            raise CertificateError(
-                "the query must read (x - middle of the box, 1), and cells and positions must be told apart; "
-                "weights that do so were changed"
-            )
+            found["context reads"] = torch.cat([self.layer.W_K, self.layer.W_V], 1)
+        if self.tokens:
+            found |= gathered(self.gather, self.positions)
+        numbers = {name: stored(x) for name, x in found.items()}
+        return cells_ledger(self.asked, numbers, self.dtype, depth_of(self.layer), self.largest_error(512))
 
     @torch.no_grad()
-    def measure_now(self) -> float:
-        """The largest error at points drawn from the box, corners included."""
-        X = self.points(512)
-        return float((self.core(X).double() - self.target(X)).abs().max())
+    def picture(self) -> TheoremPicture:
+        """Along the diagonal of the box."""
+
+        def curves(X: Tensor, s: Array, used: Indices) -> Curves:
+            _, b_Q, keys, _ = (stored(x) for x in self.tables())
+            D, each = len(self.middle), max(1, self.tokens)  # a gathered sequence has a key for every cell and token
+            flat = stored(X).reshape(len(s), -1) + b_Q[:D]
+            logits = flat @ keys[used * each, :D].T + keys[used * each, D]
+            some = range(0, len(used), max(1, len(used) // 6))
+            return tuple((f"cell {used[k] + 1}", s, logits[:, k]) for k in some)
+
+        return diagonal_picture(self, curves, "Affine logits of some cells")
 
     @property
     def size(self) -> Size:
@@ -318,16 +263,13 @@ class Cross(nn.Module):
         return both[:, : self.inner].contiguous(), both[:, self.inner :].contiguous()
 
     def weights(self, Z: Tensor, context: Tensor | None = None) -> Tensor:
+        """The softmax weights over the second sequence."""
         keys = (self.context if context is None else context) @ self.W_K
         return torch.softmax((Z @ self.W_Q + self.b_Q) @ keys.transpose(-2, -1), -1)
 
     def forward(self, Z: Tensor, context: Tensor | None = None) -> Tensor:
         values = (self.context if context is None else context) @ self.W_V
         return self.weights(Z, context) @ values
-
-
-def _middle(box: Box) -> list[Fraction]:
-    return [(Fraction(low) + Fraction(high)) / 2 for low, high in box.intervals()]
 
 
 def _grid_centres(box: Box, cells: int) -> tuple[Tensor, float]:
@@ -372,7 +314,7 @@ def _given(box: Box, centres: Any) -> tuple[Tensor, float]:
 
 def _refuse_steeper(f: Function, box: Box, centres: Tensor, values: Tensor, lipschitz: float) -> None:
     """Raise when the steepest pairs among the first centres lead to a contradiction to the Lipschitz constant."""
-    few = slice(0, 1024)
+    few = slice(0, FEW)
     apart = torch.cdist(centres[few], centres[few], compute_mode="donot_use_mm_for_euclid_dist")
     rise = torch.stack([(v[few, None] - v[None, few]).abs() for v in values.T]).amax(0)
     slope = torch.where(apart > 0, rise / apart.clamp_min(1e-300), 0.0).flatten()

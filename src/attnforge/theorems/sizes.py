@@ -9,14 +9,18 @@ from typing import Any
 import torch
 
 from ..certificates.certificate import upper_text
+from ..certificates.rounding import unit
+from ..dtypes import dtype_name, shipped
 from ..errors import ArgumentError, PrecisionError, closest
-from .heads import ramp_heads
-from .instances import VARIANTS, ramp
-from .result import DTYPES, Construction, ends, leak, number, whole
+from .ramps import VARIANTS, ramp, ramp_heads
+from .result import Construction, ends, leak, number, whole
+from .universal import ANCHORS
 
 THEOREMS = ("ramp", "ramp_heads", "two_layer", "attention_then_softmax", "max_affine")
-MOST_ANCHORS = 1 << 15
-HATS = 65  # anchors of the ramps that make hats
+MOST_ANCHORS = 1 << 15  # a table of this size takes seconds to certify
+TRIES = 12  # sizes that are tried, each at most half as large again: from the guess to beyond MOST_ANCHORS
+#: Spacings that a head errs by at each temperature, of the anchors' own estimate: A2, A3 (0.062 at BALANCED), B2.
+SHARES = {"cold": 0.5, "warm": 0.0625, "gate": 0.0}
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,7 @@ def plan(
         raise ArgumentError("give eps (how accurate) or budget (how many parameters), one of the two")
     wanted = None if eps is None else number("eps", eps, positive=True)
     most = None if budget is None else whole("budget", budget, 1)
-    if dtype not in DTYPES:
-        raise ArgumentError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    shipped(dtype)
     if theorem in ("ramp", "ramp_heads"):
         low, high = ends(a, b)
         w = torch.ones(whole("d", d, 1), dtype=dtype)
@@ -97,7 +100,7 @@ def plan(
                 raise ArgumentError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
             options: dict[str, Any] = {"form": form} if variant == "cold" else {"variant": variant}
             build = lambda size: ramp(w, 0.0, low, high, size, eps0, **options)  # noqa: E731
-            scale = {"cold": 0.5, "warm": 0.0625, "gate": 0.0}[variant] * (high - low)
+            scale = SHARES[variant] * (high - low)
             return _sized(build, wanted, most, 3, lambda e: 1 + scale / e, theorem, dtype)
         keys = whole("tokens", tokens, 3, " (n >= 3)")
         chosen: dict[str, Any] = {"form": form} if variant == "cold" else {"variant": variant}
@@ -125,7 +128,7 @@ def _sized(
 
     if eps is not None:
         size = max(least, math.floor(guess(eps)))
-        for _ in range(12):
+        for _ in range(TRIES):
             if size > MOST_ANCHORS:
                 break
             built = attempt(size)
@@ -138,8 +141,8 @@ def _sized(
         bounds = [x.bound for x in tried.values() if x is not None and x.bound is not None]
         reachable = min([*bounds, *_floor(attempt, least)], default=None)
         raise PrecisionError(
-            f"{theorem} does not reach eps = {eps:g} in {DTYPES[dtype]}: rounding grows with the logits; the smallest "
-            f"bound found is {upper_text(reachable)}, with at most {MOST_ANCHORS} anchors; use dtype=torch.float64 or "
+            f"{theorem} does not reach eps = {eps:g} in {dtype_name(dtype)}: rounding grows with the logits; the "
+            f"smallest bound found is {upper_text(reachable)}, with at most {MOST_ANCHORS} anchors; use dtype=torch.float64 or "
             "variant='gate'",
             reachable=reachable,
         )
@@ -167,7 +170,7 @@ def _plan(theorem: str, built: Any, size: int, dtype: torch.dtype) -> Plan:
     beta = float(built.beta) if hasattr(built, "beta") else 0.0
     note = f"{size} heads" if theorem == "ramp_heads" else ""
     paper = "" if built.paper_bound is None else f"the paper states {built.paper_bound:.4g} for this size"
-    return Plan(theorem, built.bound, s.anchors, s.heads, beta, s.layers, s.parameters, s.logit, DTYPES[dtype],
+    return Plan(theorem, built.bound, s.anchors, s.heads, beta, s.layers, s.parameters, s.logit, dtype_name(dtype),
                 "; ".join(x for x in (note, paper) if x))  # fmt: skip
 
 
@@ -176,7 +179,7 @@ def _universal(
     dtype: torch.dtype,
 ) -> Plan:  # fmt: skip
     """Grid routes in closed form (E1, E2, E4), without the rounding of f's values."""
-    hat = 1 / (HATS - 1)
+    hat = 1 / (ANCHORS - 1)
     factor = 0.5 * math.sqrt(1.1) if theorem == "max_affine" else math.sqrt(0.25 + hat + hat**2 + eps0)
     error = lambda pieces: slope * factor * math.sqrt(D) * side / pieces * (1 + 1e-6)  # noqa: E731
 
@@ -185,7 +188,7 @@ def _universal(
             return pieces**D * (D + 1 + outputs) + D * (D + 1) + D + 1 + outputs**2
         hats, keys = D * (pieces + 1), (pieces + 1) ** D
         ramps = D * pieces
-        first = ramps * (2 * D + 2) + 3 * HATS + ramps * hats + hats
+        first = ramps * (2 * D + 2) + 3 * ANCHORS + ramps * hats + hats
         second = hats**2 + keys * (hats + outputs) + outputs**2 if theorem == "two_layer" else keys * (hats + outputs)
         return first + second
 
@@ -201,13 +204,15 @@ def _universal(
                 f"budget = {budget} parameters is too small: the smallest {theorem} has {parameters(1)}"
             )
     keys = pieces**D if theorem == "max_affine" else (pieces + 1) ** D
-    u = 2.0**-24 if dtype == torch.float32 else 2.0**-53
+    u = unit(dtype)
     if theorem == "max_affine":
         beta = math.log(keys / eps0) / (0.1 * D * (side / pieces / 2) ** 2)
         heads, layers, logit, anchors = 1, 1, 2 * beta * D * side**2 / 4, keys
     else:
         beta = 2.0 ** math.ceil(math.log2(math.log((pieces + 1) ** 3 * keys / min(eps0, u)) / (0.5 - 2 * hat)))
         heads, layers = D * pieces + (theorem == "two_layer"), 2 if theorem == "two_layer" else 1
-        logit, anchors = max(beta * D, 2 * math.log(1 / eps0) * (HATS - 1) ** 2), keys + HATS
+        logit, anchors = max(beta * D, 2 * math.log(1 / eps0) * (ANCHORS - 1) ** 2), keys + ANCHORS
     note = f"spacing {side / pieces:.4g}; the grid is exponential in the dimension {D}"
-    return Plan(theorem, error(pieces), anchors, heads, beta, layers, parameters(pieces), logit, DTYPES[dtype], note)
+    return Plan(
+        theorem, error(pieces), anchors, heads, beta, layers, parameters(pieces), logit, dtype_name(dtype), note
+    )
