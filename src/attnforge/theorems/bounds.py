@@ -773,16 +773,16 @@ def hats_ledger(asked: Hats, stored: Mapping[str, Array], dtype: torch.dtype, me
     reach = float(up(math.sqrt(square) * (1 + 1e-12)))
     slots, logit = grid.size * max(1, asked.tokens), asked.beta * D * (1 + hat)
     d = float(up(float(gamma(D + 3, u)) * logit + (EXP_ULPS + 1) * u, 8))
-    # all but the nearest grid points are lighter than a rounding, also after their logits are rounded
-    light = away * math.exp(min(2 * d, 50.0)) <= u / slots and slots * u < MOST_TERMS
-    if not light or d > 0.2:
+    if d > 0.2 or slots * u >= MOST_TERMS:
         raise PrecisionError(f"logits of {logit:.3g} over {slots} keys leave no bound in {dtype_name(dtype)}")
     if asked.modulus is None:
         return Ledger("f", certified=False, measured=measured)
     values = stored["read" if asked.softmax else "W_V"].reshape(grid.size, -1)
     largest, lost = float(np.max(np.abs(values))), float(np.max(np.abs(values - asked.samples)))
     spread = float(np.max(np.max(values, 0) - np.min(values, 0)))
-    heavy = 2 * 2**D + 4  # corners of a cell of the grid, added up twice, and four operations
+    # as built, all but the corners of a cell are lighter than a rounding, also after their logits are rounded
+    light = away * math.exp(2 * d) <= u / slots
+    heavy = 2 * (2**D if light else slots) + 4  # slots that are added up, twice, and four operations
     rounding = math.exp(d) * math.expm1(d) * spread + float(gamma(heavy, u)) * largest
     rounding += 2 * slots * TINY[dtype] * (1 + largest)
     position = 2.0**-50 * math.sqrt(D) * max(abs(v) for pair in grid.box.intervals() for v in pair)

@@ -142,8 +142,8 @@ def _sized(
         reachable = min([*bounds, *_floor(attempt, least)], default=None)
         raise PrecisionError(
             f"{theorem} does not reach eps = {eps:g} in {dtype_name(dtype)}: rounding grows with the logits; the "
-            f"smallest bound found is {upper_text(reachable)}, with at most {MOST_ANCHORS} anchors; use dtype=torch.float64 or "
-            "variant='gate'",
+            f"smallest bound found is {upper_text(reachable)}, with at most {MOST_ANCHORS} anchors; "
+            "use dtype=torch.float64 or variant='gate'",
             reachable=reachable,
         )
     assert budget is not None
