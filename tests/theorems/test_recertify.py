@@ -1,4 +1,4 @@
-"""The law of certificates: whatever was done to a theorem's tensors, the bound after `af.certify` holds, or there is none.
+"""The law of certificates: whatever was done to a theorem's tensors, the bound after `af.certify` holds, or is refused.
 
 The truth is exact: the ramps that were asked for in rational arithmetic, other targets with 50 digits. Inputs are
 numbers of the dtype in hand: kinks, ends, anchors, the middles between them, corners of the box, random points.
@@ -6,9 +6,12 @@ numbers of the dtype in hand: kinks, ends, anchors, the middles between them, co
 
 from __future__ import annotations
 
+import ast
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import mpmath
@@ -91,7 +94,7 @@ def inputs(name: str, m: Any, built_in: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(7)
     if name in RAMPS:
         places = sorted({*m.anchors.tolist(), A, B})
-        middles = [(x + y) / 2 for x, y in zip(places, places[1:], strict=False)]
+        middles = [(x + y) / 2 for x, y in itertools.pairwise(places)]
         beside = [x + s for x in (A, B, *middles[:6]) for s in (-0.3, -1e-3, 1e-7, 0.04)]
         y = torch.tensor([*places, *middles, *beside, A - 1.5, B + 1.5, A - 0.5, B + 0.5], dtype=torch.float64)
         n = m.tokens_shown()
@@ -236,3 +239,38 @@ def test_what_is_not_finite_or_mixed_has_no_certificate(name: str) -> None:
     first.data = first.data.float()
     with pytest.raises(CertificateError, match="all float32 or all float64"):
         af.certify(m)
+
+
+def siblings() -> dict[str, set[str]]:
+    """Which modules of the package each of them imports, at its top or inside functions, but not for types only."""
+    found: dict[str, set[str]] = {}
+    for path in Path(theorems.__file__).parent.glob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+        guarded = [n for n in nodes if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
+        skipped = {id(x) for n in guarded for x in ast.walk(n)}
+        local = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.level == 1 and id(n) not in skipped]
+        found[path.stem] = {name for n in local for name in ([n.module] if n.module else [a.name for a in n.names])}
+    return found
+
+
+def reached(start: str, imports: dict[str, set[str]]) -> set[str]:
+    """All modules that a module imports, directly or through others."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for name in imports[waiting.pop()] - found:
+            found.add(name)
+            waiting.append(name)
+    return found
+
+
+def test_bounds_import_nothing_that_builds_weights_and_there_are_no_cycles() -> None:
+    imports = siblings()
+    assert reached("bounds", imports) == {"grid", "result", "figures"}
+    assert {"bounds", "slots"} <= imports["ramps"], "imports are seen"
+    assert [name for name in imports if name in reached(name, imports)] == []
+
+
+def test_no_function_hides_a_module() -> None:
+    modules = set(siblings()) - {"__init__"}
+    assert [name for name in modules if callable(getattr(theorems, name, None))] == []

@@ -48,7 +48,7 @@ import torch
 from torch import Tensor
 
 from ..box import Box, round_outward
-from ..certificates.certificate import Source, Term
+from ..certificates.certificate import Term
 from ..certificates.rounding import EXP_ULPS, TINY, gamma, largest_mean, softmax_rounding, unit, up
 from ..dtypes import Array, dtype_name
 from ..errors import CertificateError, PrecisionError
@@ -57,14 +57,13 @@ from ..heads.anchor.bound import AnchorWeights, anchor_bound
 from ..heads.gate.bound import Domain, Lines, gate_error
 from ..heads.self_head import SelfSpec
 from .grid import Grid, Modulus
-from .result import Ledger, terms_of
+from .result import Ledger, finite
 
 GONE = 100.0  # slots whose logit is this far below, after all errors, together weigh less than slots * exp(-100)
 PER_STEP = 4  # cells of a cold head between neighbouring anchors: the bound of a cell is taken at its worse end
 WIDE = 1 << 22  # entries of an array at once: 32 MB in float64
 NEAR = 8  # a cold head is looked at closely where y is at most this many spacings away from its keys
 FINE = 8  # first cells of a warm head between neighbouring anchors
-NOTHING = 1e-300  # terms below are no line of the ledger: the sum, rounded up, is larger by more than that
 LARGEST_HAT_ERROR = 0.2  # e of lemma E1
 DEAD = 1024  # a logit this far below the largest has an exponential of exactly 0, in float64 too (below exp(-745))
 MOST_TERMS = 0.125  # slots times u: R5 counts on sums of not too many terms
@@ -253,15 +252,20 @@ class StoredRamp:
         ]
         lost = float(np.max(moved)) + max(shifts)
         error = float(up(dot_error(d + self.spare, size, self.dtype) + lost, d + 8))
-        return Query(size + error, error)
+        return Query(size + error, error, wanted.radius)
 
 
 @dataclass(frozen=True)
 class Query:
-    """|q| is at most `most`, and off by at most `error`."""
+    """|q| is at most `most`, and off by at most `error`, for |x| <= radius."""
 
     most: float
     error: float
+    radius: float
+
+    def term(self, lipschitz: float = 1.0) -> Term:
+        """What that adds to a bound."""
+        return Term("w.x + t", "rounding", float(up(lipschitz * self.error)), f"|x| at most {self.radius:g}")
 
 
 # -- cold heads, cell by cell --------------------------------------------------------------------------------------
@@ -325,14 +329,9 @@ def cells(table: ColdTable, low: float, high: float) -> tuple[Array, Array]:
 
 
 def head_rounding(
-    table: ColdTable,
-    value: Array,
-    value_error: Array,
-    low: Array,
-    high: Array,
-    dtype: torch.dtype,
+    table: ColdTable, value: Array, value_error: Array, low: Array, high: Array, dtype: torch.dtype,
     inexact: bool = False,
-) -> Array:
+) -> Array:  # fmt: skip
     """For each cell [low, high] of the query an upper bound of |computed head - ideal head|.
 
     The query is a number of the dtype, or, if `inexact`, rounded once more on the way into the head (R6).
@@ -352,15 +351,10 @@ def head_rounding(
 
 
 def _window(
-    t: ColdTable,
-    value: Array,
-    value_error: Array,
-    low: Array,
-    high: Array,
-    half: int,
-    dtype: torch.dtype,
+    t: ColdTable, value: Array, value_error: Array, low: Array, high: Array, half: int, dtype: torch.dtype,
     inexact: bool,
-) -> Array:
+) -> Array:  # fmt: skip
+    """The same for anchors at most `half` away from the nearest; infinite where others might matter."""
     u, p = unit(dtype), t.count
     middle, radius = 0.5 * (low + high), 0.5 * (high - low) * (1 + 2.0**-50)
     nearest_ = np.clip(np.rint((middle - t.first) / t.step), 0, p - 1).astype(int)
@@ -458,18 +452,12 @@ def cold_head(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredRa
     lost = astray * shape.spread
     if not wanted.constant:
         lost += (astray + math.exp(-2 * kappa * wanted.margin) * (1 + 1e-9)) * shape.largest
-    values: dict[tuple[str, Source], float] = {
-        ("selection", "interpolation"): float(up(shape.lipschitz * step / 2)),
-        ("selection", "leak"): float(up(lost)) if lost else 0.0,
-        ("head", "rounding"): rounding,
-        ("w.x + t", "rounding"): float(up(shape.lipschitz * query.error)),
-    }
-    notes: dict[tuple[str, Source], str] = {
-        ("selection", "interpolation"): f"half of the spacing {step:.3g}",
-        ("head", "rounding"): f"keys and values as stored, {dtype_name(stored.dtype)}",
-        ("w.x + t", "rounding"): f"|x| at most {wanted.radius:g}",
-    }
-    terms = terms_of({key: value for key, value in values.items() if value > 0}, notes)
+    terms = finite(
+        Term("selection", "interpolation", float(up(shape.lipschitz * step / 2)), f"half of the spacing {step:.3g}"),
+        Term("selection", "leak", float(up(lost))),
+        Term("head", "rounding", rounding, f"keys and values as stored, {dtype_name(stored.dtype)}"),
+        query.term(shape.lipschitz),
+    )
     return Ledger(shape.text(), terms, ("A2", "A5", "R5"))
 
 
@@ -506,17 +494,12 @@ def cold_heads(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredR
     size = 2 * top + step  # of what is added up: neighbours share a value
     added = float(gamma(anchors.heads + 1, u)) * max(1.01 * size, size + changed)
     together = (far + added) if anchors.heads > 1 else 0.0
-    values_: dict[tuple[str, Source], float] = {
-        ("selection", "interpolation"): float(up(step / 2)),
-        ("seams", "leak"): float(up(top * seams(kappa, anchors.own, anchors.heads))),
-        ("heads", "rounding"): float(up(np.max(rounding) * (1 + 2.0**-40) + together)),
-        ("w.x + t", "rounding"): query.error,
-    }
-    notes: dict[tuple[str, Source], str] = {
-        ("selection", "interpolation"): f"half of the spacing {step:.3g}",
-        ("w.x + t", "rounding"): f"|x| at most {wanted.radius:g}",
-    }
-    terms = terms_of({key: value for key, value in values_.items() if value > NOTHING}, notes)
+    terms = finite(
+        Term("selection", "interpolation", float(up(step / 2)), f"half of the spacing {step:.3g}"),
+        Term("seams", "leak", float(up(top * seams(kappa, anchors.own, anchors.heads)))),
+        Term("heads", "rounding", float(up(np.max(rounding) * (1 + 2.0**-40) + together))),
+        query.term(),
+    )
     return Ledger(shape.text(), terms, ("A2", "A5", "A6", "R5"))
 
 
@@ -550,16 +533,12 @@ def warm_heads(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredR
     largest, errors = max(abs(a), abs(b)), each * (near[0] + near[1]) + (H - each) * far
     size = max(largest + 2 * (b - a), largest + (b - a) + errors)  # of what is added up
     added = float(gamma(H + 1, unit(stored.dtype))) * size if H > 1 else 0.0
-    values: dict[tuple[str, Source], float] = {
-        ("heads", "interpolation"): float(up(each * near[0], 2)),
-        ("heads", "rounding"): float(up(each * near[1] + (H - each) * far + added, 4)),
-        ("w.x + t", "rounding"): query.error,
-    }
-    notes: dict[tuple[str, Source], str] = {
-        ("heads", "interpolation"): f"of two neighbours, spacing {float(anchors.step):.3g}",
-        ("w.x + t", "rounding"): f"|x| at most {wanted.radius:g}",
-    }
-    terms = terms_of({key: value for key, value in values.items() if value > NOTHING}, notes)
+    spacing = f"of two neighbours, spacing {float(anchors.step):.3g}"
+    terms = finite(
+        Term("heads", "interpolation", float(up(each * near[0], 2)), spacing),
+        Term("heads", "rounding", float(up(each * near[1] + (H - each) * far + added, 4))),
+        query.term(),
+    )
     return Ledger(wanted.shape.text(), terms, ("A4", "A5", "A6"))
 
 
@@ -609,13 +588,9 @@ def gate_head(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredRa
 
 def _smooth(wanted: Wanted, interpolation: float, rounding: float, query: Query) -> Ledger:
     """The ledger of one head after an affine layer."""
-    terms = (
-        Term("head", "interpolation", interpolation),
-        Term("head", "rounding", rounding),
-        Term("w.x + t", "rounding", query.error, f"|x| at most {wanted.radius:g}"),
+    terms = finite(
+        Term("head", "interpolation", interpolation), Term("head", "rounding", rounding), query.term()
     )
-    if not all(math.isfinite(term.value) for term in terms):
-        raise PrecisionError("no finite bound can be given for this ramp; use float64 or a smaller radius")
     return Ledger(wanted.shape.text(), terms, ("A4", "A5", "B2"), ("exp(0) = 1",))
 
 
@@ -788,15 +763,12 @@ def hats_ledger(asked: Hats, stored: Mapping[str, Array], dtype: torch.dtype, me
     position = 2.0**-50 * math.sqrt(D) * max(abs(v) for pair in grid.box.intervals() for v in pair)
     position += _beyond(grid.box, dtype)  # grid points are rounded before f sees them, inputs to numbers of the dtype
     moved = asked.modulus(position) if position > 0 else 0.0
-    terms: dict[tuple[str, Source], float] = {
-        ("grid", "interpolation"): float(up(asked.modulus(reach) * (1 + 1e-12))),
-        ("selection", "rounding"): float(up(rounding + lost + moved, 16)),
-    }
-    notes: dict[tuple[str, Source], str] = {
-        ("grid", "interpolation"): f"{grid.size} grid points, hats within {hat:.2g}"
-    }
-    lemmas = ("A2", "E2" if asked.softmax else "E1", "R5")
-    return Ledger("f", terms_of(terms, notes), lemmas, measured=measured)
+    points = f"{grid.size} grid points, hats within {hat:.2g}"
+    terms = finite(
+        Term("grid", "interpolation", float(up(asked.modulus(reach) * (1 + 1e-12))), points),
+        Term("selection", "rounding", float(up(rounding + lost + moved, 16))),
+    )
+    return Ledger("f", terms, ("A2", "E2" if asked.softmax else "E1", "R5"), measured=measured)
 
 
 @dataclass(frozen=True, eq=False)
@@ -877,12 +849,10 @@ def cells_ledger(
     near = math.sqrt(reach**2 + tau) * (1 + 1e-12)
     others = J * math.exp(-beta * tau + 2 * d) * (spread + asked.modulus(reach)) * (1 + 1e-9)
     rounding = float(gamma(2 * J + 4, u)) * largest + 2 * J * TINY[dtype] * (1 + largest) + wrong
-    terms: dict[tuple[str, Source], float] = {
-        ("cells", "interpolation"): float(up(asked.modulus(near) * (1 + 1e-12))),
-        ("cells", "leak"): float(up(others)),
-        ("head", "rounding"): float(up(rounding, 8)),
-    }
-    notes: dict[tuple[str, Source], str] = {
-        ("cells", "interpolation"): f"{J} cells within {asked.reach:.3g} of their centres"
-    }
-    return Ledger("f", terms_of(terms, notes), ("E4", "R5"), measured=measured)
+    around = f"{J} cells within {asked.reach:.3g} of their centres"
+    terms = finite(
+        Term("cells", "interpolation", float(up(asked.modulus(near) * (1 + 1e-12))), around),
+        Term("cells", "leak", float(up(others))),
+        Term("head", "rounding", float(up(rounding, 8))),
+    )
+    return Ledger("f", terms, ("E4", "R5"), measured=measured)

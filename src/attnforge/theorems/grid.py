@@ -1,6 +1,6 @@
-"""How much f can change: a Lipschitz constant or a concave modulus of continuity.
+"""A user's function on a grid of its box, and how much it can change: a Lipschitz constant or a concave modulus.
 
-A grid on a box, a user's function on it, and whether the function can be as smooth as was said.
+What was said about smoothness cannot be proved from values, but it can be refuted: steep neighbours are looked at.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from ..errors import ArgumentError, DomainError
 from .result import finite_values, number
 
 Modulus = Callable[[float], float]
+Function = Callable[[Any], Any]
+MOST_POINTS = 1 << 20  # of a grid: its tables then take about a gigabyte
+BATCH = 1 << 14  # points that f sees at once: a few megabytes for it to work on
+SUSPECTS = 32  # pairs of neighbours with the steepest slopes that are looked at closely
+HALVINGS, NARROW = 40, 1e-9  # of a suspect segment at the most, and the length at which rounding of f takes over
+OWN_ROUNDING, SLACK = 1e-13, 1e-9  # relative errors granted to f's values, and to the constant that was given
 
 
 def modulus_of(lipschitz: float | None, modulus: Modulus | None) -> Modulus | None:
@@ -38,12 +44,6 @@ def modulus_of(lipschitz: float | None, modulus: Modulus | None) -> Modulus | No
     if not all(math.isfinite(v) and v >= 0 for v in probe) or any(x < y for x, y in itertools.pairwise(probe)):
         raise ArgumentError("modulus must be a concave function that grows from 0, such as lambda t: 2 * t**0.5")
     return modulus
-
-
-Function = Callable[[Any], Any]
-MOST_POINTS = 1 << 20
-BATCH = 1 << 14
-SUSPECTS = 32  # pairs of neighbours with the steepest slopes that are looked at closely
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,12 +139,12 @@ def refuse_between(f: Function, box: Box, left: Tensor, right: Tensor, lipschitz
     """
     call = lambda x: evaluated(f, x.reshape(-1, *box.shape), box).flatten(1)  # noqa: E731
     low, high = call(left), call(right)
-    for _ in range(40):
+    for _ in range(HALVINGS):
         width = (right - left).norm(dim=-1)
         slope = (high - low).abs().amax(-1) / width
-        size = torch.maximum(high.abs().amax(-1), low.abs().amax(-1)) * 1e-13 / width  # rounding of f itself
+        size = torch.maximum(high.abs().amax(-1), low.abs().amax(-1)) * OWN_ROUNDING / width
         worst = int((slope - size).argmax())
-        if float(slope[worst] - size[worst]) > lipschitz * (1 + 1e-9):
+        if float(slope[worst] - size[worst]) > lipschitz * (1 + SLACK):
             x, y = (np.array2string(p[worst].numpy(), precision=6) for p in (left, right))
             raise DomainError(
                 f"f is steeper than lipschitz = {lipschitz:g}: it changes by "
@@ -153,7 +153,7 @@ def refuse_between(f: Function, box: Box, left: Tensor, right: Tensor, lipschitz
                 "the construction is built and only measured"
             )
         middle = 0.5 * (left + right)
-        if bool((width < 1e-9).all()):
+        if bool((width < NARROW).all()):
             return
         value = call(middle)
         go_left = ((value - low).abs().amax(-1) >= (high - value).abs().amax(-1))[:, None]

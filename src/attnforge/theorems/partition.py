@@ -238,14 +238,8 @@ class MaxAffine(Construction):
         """Queries W_Q^T x + b_Q, one key and one value per row of W_K and W_V; W_O is the identity."""
         W_Q, b_Q, keys, values = self.tables()
         eye = torch.eye(values.shape[-1], dtype=self.dtype)
-        return {
-            "A": torch.eye(W_Q.shape[0], dtype=self.dtype),
-            "W_Q": W_Q,
-            "b_Q": b_Q,
-            "W_K": keys,
-            "W_V": values,
-            "W_O": eye,
-        }
+        A = torch.eye(W_Q.shape[0], dtype=self.dtype)
+        return {"A": A, "W_Q": W_Q, "b_Q": b_Q, "W_K": keys, "W_V": values, "W_O": eye}
 
 
 class Cross(nn.Module):

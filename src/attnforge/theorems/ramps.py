@@ -417,7 +417,9 @@ class Ramp(Construction):
         eps0: float = 0.0,
     ):  # fmt: skip
         super().__init__()
-        self.wanted, self.held, self.temperature, self.many, self.eps0 = wanted, held, temperature.name, many, eps0
+        self.wanted, self.shape, self.radius, self.channels = wanted, wanted.shape, wanted.radius, wanted.channels
+        self.held, self.heads, self.keys, self.places, self.step = held, held.heads, held.keys, held.places, held.step
+        self.temperature, self.many, self.eps0, self.channel = temperature.name, many, eps0, wanted.channel
         self.body, self.form, self.causal = form, form.name, form.causal
         kind = KINDS[self.temperature, many]
         self.theorem = kind.theorem
@@ -432,42 +434,6 @@ class Ramp(Construction):
         form.build(self, w, t)
         advice = COLD_PAPER if kind.advice == COLD and self.form == "paper" else kind.advice
         self.judged(float(wanted.shape.b - wanted.shape.a) / 2 * wanted.shape.lipschitz, advice)
-
-    # what was asked for
-    @property
-    def shape(self) -> ScalarTarget:
-        """The function of y."""
-        return self.wanted.shape
-
-    @property
-    def radius(self) -> float:
-        """The largest |x|."""
-        return self.wanted.radius
-
-    @property
-    def channels(self) -> int:
-        """How many output channels there are."""
-        return self.wanted.channels
-
-    @property
-    def heads(self) -> int:
-        """How many heads there are."""
-        return self.held.heads
-
-    @property
-    def keys(self) -> int:
-        """How many keys a head has."""
-        return self.held.keys
-
-    @property
-    def places(self) -> list[Fraction]:
-        """All anchors, exactly."""
-        return self.held.places
-
-    @property
-    def step(self) -> Fraction:
-        """The spacing of the anchors."""
-        return self.held.step
 
     @property
     def anchors(self) -> Array:

@@ -7,7 +7,7 @@ weights from the left; here tokens are rows. `matrices` gives the paper's own ma
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import is_whole
-from ..certificates.certificate import Certificate, Source, Term, total, upper_text
+from ..certificates.certificate import Certificate, Term, total, upper_text
 from ..certificates.certified import CertifiedModule
 from ..certificates.rounding import ASSUMPTIONS
 from ..dtypes import SHIPPED, Array, dtype_name
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FORMS = ("paper", "tokens")
 #: The largest eps0, about 1/e: then kappa = log(1/eps0) >= 1, which lemma A2 asks of a cold head.
 MOST_LEAK = 0.36
+NOTHING = 1e-300  # terms below are no line of the ledger: the sum, rounded up, is larger by more than that
 
 
 @dataclass(frozen=True)
@@ -184,16 +185,14 @@ class Construction(CertifiedModule):
             )
 
 
-def terms_of(
-    values: Mapping[tuple[str, Source], float], notes: Mapping[tuple[str, Source], str] | None = None
-) -> tuple[Term, ...]:
-    """Ledger terms from (site, source) -> value; infinite values refuse."""
-    if not all(math.isfinite(v) for v in values.values()):
+def finite(*terms: Term) -> tuple[Term, ...]:
+    """The terms that add to a bound; infinite ones refuse."""
+    if not all(math.isfinite(term.value) for term in terms):
         raise PrecisionError(
             "no finite bound can be given: logits are rounded by more than they differ; "
             "use dtype=torch.float64, fewer anchors or a smaller radius"
         )
-    return tuple(Term(*key, value, (notes or {}).get(key, "")) for key, value in values.items())
+    return tuple(term for term in terms if term.value > NOTHING)
 
 
 # -- pictures ------------------------------------------------------------------------------------------------------

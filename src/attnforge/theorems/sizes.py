@@ -12,15 +12,16 @@ from ..certificates.certificate import upper_text
 from ..certificates.rounding import unit
 from ..dtypes import dtype_name, shipped
 from ..errors import ArgumentError, PrecisionError, closest
-from .ramps import VARIANTS, ramp, ramp_heads
+from .ramps import GUARDS, VARIANTS, ramp, ramp_heads
 from .result import Construction, ends, leak, number, whole
 from .universal import ANCHORS
 
 THEOREMS = ("ramp", "ramp_heads", "two_layer", "attention_then_softmax", "max_affine")
 MOST_ANCHORS = 1 << 15  # a table of this size takes seconds to certify
 TRIES = 12  # sizes that are tried, each at most half as large again: from the guess to beyond MOST_ANCHORS
-#: Spacings that a head errs by at each temperature, of the anchors' own estimate: A2, A3 (0.062 at BALANCED), B2.
+#: Spacings that one head errs by, about: half of one when cold (A2), 0.062 when warm (A3), none for a gate.
 SHARES = {"cold": 0.5, "warm": 0.0625, "gate": 0.0}
+TWO_WARM = 0.124  # spacings that two neighbouring warm heads err by together
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def plan(
         keys = whole("tokens", tokens, 3, " (n >= 3)")
         chosen: dict[str, Any] = {"form": form} if variant == "cold" else {"variant": variant}
         many = lambda size: ramp_heads(w, 0.0, low, high, size, keys, eps0, **chosen)  # noqa: E731
-        each = {"cold": 2.0 * (keys - 2), "warm": 8.06 * (keys - 5)}.get(variant, 1.0)
+        each = {"cold": 2.0 * (keys - 2), "warm": (keys - 1 - 2 * GUARDS) / TWO_WARM}.get(variant, 1.0)
         return _sized(many, wanted, most, 1, lambda e: (high - low) / (each * e) - 1, theorem, dtype)
     D, length = whole("dim", dim, 1), number("side", side, positive=True)
     slope, width = number("lipschitz", lipschitz, positive=True), whole("outputs", outputs, 1)
