@@ -114,7 +114,9 @@ class Form(ABC):
     """How a ramp's tables become tensors of a module, are run, and are read back."""
 
     name: str
-    causal: bool = False
+
+    def __init__(self, causal: bool = False):
+        self.causal = causal
 
     def beta(self, kappa: float, step: Fraction, dtype: torch.dtype) -> Fraction:
         """The inverse temperature that is aimed at."""
@@ -154,7 +156,6 @@ class PaperHead(Form):
 
     def build(self, m: Ramp, w: Tensor, t: Tensor) -> None:
         dtype, places = w.dtype, m.places
-        m.w, m.t = nn.Parameter(w), nn.Parameter(t)
         m.B = nn.Parameter(nearest([m.beta * m.step], dtype)[0])
         m.index = nn.Parameter(torch.arange(m.keys, dtype=dtype))
         m.square = nn.Parameter(nearest([k * (place + places[0]) for k, place in enumerate(places)], dtype))
@@ -165,15 +166,11 @@ class PaperHead(Form):
         return torch.stack([m.B * m.index, m.B * m.square], -1)
 
     def weights(self, m: Ramp, X: Tensor) -> Tensor:
-        return self._weights(m, scalars(X, m.w, m.t))
-
-    def _weights(self, m: Ramp, y: Tensor) -> Tensor:
-        query = torch.stack([2 * y, -torch.ones_like(y)], -1)
-        return torch.softmax(query @ self.key_table(m).T, -1)
+        return selecting(scalars(X, m.w, m.t), self.key_table(m))
 
     def run(self, m: Ramp, X: Tensor) -> Tensor:
-        y = scalars(X, m.w, m.t)
-        return chunked(lambda part: self._weights(m, part) @ m.value, y, m.keys)
+        keys = self.key_table(m)
+        return chunked(lambda y: selecting(y, keys) @ m.value, scalars(X, m.w, m.t), m.keys)
 
     def read(self, m: Ramp) -> StoredRamp:
         keys = stored(self.key_table(m))
@@ -206,8 +203,6 @@ class PaperHeads(Form):
 
     def build(self, m: Ramp, w: Tensor, t: Tensor) -> None:
         B, dtype, keys, values = m.beta * m.step, w.dtype, [], []
-        m.register_buffer("w", w)
-        m.register_buffer("t", t)
         for h in range(m.heads):
             window = m.held.window(h)
             pairs = [(B * k, B * k * (place + window[0])) for k, place in enumerate(window)]
@@ -217,14 +212,10 @@ class PaperHeads(Form):
         m.value = nn.Parameter(torch.stack(values))  # (head, key)
 
     def weights(self, m: Ramp, X: Tensor) -> Tensor:
-        return self._weights(m, scalars(X, m.w, m.t))
-
-    def _weights(self, m: Ramp, y: Tensor) -> Tensor:
-        query = torch.stack([2 * y, -torch.ones_like(y)], -1).unsqueeze(-3)
-        return torch.softmax(query @ m.key.transpose(-2, -1), -1)
+        return selecting(scalars(X, m.w, m.t), m.key)
 
     def run(self, m: Ramp, X: Tensor) -> Tensor:
-        added = lambda part: (self._weights(m, part) @ m.value.unsqueeze(-1)).sum(-3)  # noqa: E731
+        added = lambda y: (selecting(y, m.key) @ m.value.unsqueeze(-1)).sum(-3)  # noqa: E731
         return nn.functional.pad(chunked(added, scalars(X, m.w, m.t), m.heads * m.keys), (0, m.channels - 1))
 
     def read(self, m: Ramp) -> StoredRamp:
@@ -260,14 +251,9 @@ class Slots(Form):
 
     name = "tokens"
 
-    def __init__(self, causal: bool):
-        self.causal = causal
-
     def build(self, m: Ramp, w: Tensor, t: Tensor) -> None:
         dtype = w.dtype
-        m.register_buffer("w", w)  # these describe the target; the query's weights are those of the layer
-        m.register_buffer("t", t)
-        centre = self.centre(m, dtype)
+        centre = Fraction(float(nearest([(m.shape.a + m.shape.b) / 2], dtype)[0]))
         W_Q = torch.zeros(1, len(w), 2, dtype=dtype)
         W_Q[0, :, 0] = w
         b_Q = torch.stack([nearest([Fraction(float(t)) - centre], dtype)[0], torch.ones((), dtype=dtype)])[None]
@@ -276,13 +262,8 @@ class Slots(Form):
         group = Heads("memory", W_Q=W_Q, b_Q=b_Q, M_K=keys, M_V=values, W_O=W_O, purpose="ramp")
         m.centre, m.layer = centre, over_slots(group, self.causal)
 
-    def centre(self, m: Ramp, dtype: torch.dtype) -> Fraction:
-        """The middle of [a, b], as stored."""
-        return Fraction(float(nearest([(m.shape.a + m.shape.b) / 2], dtype)[0]))
-
     def run(self, m: Ramp, X: Tensor) -> Tensor:
-        found: Tensor = m.layer(X)
-        return found
+        return m.layer(X)
 
     def weights(self, m: Ramp, X: Tensor) -> Tensor:
         return weights_of(m.layer, X)[..., 0, :]
@@ -305,12 +286,7 @@ class AfterAffine(Form):
 
     name = "tokens"
 
-    def __init__(self, causal: bool):
-        self.causal = causal
-
     def build(self, m: Ramp, w: Tensor, t: Tensor) -> None:
-        m.register_buffer("w", w)  # these describe the target; the query's weights are those of the first layer
-        m.register_buffer("t", t)
         first = AttentionLayer([], S=w[:, None], s=t.reshape(1))
         m.net = stacked(first, self.gate(m, w, t) if m.temperature == "gate" else self.slots(m, w.dtype))
 
@@ -341,8 +317,7 @@ class AfterAffine(Form):
         return layer
 
     def run(self, m: Ramp, X: Tensor) -> Tensor:
-        found: Tensor = m.net(X)
-        return found
+        return m.net(X)
 
     def weights(self, m: Ramp, X: Tensor) -> Tensor:
         first, second = parts(m.net)
@@ -370,6 +345,12 @@ class AfterAffine(Form):
             return {"w": m.w, "t": m.t, **read_as_is(second)._asdict()}
         group = second.heads()[0] if isinstance(second, AttentionLayer) else second.heads
         return {"w": m.w, "t": m.t, **{name: p.detach() for name, p in group.named_parameters()}}
+
+
+def selecting(y: Tensor, keys: Tensor) -> Tensor:
+    """The softmax of the query (2y, -1) over keys (key, 2), or (head, key, 2)."""
+    query = torch.stack([2 * y, -torch.ones_like(y)], -1)
+    return torch.softmax((query if keys.dim() == 2 else query.unsqueeze(-3)) @ keys.transpose(-2, -1), -1)
 
 
 def slot_keys(places: Sequence[Fraction], centre: Fraction, beta: Fraction, dtype: torch.dtype) -> Tensor:
@@ -431,6 +412,11 @@ class Ramp(Construction):
         if self.temperature != "gate":
             self.beta = form.beta(temperature.kappa, held.step, w.dtype)
             self.kappa = float(self.beta * held.step**2)
+        if isinstance(form, PaperHead):  # all weights of the theorem are free
+            self.w, self.t = nn.Parameter(w), nn.Parameter(t)
+        else:
+            self.register_buffer("w", w)  # in token-wise forms a description; the layers have their own
+            self.register_buffer("t", t)
         form.build(self, w, t)
         advice = COLD_PAPER if kind.advice == COLD and self.form == "paper" else kind.advice
         self.judged(float(wanted.shape.b - wanted.shape.a) / 2 * wanted.shape.lipschitz, advice)
