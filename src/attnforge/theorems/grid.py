@@ -114,6 +114,12 @@ def evaluated(f: Function, points: Tensor, box: Box) -> Tensor:
     return torch.cat(parts)
 
 
+def on_box(f: Function, box: Box, X: Tensor) -> Tensor:
+    """f at inputs of any leading shape, float64."""
+    lead = X.shape[: X.dim() - len(box.shape)]
+    return evaluated(f, X.double().reshape(-1, *box.shape), box).reshape(*lead, *box.shape[:-1], -1)
+
+
 def refuse_steeper(f: Function, grid: Grid, values: Tensor, lipschitz: float) -> None:
     """Raise `DomainError` with two points where f rises faster than `lipschitz`, if steep neighbours lead to some."""
     box, points = grid.box, grid.points().reshape(grid.size, -1)

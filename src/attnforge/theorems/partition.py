@@ -24,11 +24,11 @@ from ..dtypes import Array, shipped, stored
 from ..errors import ArgumentError
 from ..network import AttentionLayer, Heads
 from .bounds import DEAD, Cells, cells_ledger
-from .grid import SUSPECTS, Function, Modulus, evaluated, modulus_of, refuse_between
+from .grid import SUSPECTS, Function, Modulus, evaluated, modulus_of, on_box, refuse_between
 from .ramps import nearest
 from .result import Construction, Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, tensor, whole
 from .slots import Registers, depth_of, over_slots, read_as_is, weights_of
-from .universal import gathered, gathering
+from .universal import gathered, gathering, own_keys
 
 if TYPE_CHECKING:
     from .figures import TheoremPicture
@@ -110,7 +110,8 @@ class MaxAffine(Construction):
             [nearest([x for row in slopes for x in row], dtype).reshape(J, D), nearest(offsets, dtype)[:, None]], 1
         )
         dead = 2.0 ** math.ceil(math.log2(8 * self.largest_logit(table) + 2 * DEAD))
-        self.asked, self.beta, read = replace(ideal, dead=dead), beta, values.to(dtype)
+        self.asked, self.beta, self.middle, self.tokens = replace(ideal, dead=dead), beta, exact, n
+        read = values.to(dtype)
         if n:
             others = dead * (torch.eye(n, dtype=dtype) - 1)  # 0 at the token's own position
             table = torch.cat([table.repeat_interleave(n, 0), others.repeat(J, 1)], 1)
@@ -129,16 +130,6 @@ class MaxAffine(Construction):
             self.layer = over_slots(group, causal)
         else:
             self.layer = Cross(query, bias, table, read)
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens are gathered into each; 0 where none are."""
-        return self.asked.tokens
-
-    @property
-    def middle(self) -> tuple[Fraction, ...]:
-        """The middle of the box, which the query is centred on."""
-        return self.asked.middle
 
     def state(self, X: Tensor) -> Tensor:
         """What the head reads: tokens, or the sequence in one column, or the sequence in every token."""
@@ -161,11 +152,6 @@ class MaxAffine(Construction):
         found = read_as_is(self.layer)
         return found.W_Q[0], found.b_Q[0], found.M_K[0], found.M_V[0]
 
-    def check_shape(self, x: Tensor) -> None:
-        wanted = ("tokens", *self.box.shape) if len(self.box.shape) == 1 else self.box.shape
-        if x.dim() < 2 or tuple(x.shape[x.dim() - len(self.box.shape) :]) != self.box.shape:
-            raise ArgumentError(f"expected X of shape (batch, {', '.join(map(str, wanted))}), got {tuple(x.shape)}")
-
     def guard(self, *inputs: Tensor) -> None:
         if len(inputs) == 2 and isinstance(self.layer, Cross):
             self.check_tensor(inputs[1], "context")
@@ -181,15 +167,12 @@ class MaxAffine(Construction):
         """The softmax weights over cells: (batch, tokens, cells), or (batch, cells) for the paper's sequences."""
         Z = self.state(X)
         weights = self.layer.weights(Z) if isinstance(self.layer, Cross) else weights_of(self.layer, Z)[..., 0, :]
-        if self.tokens:  # each token's own keys; the others weigh an exact 0
-            split = weights.unflatten(-1, (-1, self.tokens))
-            return torch.diagonal(split, dim1=-3, dim2=-1).transpose(-2, -1)
+        if self.tokens:
+            return own_keys(weights, self.tokens)
         return weights[..., 0, :] if self.form == "paper" else weights
 
     def target(self, X: Tensor) -> Tensor:
-        flat = X.double().reshape(-1, *self.box.shape)
-        lead = X.shape[: X.dim() - len(self.box.shape)]
-        return evaluated(self.f, flat, self.box).reshape(*lead, *self.box.shape[:-1], -1)
+        return on_box(self.f, self.box, X)
 
     def points(self, count: int, seed: int = 0) -> Tensor:
         found = super().points(count, seed)

@@ -148,6 +148,12 @@ class Construction(CertifiedModule):
             outward = self.box.outward(self.dtype)
             self.check_range("X", low, high, float(outward.lower.min()), float(outward.upper.max()))
 
+    def check_shape(self, x: Tensor) -> None:
+        shape: tuple[Any, ...] = self.box.shape
+        if x.dim() < 2 or tuple(x.shape[x.dim() - len(shape) :]) != shape:
+            wanted = ("batch", *(shape if len(shape) == 2 else ("tokens", *shape)))
+            raise ArgumentError(f"expected X of shape ({', '.join(map(str, wanted))}), got {tuple(x.shape)}")
+
     @torch.no_grad()
     def measure(self, points: int = 4096, p: float = 2.0, seed: int = 0) -> Measured:
         """The error at points drawn from the box and at its corners: largest, and the L^p norm of the mean measure."""

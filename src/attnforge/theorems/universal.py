@@ -26,7 +26,7 @@ from ..dtypes import Array, shipped, stored
 from ..errors import ArgumentError
 from ..network import AttentionLayer, Heads
 from .bounds import DEAD, LARGEST_HAT_ERROR, Anchors, Hats, hat_error, hats_ledger
-from .grid import Function, Grid, Modulus, evaluated, grid_of, modulus_of, refuse_steeper
+from .grid import Function, Grid, Modulus, evaluated, grid_of, modulus_of, on_box, refuse_steeper
 from .ramps import nearest, slot_keys
 from .result import Construction, Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, number, whole
 
@@ -111,9 +111,7 @@ class UniversalNet(nn.Module):
             weights = self.select.heads()[0].weights(Z)[..., 0, :]
         if self.form == "paper":
             return weights[..., 0, :]
-        n = self.tokens  # each token's own keys; the others weigh an exact 0
-        split = weights.unflatten(-1, (-1, n))
-        return torch.diagonal(split, dim1=-3, dim2=-1).transpose(-2, -1)
+        return own_keys(weights, self.tokens)
 
     def forward(self, X: Tensor) -> Tensor:
         out: Tensor = self.select(self.first(self.state(X)))
@@ -192,6 +190,11 @@ def gathering(n: int, width: int, omega: float, dtype: torch.dtype) -> Attention
     skip[width:, D:] = torch.eye(n, dtype=dtype)
     heads = Heads("tokens", W_Q=W_Q, b_Q=b_Q, W_K=W_K, b_K=b_K, W_V=W_V, W_O=W_O, purpose="gather")
     return AttentionLayer([heads], S=skip)
+
+
+def own_keys(weights: Tensor, n: int) -> Tensor:
+    """The weights of each token's own keys, where every cell has one for each of n tokens; all others weigh 0."""
+    return torch.diagonal(weights.unflatten(-1, (-1, n)), dim1=-3, dim2=-1).transpose(-2, -1)
 
 
 def gathered(layer: AttentionLayer, positions: Tensor) -> dict[str, Tensor]:
@@ -299,18 +302,11 @@ class Universal(Construction):
     def dtype(self) -> torch.dtype:
         return self.net.keys.dtype
 
-    def check_shape(self, x: Tensor) -> None:
-        if tuple(x.shape[-2:]) != self.box.shape or x.dim() < 2:
-            raise ArgumentError(
-                f"expected X of shape (batch, {self.box.shape[0]}, {self.box.shape[1]}), got {tuple(x.shape)}"
-            )
-
     def core(self, *inputs: Tensor) -> Tensor:
         return self.net(inputs[0])
 
     def target(self, X: Tensor) -> Tensor:
-        flat = X.double().reshape(-1, *self.box.shape)
-        return evaluated(self.f, flat, self.box).reshape(*X.shape[:-2], self.box.shape[0], -1)
+        return on_box(self.f, self.box, X)
 
     def attention(self, X: Tensor) -> Tensor:
         """The weights of the selection: (batch, grid point), or (batch, token, grid point) in token-wise form."""
