@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from ..box import Box
-from ..dtypes import Array, rounded, stored
+from ..dtypes import Array, dtype_name, rounded, stored
 from ..errors import ArgumentError, CertificateError
 from ..heads.gate.head import GateHead
 from ..heads.self_head import SelfSpec
@@ -571,7 +571,7 @@ class Ramp(Construction):
         return TheoremPicture(
             f"{self.theorem}, {self.form} form", "y = w.x + t", y[order], target[:, kept], output[:, kept],
             np.abs(output - target).max(-1), self.bound, self.paper_bound, table,
-            "key, head after head" if self.many else "key", curves, *second, str(self.dtype)[6:],
+            "key, head after head" if self.many else "key", curves, *second, dtype_name(self.dtype),
         )  # fmt: skip
 
 

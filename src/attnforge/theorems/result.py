@@ -228,7 +228,7 @@ def diagonal_picture(m: Construction, curves: Callable[[Tensor, Array, Indices],
     return TheoremPicture(
         f"{m.theorem}, {m.form} form", f"{axis} of the box", s.numpy(), target[:, :3], output[:, :3],
         np.abs(output - target).max(-1), m.bound, m.paper_bound, weights[::step][:, used], "key, those in use",
-        curves(X, s.numpy(), used), title, axis, False, str(m.dtype)[6:],
+        curves(X, s.numpy(), used), title, axis, False, dtype_name(m.dtype),
     )  # fmt: skip
 
 
