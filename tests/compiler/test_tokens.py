@@ -243,9 +243,9 @@ def test_a_changed_weight_is_noticed(name: str) -> None:
             kept = stored[place].clone()
             stored[place] = kept * 1.01
         try:
-            found = af.certify(net).bound
-            assert net_bound < found, f"the bound of a changed {table} stayed"
-            assert attack(net, program, 100, 2) <= found
+            found, error = af.certify(net).bound, attack(net, program, 100, 2)
+            assert error <= found
+            assert found > net_bound or error <= net_bound, f"the bound of a changed {table} stayed"
         except CertificateError as refused:
             refusals.append(str(refused))
         with torch.no_grad():
