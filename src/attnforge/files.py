@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from .certificates import certified as networks
-from .conversion import storage as conversions
 
 __all__ = ["check", "load"]
 
@@ -30,10 +30,17 @@ networks.HOMES.update(
 def load(path: str | Path) -> Any:
     """A network or head from its file, a converted model from its folder; raises `CertificateError` when they are
     unreadable, truncated or tampered with."""
-    return conversions.load(path) if Path(path).is_dir() else networks.load(path)
+    return _conversions().load(path) if Path(path).is_dir() else networks.load(path)
 
 
 def check(path: str | Path) -> Any:
     """Recompute what a file states: its `Certificate`, or the `Conversion` of a folder with every site certified
     again; raises `CertificateError` if it does not hold."""
-    return conversions.check(path) if Path(path).is_dir() else networks.check(path)
+    return _conversions().check(path) if Path(path).is_dir() else networks.check(path)
+
+
+def _conversions() -> ModuleType:
+    """Converted models, loaded for their folders alone."""
+    from .conversion import storage
+
+    return storage

@@ -45,11 +45,13 @@ def proportional(spec: SelfSpec) -> bool:
 class ProductRule(Rule):
     """|x y - x' y'| <= |x| |y - y'| + |y'| |x - x'|, and the heads' own error, which may be proportional to |x|."""
 
+    coordinates = 2  # of a query: z, and a constant that weights are added to in memory slots
+
     def _specs(self, site: ProductSite, setting: Setting, heads: Sequence[StoredHeads]) -> list[SelfSpec]:
         self._fits(site, setting)
         found = list({each.identity: each.self_spec() for each in heads}.values())
         for spec in found:
-            if spec.W_Q.shape[1:] != (2, 2) or spec.W_O.shape[1:] != (1, 1):
+            if spec.W_Q.shape[1:] != (2, self.coordinates) or spec.W_O.shape[1:] != (1, 1):
                 raise CertificateError(f"the heads of %{site.op} are not those of a product")
         return found
 
@@ -107,7 +109,7 @@ class ProductRule(Rule):
         sides = Sides(*(setting.stretched(interval) for interval in site.intervals))
         gain = max(_self_gain(spec, sides, copies.known["query"]) for spec in self._specs(site, setting, heads))
         for rho, (c,) in copies.heads:
-            moved.broken[:] |= rho["query"][..., 1].any(-1) | rho["key"].any((1, 2))
+            moved.broken[:] |= rho["query"][..., 1:].any((1, 2)) | rho["key"].any((1, 2))
             moved.extra[..., c] += gain * rho["value"][..., 0]
 
 
