@@ -11,12 +11,16 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from flint import arb
+from flint import arb, arb_series
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attnforge.errors import ArgumentError, DomainError, FormulaError
-from attnforge.expressions.composite import composite
+from attnforge.expressions import composite as composites
+from attnforge.expressions.composite import VARIABLE, composed, composite
+from attnforge.expressions.expression import Expr, Graph
+from attnforge.expressions.grammar import read
+from attnforge.expressions.interval import WHOLE
 from attnforge.frontends.formula.defined import is_bounded
 from attnforge.functions import registry as functions
 from attnforge.functions.univariate import REALS
@@ -203,3 +207,60 @@ def test_random_composites_are_sound(text: str, start: float, width: float) -> N
         slack = sum((arb(e) * abs(t) ** j for j, e in enumerate(table.error[0].tolist())), arb(0))
         if math.isfinite(table.remainder[0]):
             assert not (abs(value - polynomial) > slack + arb(float(table.remainder[0])) * abs(t) ** 5)
+
+
+def read_afresh(name: str) -> functions.Univariate:
+    """What a file's reader makes of a name: nothing is remembered."""
+    composites._read.cache_clear()
+    composites._built.cache_clear()
+    return functions.parse(name)
+
+
+def known_of(fn: functions.Univariate, place: float) -> list[object]:
+    """Everything that a certificate could read off a function near a place, to the last bit."""
+    assert fn.series is not None
+    terms = [fn.series(arb_series([arb(place, radius), 1], prec=4)).coeffs() for radius in (0.0, 1e-3)]
+    value = fn(torch.tensor([place], dtype=torch.float64)).item()
+    bits = [c.man_exp() if c.is_finite() else None for row in terms for x in row for c in (x.mid(), x.rad())]
+    return [fn.name, fn.domain, fn.knots, fn.potentials, fn.image, repr(value), bits, str(fn.ball(arb(place, 0.01)))]
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.recursive(ATOMS, grow, max_leaves=7), st.fractions(-3, 3, max_denominator=10**9), st.floats(-2, 2))
+def test_the_name_says_all(text: str, factor: Fraction, place: float) -> None:
+    node, _ = read(text, graph := Graph({VARIABLE: WHOLE}), (VARIABLE,))
+    if not node.variables or not factor:
+        return
+    fn = composed(graph.sum([(node, factor)], factor / 7) + graph.call("exp", node * factor))
+    again = read_afresh(fn.name)
+    assert again is not fn and again == fn
+    assert known_of(again, place) == known_of(fn, place)
+
+
+def nested(levels: int, step: Callable[[Expr], Expr]) -> Expr:
+    node: Expr = Graph({VARIABLE: WHOLE}).variable(VARIABLE)
+    for _ in range(levels):
+        node = step(node)
+    return node
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda u: np.sin(u),
+        lambda u: np.tanh(0.5 + 0.3 * u),
+        lambda u: 1 / (2 + u),
+        lambda u: 0.3 - u ** Fraction(1, 3),
+        lambda u: 1 / ((2 + u) * np.cosh(u.graph.variable(VARIABLE))),
+    ],
+)
+def test_what_has_a_name_can_be_read_back(step: Callable[[Expr], Expr]) -> None:
+    made = 0
+    for levels in range(2, 150, 7):
+        try:
+            fn = composed(nested(levels, step))
+        except ArgumentError:
+            continue
+        made = levels
+        assert read_afresh(fn.name).name == fn.name
+    assert made >= 9

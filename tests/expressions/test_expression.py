@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from attnforge.errors import ArgumentError, DomainError, UnsupportedOperation
 from attnforge.expressions.constants import constant_call, constant_pi, constant_power, constant_text, rational, settled
 from attnforge.expressions.evaluate import Formula, tensors
-from attnforge.expressions.expression import Expr, reachable
-from attnforge.expressions.graph import Graph
+from attnforge.expressions.expression import Expr, Graph, reachable
 from attnforge.expressions.interval import added, product
 from attnforge.functions.registry import get
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnforge.errors import ArgumentError, AttnforgeError, DomainError, FormulaError
+from attnforge.expressions.expression import Graph
 from attnforge.expressions.grammar import DEEPEST, LONGEST, read
-from attnforge.expressions.graph import Graph
 from attnforge.expressions.special import words
 
 NAMES = {"x": (0.5, 2.0), "y": (-1.0, 1.0), "z": (0.5, 3.0)}

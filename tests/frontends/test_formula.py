@@ -6,16 +6,21 @@ import math
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 import sympy
 import torch
 
+import attnforge as af
 from attnforge.box import Box
 from attnforge.errors import ArgumentError, AttnforgeError, DomainError, FormulaError, UnsupportedOperation
+from attnforge.expressions import composite as composites
+from attnforge.expressions import grammar
 from attnforge.frontends.formula.program import lower_formula
 from attnforge.programs.interpret import values
+from attnforge.programs.ops import Apply
 
 X, Y = sympy.symbols("x y")
 BOX = Box(x=(0.5, 1.5), y=(1, 2))
@@ -133,7 +138,46 @@ def test_typical_formulas_take_milliseconds() -> None:
 def test_strings_need_no_sympy() -> None:
     code = (
         "import sys; import torch; before = 'sympy' in sys.modules\n"
-        "from attnforge.box import Box; from attnforge.frontends.formula import lower_formula\n"
+        "from attnforge.box import Box; from attnforge.frontends.formula.program import lower_formula\n"
         "lower_formula('sin(x)/x', Box(x=(1, 2))); sys.exit(0 if before or 'sympy' not in sys.modules else 1)"
     )
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": "src"}, check=False).returncode == 0
+
+
+def test_expressions_never_become_text_to_be_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    box = Box(x=(0.5, 1.5), y=(0.3, 0.7))
+    text = "sin(x)/x + exp(-x**2)*y/(exp(y) - 1) + log(1 + (x + y)**2)*tanh(x + y)"
+    reads: list[str] = []
+
+    class Watched(grammar._Parser):
+        def __init__(self, formula: str, *rest: Any):
+            reads.append(formula)
+            super().__init__(formula, *rest)
+
+    composites._read.cache_clear()
+    composites._built.cache_clear()
+    monkeypatch.setattr(grammar, "_Parser", Watched)
+    net = af.compile(text, box, eps=1e-2)
+    assert set(reads) == {text}
+
+    def traced(x: Any, y: Any) -> Any:
+        return np.sin(x) / x + np.exp(-(x**2)) * y / (np.exp(y) - 1) + np.log(1 + (x + y) ** 2) * np.tanh(x + y)
+
+    def refused(*_: object) -> None:
+        raise AssertionError("the parser is for the names in files and the texts of users")
+
+    composites._built.cache_clear()
+    monkeypatch.setattr(grammar, "_Parser", refused)
+    again = af.compile(traced, box, eps=1e-2)
+    names = [op.function.name for op in again.program.ops if isinstance(op, Apply)]
+    assert sum(name.startswith("expr:") for name in names) >= 3
+    assert again.program.ops == net.program.ops
+
+
+def test_a_chain_too_deep_for_a_name_is_not_fused() -> None:
+    def chain(x: Any) -> Any:
+        for _ in range(60):
+            x = 1 / (2 + x)
+        return x
+
+    assert lower_formula(chain, Box(x=(0, 1))).depth() > 1

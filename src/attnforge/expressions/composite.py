@@ -1,6 +1,11 @@
-"""Removable singularities: sin(y)/y, y/(exp(y) - 1), (1 - cos(y))/y**2 as functions that are analytic at 0.
+"""Composites: one univariate function made of many, such as 1/(exp(y) - 1) (fusion, mathematics H1, item 2).
 
-A product of powers of bases b_i, of which some vanish at y0 to exact orders m_i, equals
+A composite is made from an expression in y, and named by its text, "expr: 1/(exp(y) - 1)". Before that every constant
+of the expression becomes the one that the text spells, so that the name says all: `composite` reads it back, from files
+and from users, through the parser of the formula language. Series and ranges are compositions in ball arithmetic.
+
+*Removable singularities*: sin(y)/y, y/(exp(y) - 1), (1 - cos(y))/y**2 are analytic at 0. A product of powers of bases
+b_i, of which some vanish at y0 to exact orders m_i, equals
 
     (y - y0)^(sum of m_i p_i) * product of q_i^(p_i),       q_i = b_i / (y - y0)^(m_i),
 
@@ -8,18 +13,12 @@ and by Taylor's formula with integral remainder the coefficients of q_i at any y
 further up, over the segment from y0 to y. That an order is exact is decided in ball arithmetic: the coefficients below
 it must be exact zeros, as sin(0), exp(0) - 1 and 1 - 1 are.
 
-The natural domain of a composite, as far as it can be told without an interval.
+*The natural domain*, as far as it can be told without an interval.
 
-Where a composite function may turn: small balls outside of which its derivative has a certain sign.
-
-Between them the function is monotone, so that ranges come from its values at the ends and over the balls. Cells of
-undecided sign are halved, or bisected where the second derivative has a certain sign; whatever is still undecided when
-the budget is spent is handed out as it is, which is sound.
-
-Composites: one univariate function made of many, such as 1/(exp(y) - 1) (fusion, mathematics H1, item 2).
-
-A composite is named by its formula in y, "expr: 1/(exp(y) - 1)", and is nothing but what the name says: `composite`
-reads the formula through the parser of the formula language. Its series and ranges are compositions in ball arithmetic.
+*Turns*: small balls outside of which the derivative has a certain sign. Between them the function is monotone, so that
+ranges come from its values at the ends and over the balls. Cells of undecided sign are halved, or bisected where the
+second derivative has a certain sign; whatever is still undecided when the budget is spent is handed out as it is, which
+is sound.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
@@ -40,325 +39,27 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..functions.directed import lower, precision, upper
-from ..functions.registry import power, read_with
+from ..functions.registry import parse, power, read_with
 from ..functions.univariate import REALS, Domain, Searched, Series, Univariate, Value
 from . import evaluate
 from .constants import ball, settled
 from .evaluate import UNKNOWN, Formula, Special, plain_product, series
-from .expression import Call, Expr, Product, Sum, Variable
-from .grammar import read
-from .graph import Graph, rebuilt
+from .expression import Call, Expr, Graph, Monomial, Sum, Variable, reachable, rebuilt
+from .grammar import DEEPEST, read
 from .interval import WHOLE
-
-_HIGHEST_ORDER = 6
-
-
-@dataclass(frozen=True)
-class Point:
-    """A product near a point where a base with a negative exponent vanishes; `order` < 0 means a pole."""
-
-    node: Product
-    place: float
-    orders: Mapping[Expr, int]
-    order: int
-    bases: Formula
-
-
-def affine(node: Expr, variable: Variable) -> tuple[Fraction, Fraction] | None:
-    """(a, b) when the node is a * variable + b with a != 0."""
-    if node is variable:
-        return Fraction(1), Fraction(0)
-    if isinstance(node, Sum) and node.children == (variable,):
-        return node.terms[0][1], node.constant
-    return None
-
-
-def exact_float(value: Fraction) -> float | None:
-    """The float64 equal to a rational, if there is one."""
-    try:
-        near = float(value)
-    except OverflowError:
-        return None
-    return near if Fraction(near) == value else None
-
-
-def points(formula: Formula, variable: Variable, pieces: Mapping[Expr, Series]) -> list[Point]:
-    """Every place where a product of the formula divides by an exact zero."""
-    found: list[Point] = []
-    products = [n for n in formula.order if isinstance(n, Product) and any(p < 0 for _, p in n.factors)]
-    for node in products:
-        lines = [line for base in node.children if (line := affine(base, variable)) is not None]
-        places = {0.0} | {at for a, b in lines if (at := exact_float(-b / a)) is not None}
-        for place in sorted(places):
-            point = _point(formula, node, place, pieces, special(formula, found, pieces))
-            if point is not None:
-                found.append(point)
-    return found
-
-
-def _point(
-    formula: Formula, node: Product, place: float, pieces: Mapping[Expr, Series], known: Special
-) -> Point | None:
-    with precision(200, _HIGHEST_ORDER + 4):
-        at = series(formula, arb_series([arb(place), 1], prec=_HIGHEST_ORDER), pieces, known)
-    orders: dict[Expr, int] = {}
-    for base, p in node.factors:
-        order = _order(at.get(base))
-        if order and p.denominator != 1:
-            return None
-        if order:
-            orders[base] = order
-    if not any(base in orders and p < 0 for base, p in node.factors):
-        return None
-    total = sum(orders.get(base, 0) * p for base, p in node.factors)
-    return Point(node, place, orders, int(total), Formula.of(*orders))
-
-
-def _order(x: arb_series | None) -> int:
-    """How many of the first coefficients are exact zeros; 0 when that cannot be told."""
-    if x is None:
-        return 0
-    for j in range(_HIGHEST_ORDER):
-        if not x[j].is_finite() or not x[j].is_zero():
-            return j if x[j].is_finite() and not x[j].contains(0) else 0
-    return 0
-
-
-def special(formula: Formula, known: list[Point], pieces: Mapping[Expr, Series]) -> Special:
-    """How to multiply: as usual, but by the lemma above close to a removable singularity."""
-
-    def multiply(node: Product, x: arb_series, found: Mapping[Expr, arb_series]) -> arb_series:
-        for point in known:
-            if point.node is node and point.order >= 0 and near(x[0], point.place):
-                return _quotient(point, x, found, pieces, multiply)
-        return plain_product(formula, node, found)
-
-    return multiply
-
-
-def near(c: arb, place: float) -> bool:
-    """Whether the ball is wide compared to its distance from the place; plain division is then poor or undefined."""
-    return not (abs(c - place) > 8 * arb(c.rad()))
-
-
-def _quotient(
-    point: Point,
-    x: arb_series,
-    found: Mapping[Expr, arb_series],
-    pieces: Mapping[Expr, Series],
-    multiply: Special,
-) -> arb_series:
-    count, extra = x.prec, max(point.orders.values())
-    with precision(ctx.prec, count + extra + 2):
-        around = x[0].union(arb(point.place))
-        above = series(point.bases, arb_series([around, 1], prec=count + extra), pieces, multiply)
-        out = (arb_series([x[0] - point.place, 1], prec=count)) ** point.order
-        for base, p in point.node.factors:
-            order = point.orders.get(base)
-            inner = found[base] if order is None else _shifted(above[base], order, count)
-            out = out * power(float(p)).series(inner)  # type: ignore[misc]
-    return out
-
-
-def _shifted(x: arb_series, by: int, count: int) -> arb_series:
-    return arb_series([x[by + j] for j in range(count)], prec=count)
-
-
-_End = Fraction | arb
-
-
-def natural_domain(formula: Formula, variable: Variable, poles: list[Point]) -> Domain:
-    """An interval from functions of linear, quadratic and pure even arguments, less the poles that were found.
-
-    The part outside of it is certainly not in the domain; the part inside may still not be. An end that is no float64
-    is rounded to the next one inside, which belongs to the domain.
-    """
-    low, high, low_closed, high_closed = -math.inf, math.inf, True, True
-    for argument, domain in _restrictions(formula):
-        for end, closed, above in ((domain.lo, domain.lo_closed, True), (domain.hi, domain.hi_closed, False)):
-            if not math.isfinite(end):
-                continue
-            left, right = _where(argument, variable, Fraction(end), above)
-            at, exact = (-math.inf, True) if left is None else _inside(left, up=True)
-            if at > low or (at == low and low_closed):
-                low, low_closed = at, closed or not exact
-            at, exact = (math.inf, True) if right is None else _inside(right, up=False)
-            if at < high or (at == high and high_closed):
-                high, high_closed = at, closed or not exact
-    low_closed, high_closed = low_closed or math.isinf(low), high_closed or math.isinf(high)
-    if not low < high:
-        raise ArgumentError(f"{formula.roots[0].short()} is defined nowhere")
-    where = tuple(sorted({p.place for p in poles if low <= p.place <= high}))
-    return (
-        Domain(low, high, low_closed, high_closed, where) if (low, high, where) != (-math.inf, math.inf, ()) else REALS
-    )
-
-
-def _restrictions(formula: Formula) -> list[tuple[Expr, Domain]]:
-    """The arguments that must lie in an interval."""
-    found: list[tuple[Expr, Domain]] = []
-    for node in formula.order:
-        if isinstance(node, Call):
-            found.append((node.argument, node.function.domain))
-        elif isinstance(node, Product):
-            # a root in the denominator may meet a zero above the line, so it counts as open only when it is alone
-            alone = len(node.factors) == 1
-            found += [(b, Domain(0.0, lo_closed=p > 0 or not alone)) for b, p in node.factors if p.denominator != 1]
-    return found
-
-
-def _where(argument: Expr, variable: Variable, end: Fraction, above: bool) -> tuple[_End | None, _End | None]:
-    """The interval on which argument >= end (<= end unless `above`), where that is one; None for an end that is not."""
-    shape = _polynomial(argument, variable)
-    if shape is None:
-        return None, None
-    n, a, b, c = shape  # a y^n + b y + c
-    c -= end
-    if not above:
-        a, b, c = -a, -b, -c
-    if n == 1:
-        return (-c / a, None) if a > 0 else (None, -c / a)
-    if a > 0:
-        return None, None
-    with precision(160):
-        if n > 2:
-            if c < 0:
-                return None, None
-            end_point = ball(-c / a) ** (arb(1) / n)
-            return -end_point, end_point
-        square = b * b - 4 * a * c
-        if square < 0:
-            return None, None
-        root, middle = _square_root(square), -b / (2 * a)
-        if isinstance(root, Fraction):
-            return middle + root / (2 * a), middle - root / (2 * a)
-        half = root / ball(-2 * a)
-        return ball(middle) - half, ball(middle) + half
-
-
-def _polynomial(node: Expr, y: Variable) -> tuple[int, Fraction, Fraction, Fraction] | None:
-    """(n, a, b, c) when the node is a y^n + b y + c with n = 1, n = 2, or n even and b = 0; a is not 0."""
-    if node is y:
-        return 1, Fraction(1), Fraction(0), Fraction(0)
-    terms, constant = (node.terms, node.constant) if isinstance(node, Sum) else (((node, Fraction(1)),), Fraction(0))
-    powers: dict[int, Fraction] = {}
-    for term, c in terms:
-        if term is y:
-            powers[1] = c
-        elif isinstance(term, Product) and term.children == (y,) and term.factors[0][1].denominator == 1:
-            powers[int(term.factors[0][1])] = c
-        else:
-            return None
-    n = max(powers)
-    if set(powers) - {1, n} or (n != 1 and n % 2) or min(powers) < 1 or (n > 2 and 1 in powers):
-        return None
-    return n, powers[n], powers.get(1, Fraction(0)) if n > 1 else Fraction(0), constant
-
-
-def _square_root(x: Fraction) -> _End:
-    root = Fraction(math.isqrt(x.numerator), math.isqrt(x.denominator))
-    return root if root * root == x else ball(x).sqrt()
-
-
-def _inside(end: _End, up: bool) -> tuple[float, bool]:
-    """The end itself where it is a float64, else the next float64 inside; and which of the two it is."""
-    exact = isinstance(end, Fraction) and Fraction(float(end)) == end
-    if exact:
-        return float(end), True
-    with precision(160):
-        near = ball(end) if isinstance(end, Fraction) else end
-    return (upper(near) if up else lower(near)), False
-
-
-_HALVINGS, _MOST_CELLS = 40, 400
-
-
-def turns_of(branches: tuple[Series, ...], knots: tuple[float, ...]) -> Searched:
-    """The turns of the function that equals branches[k] between knots k - 1 and k."""
-
-    @lru_cache(maxsize=4096)
-    def between(lo: float, hi: float) -> tuple[arb, ...]:
-        inner = [k for k in knots if lo < k < hi]
-        found = [arb(k) for k in inner]
-        ends = [lo, *inner, hi]
-        for a, b in itertools.pairwise(ends):
-            found += _undecided(branches[sum(k <= a for k in knots)], a, b)
-        return tuple(found)
-
-    return Searched(lambda lo, hi: between(lower(lo), upper(hi)))
-
-
-def _undecided(series: Series, lo: float, hi: float) -> list[arb]:
-    """Balls that cover the part of [lo, hi] on which the derivative's sign is not certain."""
-    smallest = (hi - lo) * 2.0**-_HALVINGS
-    cells = deque([(lo, hi)])
-    kept: list[tuple[float, float]] = []
-    for count in itertools.count():
-        if not cells:
-            return _joined(kept)
-        a, b = cells.popleft()  # the widest first: what is left when the budget is spent is small
-        _, slope, bend = _taylor(series, arb(a).union(arb(b)))
-        if slope > 0 or slope < 0 or slope.is_zero():
-            continue
-        if bend > 0 or bend < 0:  # the slope is monotone, so that there is at most one turn
-            kept += _bracket(series, a, b, rising=bool(bend > 0), smallest=smallest)
-            continue
-        middle = 0.5 * a + 0.5 * b
-        if b - a <= smallest or count > _MOST_CELLS or not a < middle < b:
-            kept.append((a, b))
-        else:
-            cells += [(a, middle), (middle, b)]
-    raise AssertionError("the loop ends with its cells")
-
-
-def _bracket(series: Series, a: float, b: float, rising: bool, smallest: float) -> list[tuple[float, float]]:
-    """A small cell around the only zero of a monotone slope on [a, b]; none when the slope has one sign."""
-
-    def side(y: float) -> int:
-        slope = _taylor(series, arb(y))[1] * (1 if rising else -1)
-        return 1 if slope > 0 else -1 if slope < 0 else 0
-
-    left, right = side(a), side(b)
-    if left > 0 or right < 0:
-        return []
-    while b - a > smallest:
-        middle = 0.5 * a + 0.5 * b
-        here = side(middle)
-        if not a < middle < b or here == 0:
-            break
-        a, b = (middle, b) if here < 0 else (a, middle)
-    return [(a, b)]
-
-
-def _taylor(series: Series, x: arb) -> list[arb]:
-    """Enclosures of value, slope and half the second derivative over a ball."""
-    try:
-        out = series(arb_series([x, 1], prec=3))
-    except UNKNOWN:
-        return [arb.nan()] * 3
-    return [out[0], out[1], out[2]]
-
-
-def _joined(cells: list[tuple[float, float]]) -> list[arb]:
-    """The cells from left to right, neighbours as one ball while that stays short."""
-    out: list[tuple[float, float]] = []
-    for a, b in sorted(cells):
-        if out and (out[-1][1] == a and b - out[-1][0] <= 4 * (b - a)):
-            out[-1] = (out[-1][0], b)
-        else:
-            out.append((a, b))
-    return [arb(a).union(arb(b)) for a, b in out]
-
 
 PREFIX = "expr:"
 VARIABLE = "y"
+_KEPT = 512  # composites that are remembered: a handful for each formula, and building one takes milliseconds
+_PASSES = 8  # over the constants of a composite, until none changes; the first settles them but where two of them meet
 _TERMS = 30  # of the Taylor polynomial that stands for a quotient next to its removable singularity
+# what bends near 0 and is straight or flat far out, and what has a singularity: they choose the order of potentials
 _BENT = {"atan", "tanh", "sigmoid", "erf", "erfc", "softplus", "gelu", "silu", "mish", "asinh", "logsigmoid"}
 _SINGULAR = {"log", "log2", "log10", "log1p", "acosh", "atanh"}
 
 
 def composite(text: str) -> Univariate:
-    """The function of y that a formula spells.
+    """The function of y that a formula spells: a name from a file, or a user's text.
 
     >>> bose = composite("expr: 1/(exp(y) - 1)")
     >>> bose.name, round(float(bose(torch.tensor(1.0, dtype=torch.float64))), 12)
@@ -366,22 +67,59 @@ def composite(text: str) -> Univariate:
     >>> float(composite("sin(y)/y")(torch.tensor(0.0)))
     1.0
     """
-    return _composite(" ".join(text.removeprefix(PREFIX).split()))
+    return _read(" ".join(text.removeprefix(PREFIX).split()))
 
 
-@functools.lru_cache(maxsize=512)
-def _composite(text: str) -> Univariate:
+@functools.lru_cache(maxsize=_KEPT)
+def _read(text: str) -> Univariate:
+    return composed(read(text, Graph({VARIABLE: WHOLE}), (VARIABLE,))[0])
+
+
+def composed(node: Expr) -> Univariate:
+    """The function of y that an expression in y is; `ArgumentError` where it has no name that could be read back.
+
+    >>> y = Graph({VARIABLE: WHOLE}).variable(VARIABLE)
+    >>> composed(1 / (y * 2 + 1) ** 2) == composite("(2*y + 1)**-2")
+    True
+    """
     graph = Graph({VARIABLE: WHOLE})
-    node, _ = read(text, graph, (VARIABLE,))
-    node = spelled_out(graph, node)
-    if node.text is None:
+    (root,) = rebuilt(graph, [node], settled)
+    for _ in range(_PASSES):
+        before, (root,) = root, rebuilt(graph, [root], settled)
+        if before is root:
+            break
+    if before is not root or root.text is None or _levels(root) > DEEPEST:
         raise ArgumentError("the composite function is too long to be written down")
-    return _build(node, f"{PREFIX} {node.text}")
+    return _built(_Spelt(root.text, root))
 
 
-def spelled_out(graph: Graph, node: Expr) -> Expr:
-    """The same expression with every constant replaced by the one that its text spells."""
-    return rebuilt(graph, [node], settled)[0]
+@dataclass(frozen=True)
+class _Spelt:
+    """An expression in y that stands for its text: two of one text are equal, as their functions are."""
+
+    text: str
+    root: Expr = field(compare=False)
+
+
+def _levels(root: Expr) -> int:
+    """How deep the parser goes to read the text of an expression, at most.
+
+    The argument of a call is one level, a later term and a factor in it two, as is a factor in parentheses; several
+    factors below the line are in parentheses, and a fractional exponent takes up to five levels of its own.
+    """
+    deep: dict[Expr, int] = {}
+    for node in reachable([root]):
+        inner = max((deep[child] for child in node.children), default=0)
+        if isinstance(node, Monomial):
+            deep[node] = max(5, inner + (4 if sum(p < 0 for _, p in node.factors) > 1 else 2))
+        else:
+            deep[node] = inner + (2 if isinstance(node, Sum) else 1)
+    return deep[root]
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _built(spelt: _Spelt) -> Univariate:
+    return _build(spelt.root, f"{PREFIX} {spelt.text}")
 
 
 def _build(root: Expr, name: str) -> Univariate:
@@ -486,7 +224,7 @@ def _series(formula: Formula, root: Expr, pieces: dict[Expr, Series], known: lis
 
 def _potentials(formula: Formula) -> tuple[str, ...]:
     calls = {node.function.name for node in formula.order if isinstance(node, Call)}
-    powers = {p for node in formula.order if isinstance(node, Product) for _, p in node.factors}
+    powers = {p for node in formula.order if isinstance(node, Monomial) for _, p in node.factors}
     if calls & _SINGULAR or any(p < 0 or p.denominator != 1 for p in powers):
         return ("log", "square", "atan")
     return ("atan", "square") if calls & _BENT else ("square", "atan")
@@ -526,6 +264,312 @@ def _horner(coefficients: list[float], t: Tensor) -> Tensor:
     for c in reversed(coefficients[:-1]):
         out = out * t + c
     return out
+
+
+_HIGHEST_ORDER = 6  # of a zero that is looked for: (1 - cos(y))**3 has one; beyond, a quotient counts as a pole
+
+
+@dataclass(frozen=True)
+class Point:
+    """A product near a point where a base with a negative exponent vanishes; `order` < 0 means a pole."""
+
+    node: Monomial
+    place: float
+    orders: Mapping[Expr, int]
+    order: int
+    bases: Formula
+
+
+def affine(node: Expr, variable: Variable) -> tuple[Fraction, Fraction] | None:
+    """(a, b) when the node is a * variable + b with a != 0."""
+    if node is variable:
+        return Fraction(1), Fraction(0)
+    if isinstance(node, Sum) and node.children == (variable,):
+        return node.terms[0][1], node.constant
+    return None
+
+
+def exact_float(value: Fraction) -> float | None:
+    """The float64 equal to a rational, if there is one."""
+    try:
+        near = float(value)
+    except OverflowError:
+        return None
+    return near if Fraction(near) == value else None
+
+
+def points(formula: Formula, variable: Variable, pieces: Mapping[Expr, Series]) -> list[Point]:
+    """Every place where a product of the formula divides by an exact zero."""
+    found: list[Point] = []
+    products = [n for n in formula.order if isinstance(n, Monomial) and any(p < 0 for _, p in n.factors)]
+    for node in products:
+        lines = [line for base in node.children if (line := affine(base, variable)) is not None]
+        places = {0.0} | {at for a, b in lines if (at := exact_float(-b / a)) is not None}
+        for place in sorted(places):
+            point = _point(formula, node, place, pieces, special(formula, found, pieces))
+            if point is not None:
+                found.append(point)
+    return found
+
+
+def _point(
+    formula: Formula, node: Monomial, place: float, pieces: Mapping[Expr, Series], known: Special
+) -> Point | None:
+    with precision(200, _HIGHEST_ORDER + 4):
+        at = series(formula, arb_series([arb(place), 1], prec=_HIGHEST_ORDER), pieces, known)
+    orders: dict[Expr, int] = {}
+    for base, p in node.factors:
+        order = _order(at.get(base))
+        if order and p.denominator != 1:
+            return None
+        if order:
+            orders[base] = order
+    if not any(base in orders and p < 0 for base, p in node.factors):
+        return None
+    total = sum(orders.get(base, 0) * p for base, p in node.factors)
+    return Point(node, place, orders, int(total), Formula.of(*orders))
+
+
+def _order(x: arb_series | None) -> int:
+    """How many of the first coefficients are exact zeros; 0 when that cannot be told."""
+    if x is None:
+        return 0
+    for j in range(_HIGHEST_ORDER):
+        if not x[j].is_finite() or not x[j].is_zero():
+            return j if x[j].is_finite() and not x[j].contains(0) else 0
+    return 0
+
+
+def special(formula: Formula, known: list[Point], pieces: Mapping[Expr, Series]) -> Special:
+    """How to multiply: as usual, but by the lemma above close to a removable singularity."""
+
+    def multiply(node: Monomial, x: arb_series, found: Mapping[Expr, arb_series]) -> arb_series:
+        for point in known:
+            if point.node is node and point.order >= 0 and near(x[0], point.place):
+                return _quotient(point, x, found, pieces, multiply)
+        return plain_product(formula, node, found)
+
+    return multiply
+
+
+def near(c: arb, place: float) -> bool:
+    """Whether the ball is wide compared to its distance from the place; plain division is then poor or undefined."""
+    return not (abs(c - place) > 8 * arb(c.rad()))
+
+
+def _quotient(
+    point: Point,
+    x: arb_series,
+    found: Mapping[Expr, arb_series],
+    pieces: Mapping[Expr, Series],
+    multiply: Special,
+) -> arb_series:
+    count, extra = x.prec, max(point.orders.values())
+    with precision(ctx.prec, count + extra + 2):
+        around = x[0].union(arb(point.place))
+        above = series(point.bases, arb_series([around, 1], prec=count + extra), pieces, multiply)
+        out = (arb_series([x[0] - point.place, 1], prec=count)) ** point.order
+        for base, p in point.node.factors:
+            order = point.orders.get(base)
+            inner = found[base] if order is None else _shifted(above[base], order, count)
+            out = out * power(float(p)).series(inner)  # type: ignore[misc]
+    return out
+
+
+def _shifted(x: arb_series, by: int, count: int) -> arb_series:
+    return arb_series([x[by + j] for j in range(count)], prec=count)
+
+
+_End = Fraction | arb
+
+
+def natural_domain(formula: Formula, variable: Variable, poles: list[Point]) -> Domain:
+    """An interval from functions of linear, quadratic and pure even arguments, less the poles that were found.
+
+    The part outside of it is certainly not in the domain; the part inside may still not be. An end that is no float64
+    is rounded to the next one inside, which belongs to the domain.
+    """
+    low, high, low_closed, high_closed = -math.inf, math.inf, True, True
+    for argument, domain in _restrictions(formula):
+        for end, closed, above in ((domain.lo, domain.lo_closed, True), (domain.hi, domain.hi_closed, False)):
+            if not math.isfinite(end):
+                continue
+            left, right = _where(argument, variable, Fraction(end), above)
+            at, exact = (-math.inf, True) if left is None else _inside(left, up=True)
+            if at > low or (at == low and low_closed):
+                low, low_closed = at, closed or not exact
+            at, exact = (math.inf, True) if right is None else _inside(right, up=False)
+            if at < high or (at == high and high_closed):
+                high, high_closed = at, closed or not exact
+    low_closed, high_closed = low_closed or math.isinf(low), high_closed or math.isinf(high)
+    if not low < high:
+        raise ArgumentError(f"{formula.roots[0].short()} is defined nowhere")
+    where = tuple(sorted({p.place for p in poles if low <= p.place <= high}))
+    return (
+        Domain(low, high, low_closed, high_closed, where) if (low, high, where) != (-math.inf, math.inf, ()) else REALS
+    )
+
+
+def _restrictions(formula: Formula) -> list[tuple[Expr, Domain]]:
+    """The arguments that must lie in an interval."""
+    found: list[tuple[Expr, Domain]] = []
+    for node in formula.order:
+        if isinstance(node, Call):
+            found.append((node.argument, node.function.domain))
+        elif isinstance(node, Monomial):
+            # a root in the denominator may meet a zero above the line, so it counts as open only when it is alone
+            alone = len(node.factors) == 1
+            found += [(b, Domain(0.0, lo_closed=p > 0 or not alone)) for b, p in node.factors if p.denominator != 1]
+    return found
+
+
+def _where(argument: Expr, variable: Variable, end: Fraction, above: bool) -> tuple[_End | None, _End | None]:
+    """The interval on which argument >= end (<= end unless `above`), where that is one; None for an end that is not."""
+    shape = _polynomial(argument, variable)
+    if shape is None:
+        return None, None
+    n, a, b, c = shape  # a y^n + b y + c
+    c -= end
+    if not above:
+        a, b, c = -a, -b, -c
+    if n == 1:
+        return (-c / a, None) if a > 0 else (None, -c / a)
+    if a > 0:
+        return None, None
+    with precision(160):
+        if n > 2:
+            if c < 0:
+                return None, None
+            end_point = ball(-c / a) ** (arb(1) / n)
+            return -end_point, end_point
+        square = b * b - 4 * a * c
+        if square < 0:
+            return None, None
+        root, middle = _square_root(square), -b / (2 * a)
+        if isinstance(root, Fraction):
+            return middle + root / (2 * a), middle - root / (2 * a)
+        half = root / ball(-2 * a)
+        return ball(middle) - half, ball(middle) + half
+
+
+def _polynomial(node: Expr, y: Variable) -> tuple[int, Fraction, Fraction, Fraction] | None:
+    """(n, a, b, c) when the node is a y^n + b y + c with n = 1, n = 2, or n even and b = 0; a is not 0."""
+    if node is y:
+        return 1, Fraction(1), Fraction(0), Fraction(0)
+    terms, constant = (node.terms, node.constant) if isinstance(node, Sum) else (((node, Fraction(1)),), Fraction(0))
+    powers: dict[int, Fraction] = {}
+    for term, c in terms:
+        if term is y:
+            powers[1] = c
+        elif isinstance(term, Monomial) and term.children == (y,) and term.factors[0][1].denominator == 1:
+            powers[int(term.factors[0][1])] = c
+        else:
+            return None
+    n = max(powers)
+    if set(powers) - {1, n} or (n != 1 and n % 2) or min(powers) < 1 or (n > 2 and 1 in powers):
+        return None
+    return n, powers[n], powers.get(1, Fraction(0)) if n > 1 else Fraction(0), constant
+
+
+def _square_root(x: Fraction) -> _End:
+    root = Fraction(math.isqrt(x.numerator), math.isqrt(x.denominator))
+    return root if root * root == x else ball(x).sqrt()
+
+
+def _inside(end: _End, up: bool) -> tuple[float, bool]:
+    """The end itself where it is a float64, else the next float64 inside; and which of the two it is."""
+    exact = isinstance(end, Fraction) and Fraction(float(end)) == end
+    if exact:
+        return float(end), True
+    with precision(160):
+        near = ball(end) if isinstance(end, Fraction) else end
+    return (upper(near) if up else lower(near)), False
+
+
+_HALVINGS = 40  # a turn is known to 2^-40 of the interval: its ball's share of the range is then below 2^-80
+_MOST_CELLS = 400  # looked at in search of turns; a function with many turns gets wider balls, not a longer search
+
+
+def turns_of(branches: tuple[Series, ...], knots: tuple[float, ...]) -> Searched:
+    """The turns of the function that equals branches[k] between knots k - 1 and k."""
+
+    @lru_cache(maxsize=4096)
+    def between(lo: float, hi: float) -> tuple[arb, ...]:
+        inner = [k for k in knots if lo < k < hi]
+        found = [arb(k) for k in inner]
+        ends = [lo, *inner, hi]
+        for a, b in itertools.pairwise(ends):
+            found += _undecided(branches[sum(k <= a for k in knots)], a, b)
+        return tuple(found)
+
+    return Searched(lambda lo, hi: between(lower(lo), upper(hi)))
+
+
+def _undecided(series: Series, lo: float, hi: float) -> list[arb]:
+    """Balls that cover the part of [lo, hi] on which the derivative's sign is not certain."""
+    smallest = (hi - lo) * 2.0**-_HALVINGS
+    cells = deque([(lo, hi)])
+    kept: list[tuple[float, float]] = []
+    for count in itertools.count():
+        if not cells:
+            return _joined(kept)
+        a, b = cells.popleft()  # the widest first: what is left when the budget is spent is small
+        _, slope, bend = _taylor(series, arb(a).union(arb(b)))
+        if slope > 0 or slope < 0 or slope.is_zero():
+            continue
+        if bend > 0 or bend < 0:  # the slope is monotone, so that there is at most one turn
+            kept += _bracket(series, a, b, rising=bool(bend > 0), smallest=smallest)
+            continue
+        middle = 0.5 * a + 0.5 * b
+        if b - a <= smallest or count > _MOST_CELLS or not a < middle < b:
+            kept.append((a, b))
+        else:
+            cells += [(a, middle), (middle, b)]
+    raise AssertionError("the loop ends with its cells")
+
+
+def _bracket(series: Series, a: float, b: float, rising: bool, smallest: float) -> list[tuple[float, float]]:
+    """A small cell around the only zero of a monotone slope on [a, b]; none when the slope has one sign."""
+
+    def side(y: float) -> int:
+        slope = _taylor(series, arb(y))[1] * (1 if rising else -1)
+        return 1 if slope > 0 else -1 if slope < 0 else 0
+
+    left, right = side(a), side(b)
+    if left > 0 or right < 0:
+        return []
+    while b - a > smallest:
+        middle = 0.5 * a + 0.5 * b
+        here = side(middle)
+        if not a < middle < b or here == 0:
+            break
+        a, b = (middle, b) if here < 0 else (a, middle)
+    return [(a, b)]
+
+
+def _taylor(series: Series, x: arb) -> list[arb]:
+    """Enclosures of value, slope and half the second derivative over a ball."""
+    try:
+        out = series(arb_series([x, 1], prec=3))
+    except UNKNOWN:
+        return [arb.nan()] * 3
+    return [out[0], out[1], out[2]]
+
+
+def _joined(cells: list[tuple[float, float]]) -> list[arb]:
+    """The cells from left to right, neighbours as one ball while that stays short."""
+    out: list[tuple[float, float]] = []
+    for a, b in sorted(cells):
+        if out and (out[-1][1] == a and b - out[-1][0] <= 4 * (b - a)):
+            out[-1] = (out[-1][0], b)
+        else:
+            out.append((a, b))
+    return [arb(a).union(arb(b)) for a, b in out]
+
+
+def named(text: str) -> Univariate:
+    """The function that a name in a file stands for: one of the registry, or a composite."""
+    return parse(text)
 
 
 read_with(PREFIX, composite)

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ..functions.registry import power
 from ..functions.univariate import Series, Univariate
-from .expression import Call, Expr, Number, Product, Sum, Variable, reachable
+from .expression import Call, Expr, Monomial, Number, Sum, Variable, reachable
 
 UNKNOWN = (ValueError, ZeroDivisionError)  # python-flint's way to say that a series may not exist
 #: (product, x, series of the nodes before it) -> its series
-Special = Callable[[Product, arb_series, Mapping[Expr, arb_series]], arb_series]
+Special = Callable[[Monomial, arb_series, Mapping[Expr, arb_series]], arb_series]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Formula:
             if isinstance(node, Sum):
                 constants |= {node.constant, *(c for _, c in node.terms)}
         powers: dict[Expr, tuple[tuple[Expr, Univariate], ...]] = {}
-        powers |= {n: tuple((b, power(float(p))) for b, p in n.factors) for n in order if isinstance(n, Product)}
+        powers |= {n: tuple((b, power(float(p))) for b, p in n.factors) for n in order if isinstance(n, Monomial)}
         return cls(roots, order, powers, {c: fmpq(c.numerator, c.denominator) for c in constants})
 
 
@@ -66,7 +66,7 @@ def tensors(formula: Formula, inputs: Mapping[str, Tensor]) -> dict[Expr, Tensor
                 found[node] = inputs[node.name]
             case Sum():
                 found[node] = _tensor_sum(node, found)
-            case Product():
+            case Monomial():
                 factors = [fn(inside(fn, found[base])) for base, fn in formula.powers[node]]
                 found[node] = factors[0]
                 for factor in factors[1:]:
@@ -111,7 +111,7 @@ def balls(formula: Formula, inputs: Mapping[str, arb]) -> dict[Expr, arb]:
                 for term, coefficient in node.terms:
                     total += found[term] * formula.exact[coefficient]
                 found[node] = total
-            case Product():
+            case Monomial():
                 out = arb(1)
                 for base, fn in formula.powers[node]:
                     out *= _ball(fn, found[base])
@@ -144,7 +144,7 @@ def series(formula: Formula, x: arb_series, pieces: Mapping[Expr, Series], speci
                     for term, coefficient in node.terms:
                         total += found[term] * formula.exact[coefficient]
                     found[node] = total
-                case Product():
+                case Monomial():
                     found[node] = special(node, x, found)
                 case Call():
                     found[node] = pieces.get(node, node.function.series)(found[node.argument])  # type: ignore[misc]
@@ -153,7 +153,7 @@ def series(formula: Formula, x: arb_series, pieces: Mapping[Expr, Series], speci
     return found
 
 
-def plain_product(formula: Formula, node: Product, found: Mapping[Expr, arb_series]) -> arb_series:
+def plain_product(formula: Formula, node: Monomial, found: Mapping[Expr, arb_series]) -> arb_series:
     """The series of a product from those of its bases."""
     factors = [fn.series(found[base]) for base, fn in formula.powers[node] if fn.series is not None]
     return functools.reduce(operator.mul, factors)

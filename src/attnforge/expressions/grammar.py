@@ -16,8 +16,7 @@ from fractions import Fraction
 
 from ..errors import ArgumentError, DomainError, FormulaError, closest
 from .constants import constant_e, constant_pi, within_range
-from .expression import Expr
-from .graph import Graph
+from .expression import Expr, Graph
 from .special import ALIASES, REFUSED, words
 
 LONGEST = 20_000

@@ -12,8 +12,7 @@ from ..functions.registry import names
 from .constants import constant_pi
 
 if TYPE_CHECKING:
-    from .expression import Expr
-    from .graph import Graph
+    from .expression import Expr, Graph
 
 #: Registered functions that are powers: the normal form writes them as such.
 POWERS = {

@@ -21,8 +21,7 @@ import numpy.typing as npt
 from ..box import Box
 from ..dtypes import Array
 from ..errors import ArgumentError
-from ..expressions.composite import composite  # noqa: F401 (reads the names of composites for `parse`)
-from ..functions.registry import parse
+from ..expressions.composite import named
 from ..functions.univariate import Univariate
 from .ops import OPS, Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 
@@ -312,7 +311,7 @@ _READERS: dict[type[Op], Callable[[_Fields], Op]] = {
     Constant: lambda f: Constant(f["value"]),
     Linear: lambda f: Linear(tuple(f["inputs"]), tuple(f["weights"]), f["bias"]),
     Mix: lambda f: Mix(f["input"], f["matrix"], f["width"]),
-    Apply: lambda f: Apply(f["input"], parse(f["function"]), f["width"]),
+    Apply: lambda f: Apply(f["input"], named(f["function"]), f["width"]),
     Product: lambda f: Product(f["left"], f["right"], f["width"]),
     Softmax: lambda f: Softmax(f["input"], f["width"]),
     Attention: lambda f: Attention(f["query"], f["key"], f["value"], f["width"], f["scale"], f["causal"], f["mask"]),

@@ -22,11 +22,10 @@ from torch import Tensor
 
 from ...box import Box
 from ...errors import ArgumentError, DomainError
-from ...expressions.composite import PREFIX, composite
+from ...expressions.composite import composed
 from ...expressions.constants import ball
 from ...expressions.evaluate import Formula, balls, tensors
-from ...expressions.expression import Call, Expr, Product, Sum, reachable
-from ...expressions.graph import Graph, Partial
+from ...expressions.expression import Call, Expr, Graph, Monomial, Partial, Sum, reachable
 from ...functions.directed import precision
 from ...functions.registry import power
 from ...functions.univariate import Domain, Univariate
@@ -198,7 +197,7 @@ def _partials(node: Expr) -> list[Partial]:
     """The arguments of a node that must lie in a domain."""
     if isinstance(node, Call):
         return [Partial(node.short(), node.argument, node.function.domain)]
-    if isinstance(node, Product):
+    if isinstance(node, Monomial):
         single = [node.graph.product([factor]).short() for factor in node.factors]
         return [Partial(t, b, power(float(p)).domain) for t, (b, p) in zip(single, node.factors, strict=True)]
     return []
@@ -229,7 +228,7 @@ class _Visit:
             if scalar is not None and scalar is not node and self._bounded(node, scalar):
                 todo.append(scalar)
                 continue
-            parts = by_scalar(self.graph, self.cuts, node) if isinstance(node, Product) else []
+            parts = by_scalar(self.graph, self.cuts, node) if isinstance(node, Monomial) else []
             if len(parts) > 1:
                 todo.extend(parts)
                 continue
@@ -241,10 +240,10 @@ class _Visit:
     def _bounded(self, node: Expr, scalar: Expr) -> bool:
         inner, a, b = univariate(self.graph, node, scalar)
         argument = self.graph.sum([(scalar, a)], b)
-        if inner.text is None or isinstance(inner, Sum):
+        if isinstance(inner, Sum):
             return False
         try:
-            function = composite(f"{PREFIX} {inner.text}")
+            function = composed(inner)
         except ArgumentError:
             return False
         return is_bounded(function, *argument.range)

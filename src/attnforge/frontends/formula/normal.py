@@ -34,10 +34,9 @@ import numpy.typing as npt
 
 from ...box import Box
 from ...errors import ArgumentError
-from ...expressions.composite import PREFIX, VARIABLE, affine, composite
+from ...expressions.composite import VARIABLE, affine, composed
 from ...expressions.constants import settled
-from ...expressions.expression import Call, Expr, Number, Product, Sum, Terms, Variable, reachable
-from ...expressions.graph import Graph, rebuilt
+from ...expressions.expression import Call, Expr, Graph, Monomial, Number, Sum, Terms, Variable, reachable, rebuilt
 from ...expressions.interval import WHOLE
 from ...functions.registry import get, power
 from ...functions.univariate import Univariate
@@ -80,22 +79,22 @@ class Cuts:
         below = {self._known[child] for child in node.children} - {None}
         if len(below) == 1:
             return below.pop()
-        if isinstance(node, Product):
-            absorbing = [s for s in below if isinstance(s, Product) and _rest_depends_on(self, node, s)]
+        if isinstance(node, Monomial):
+            absorbing = [s for s in below if isinstance(s, Monomial) and _rest_depends_on(self, node, s)]
             if absorbing:
                 return absorbing[0]
         scalar = primitive(self.graph, node)[0]
         self._known[scalar] = scalar
         return scalar
 
-    def groups(self, node: Product) -> dict[Expr, Factors]:
+    def groups(self, node: Monomial) -> dict[Expr, Factors]:
         """The factors of a product by their scalar; powers of a monomial that is one of the scalars belong to it."""
         groups: dict[Expr, Factors] = {}
         for base, p in node.factors:
             scalar = self.cut(base)
             assert scalar is not None, "a base of a product is no number"
             groups.setdefault(scalar, []).append((base, p))
-        for monomial in [s for s in groups if isinstance(s, Product)]:
+        for monomial in [s for s in groups if isinstance(s, Monomial)]:
             held = extracted(node, monomial)
             if held and held[0][0] is monomial and all(len(groups.get(b, ())) == 1 for b in monomial.children):
                 groups[monomial].append(held[0])
@@ -104,9 +103,9 @@ class Cuts:
         return groups
 
 
-def extracted(node: Product, monomial: Expr) -> Terms:
+def extracted(node: Monomial, monomial: Expr) -> Terms:
     """The factors of the product with the power of the monomial that they hold taken out as one, if they hold one."""
-    if not isinstance(monomial, Product) or monomial is node:
+    if not isinstance(monomial, Monomial) or monomial is node:
         return node.factors
     held = dict(node.factors)
     ratios = {held.get(base, Fraction(0)) / p for base, p in monomial.factors}
@@ -116,7 +115,7 @@ def extracted(node: Product, monomial: Expr) -> Terms:
     return ((monomial, ratio), *((base, p) for base, p in node.factors if base not in monomial.children))
 
 
-def _rest_depends_on(cuts: Cuts, node: Product, scalar: Product) -> bool:
+def _rest_depends_on(cuts: Cuts, node: Monomial, scalar: Monomial) -> bool:
     parts = extracted(node, scalar)
     return parts is not node.factors and all(b is scalar or cuts.cut(b) is scalar for b, _ in parts)
 
@@ -126,14 +125,14 @@ def primitive(graph: Graph, node: Expr) -> tuple[Expr, Fraction, Fraction]:
     if isinstance(node, Sum):
         lead = node.terms[0][1]
         return graph.sum([(term, c / lead) for term, c in node.terms]), lead, node.constant
-    if isinstance(node, Product):
+    if isinstance(node, Monomial):
         content = _content([p for _, p in node.factors])
         if content.denominator != 1 and any(base.range[0] < 0 for base in node.children):
             content = Fraction(1)
         if all(p < 0 for _, p in node.factors):
             content = -content
         inner = graph.product([(base, p / content) for base, p in node.factors])
-        if isinstance(inner, Product):
+        if isinstance(inner, Monomial):
             return inner, content, Fraction(0)
     return node, Fraction(1), Fraction(0)
 
@@ -163,7 +162,7 @@ def squares(graph: Graph, cuts: Cuts, terms: Weighted) -> Weighted:
     single = {base: term for term, _ in terms if (base := _squared(graph, cuts, term)) is not None}
     out: Weighted = []
     for term, d in terms:
-        if not isinstance(term, Product) or [p for _, p in term.factors] != [1, 1]:
+        if not isinstance(term, Monomial) or [p for _, p in term.factors] != [1, 1]:
             continue
         u, v = term.children
         if not (single.get(u) in rest and single.get(v) in rest and term in rest):
@@ -188,7 +187,7 @@ def squares(graph: Graph, cuts: Cuts, terms: Weighted) -> Weighted:
 
 def _squared(graph: Graph, cuts: Cuts, term: Expr) -> Expr | None:
     """u, when the term is u ** 2 for a scalar u that costs nothing."""
-    if isinstance(term, Product) and [p for _, p in term.factors] == [2]:
+    if isinstance(term, Monomial) and [p for _, p in term.factors] == [2]:
         base = term.children[0]
         return base if is_bare(graph, cuts, base) else None
     return None
@@ -214,7 +213,7 @@ def common_factors(graph: Graph, cuts: Cuts, terms: Weighted) -> Weighted:
     while True:
         for term, _ in rest:
             if term not in groups:
-                groups[term] = by_scalar(graph, cuts, term) if isinstance(term, Product) else []
+                groups[term] = by_scalar(graph, cuts, term) if isinstance(term, Monomial) else []
         count = Counter(part for term, _ in rest if len(groups[term]) > 1 for part in groups[term])
         shared = [(n, part) for part, n in count.items() if n > 1]
         if not shared:
@@ -227,12 +226,12 @@ def common_factors(graph: Graph, cuts: Cuts, terms: Weighted) -> Weighted:
         taken = {term for term, _ in inside}
         product = graph.product([(common, 1), (quotient, 1)])
         rest = [(term, c) for term, c in rest if term not in taken]
-        if not isinstance(product, Product) or product in dict(rest):
+        if not isinstance(product, Monomial) or product in dict(rest):
             return [*rest, *inside]
         rest.append((product, Fraction(1)))
 
 
-def by_scalar(graph: Graph, cuts: Cuts, node: Product) -> list[Expr]:
+def by_scalar(graph: Graph, cuts: Cuts, node: Monomial) -> list[Expr]:
     """The factors of a product, those of one scalar multiplied together."""
     return [graph.product(group) for group in cuts.groups(node).values()]
 
@@ -350,7 +349,7 @@ def with_logarithms(graph: Graph, roots: Sequence[Expr]) -> list[Expr]:
     """Every product of three and more positive factors as exp(sum of exponent * log(base))."""
 
     def rewrite(node: Expr) -> Expr:
-        if not isinstance(node, Product):
+        if not isinstance(node, Monomial):
             return node
         positive = [(base, p) for base, p in node.factors if base.range[0] > 0]
         if len(positive) < 3:
@@ -389,16 +388,16 @@ class _Lowering:
                 return fused
         if isinstance(node, Call):
             return self.emit.apply(self.form(node.argument), node.function, node.short(), node.argument.short())
-        assert isinstance(node, Product)
+        assert isinstance(node, Monomial)
         return self._product(node)
 
     # -- one scalar
 
     def _better_apart(self, node: Expr, scalar: Expr) -> bool:
         """A bare power of a quotient: x**2/y**2 as two powers and a product is as cheap as (x/y)**2 and less deep."""
-        if not isinstance(node, Product) or primitive(self.graph, node)[0] is not scalar:
+        if not isinstance(node, Monomial) or primitive(self.graph, node)[0] is not scalar:
             return False
-        return isinstance(scalar, Product) and len({p for _, p in node.factors}) > 1
+        return isinstance(scalar, Monomial) and len({p for _, p in node.factors}) > 1
 
     def _fused(self, node: Expr, scalar: Expr) -> Form | None:
         """The node as one function of the scalar, or None where it cannot be one."""
@@ -412,11 +411,11 @@ class _Lowering:
             inner = inner.graph.sum([(term, c / factor) for term, c in inner.terms])
         function = _registered(inner)
         if function is None:
-            if not self.fuse or inner.text is None or isinstance(inner, Variable):
+            if not self.fuse or isinstance(inner, Variable):
                 return None
             try:
-                function = composite(f"{PREFIX} {inner.text}")
-            except ArgumentError:  # kinks that cannot be placed exactly
+                function = composed(inner)
+            except ArgumentError:  # kinks that cannot be placed exactly, or no name that could be read back
                 return None
         argument = self.form(scalar).scaled(a, b)
         text = self.graph.sum([(scalar, a)], b).short()
@@ -448,7 +447,7 @@ class _Lowering:
 
     # -- products
 
-    def _product(self, node: Product) -> Form:
+    def _product(self, node: Monomial) -> Form:
         if len(node.factors) == 1:
             ((base, p),) = node.factors
             return self.emit.apply(self.form(base), power(float(p)), node.short(), base.short())
@@ -470,7 +469,7 @@ class _Lowering:
             value = next(iter(form.values))
             heapq.heappush(heap, (self.emit.depth[value], value, len(parts) - 1))
 
-    def _parts(self, node: Product) -> list[Expr]:
+    def _parts(self, node: Monomial) -> list[Expr]:
         """At least two factors: those of one scalar together, bare ones with one exponent under one power."""
         groups = self.cuts.groups(node)
         if self.fuse:
@@ -520,9 +519,9 @@ def univariate(graph: Graph, node: Expr, scalar: Expr) -> tuple[Expr, Fraction, 
     y = own.variable(VARIABLE)
     replace: dict[Expr, Expr] = {scalar: y}
     for part in reachable([node]):
-        if isinstance(part, (Sum, Product)) and part is not scalar:
+        if isinstance(part, (Sum, Monomial)) and part is not scalar:
             base, a, b = primitive(graph, part)
-            if base is scalar and isinstance(part, Product):
+            if base is scalar and isinstance(part, Monomial):
                 replace[part] = own.product([(y, a)])
             elif base is scalar:
                 replace[part] = own.sum([(y, settled(a))], settled(b))
@@ -541,6 +540,6 @@ def _registered(node: Expr) -> Univariate | None:
         return node.function
     if node.text in _KNOWN:
         return get(_KNOWN[node.text])
-    if isinstance(node, Product) and len(node.factors) == 1 and isinstance(node.factors[0][0], Variable):
+    if isinstance(node, Monomial) and len(node.factors) == 1 and isinstance(node.factors[0][0], Variable):
         return power(float(node.factors[0][1]))
     return None

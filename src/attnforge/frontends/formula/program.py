@@ -15,9 +15,8 @@ import torch
 from ...box import Box
 from ...errors import ArgumentError, UnsupportedOperation
 from ...expressions.constants import constant_e, constant_pi
-from ...expressions.expression import Expr
+from ...expressions.expression import Expr, Graph
 from ...expressions.grammar import read
-from ...expressions.graph import Graph
 from ...expressions.special import ALIASES
 from ...programs.program import Program
 from .defined import refuse_undefined
