@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnforge.box import Box
-from attnforge.compiler.layout import Layout, affine_map, forms, is_head, levels, lower
+from attnforge.compiler.layout import Layout, lower
 from attnforge.compiler.pipeline import compile
 from attnforge.errors import ArgumentError
 from attnforge.frontends.formula.program import lower_formula
 from attnforge.heads import families
 from attnforge.heads.site import Seat, Site, Span
+from attnforge.programs.affine import affine_map, forms, is_head, levels
 from attnforge.programs.interpret import every_value
 from attnforge.programs.program import Program
 

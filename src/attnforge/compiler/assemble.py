@@ -11,7 +11,8 @@ from ..heads.construction import Frame, Member, Planned
 from ..heads.families import builder_of
 from ..heads.site import Column
 from ..network import AttentionLayer, AttentionOnly
-from .layout import Form, Layout, Step, affine_map, forms
+from ..programs.affine import Form, affine_map, forms
+from .layout import Layout, Step
 
 
 def assemble(layout: Layout, planned: Mapping[int, Planned], dtype: torch.dtype) -> AttentionOnly:

@@ -15,103 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
-from ..dtypes import Array
 from ..heads.site import Column, Seat, Site
 from ..heads.stored import Place
 from ..network import AttentionLayer
-from ..programs.ops import Constant, Input, Linear
+from ..programs.affine import Form, forms, is_head, levels
+from ..programs.ops import Constant, Input
 from ..programs.positions import reads
 from ..programs.program import Program
-
-
-@dataclass(frozen=True)
-class Form:
-    """value = sum over atoms of atom @ weight + bias; `size` and `terms` bound how far float64 folding may be off.
-
-    The folded weight is within `terms` * 2^-53 * size of the exact product of the program's own matrices.
-    """
-
-    weight: dict[int, Array]
-    size: dict[int, Array]
-    bias: Array
-    bias_size: Array
-    terms: int
-
-    @property
-    def atoms(self) -> tuple[int, ...]:
-        """The atoms with a weight that is not zero."""
-        return tuple(a for a, w in self.weight.items() if np.any(w))
-
-
-def forms(program: Program) -> list[Form]:
-    """One form for each value of the program."""
-    found: list[Form] = []
-    for i, op in enumerate(program.ops):
-        if not isinstance(op, Linear):
-            eye = np.eye(op.width)
-            found.append(Form({i: eye}, {i: eye}, np.zeros(op.width), np.zeros(op.width), 0))
-            continue
-        weight: dict[int, Array] = {}
-        size: dict[int, Array] = {}
-        bias, bias_size, terms = op.bias.copy(), np.abs(op.bias), 0
-        for j, matrix in zip(op.inputs, op.weights, strict=True):
-            inner = found[j]
-            folded = isinstance(program.ops[j], Linear)
-            terms = max(terms, inner.terms + (matrix.shape[0] + len(op.inputs) + 2 if folded else 0))
-            for atom, w in inner.weight.items():
-                weight[atom] = weight.get(atom, 0.0) + (w @ matrix if folded else matrix)
-                size[atom] = size.get(atom, 0.0) + inner.size[atom] @ np.abs(matrix)
-            bias = bias + inner.bias @ matrix
-            bias_size = bias_size + inner.bias_size @ np.abs(matrix)
-        found.append(Form(weight, size, bias, bias_size, terms))
-    return found
-
-
-def levels(program: Program, of: list[Form]) -> list[int]:
-    """The layer after which each value is available: 0 for what is affine in the input."""
-    level: list[int] = []
-    for i, op in enumerate(program.ops):
-        if isinstance(op, (Input, Constant)):
-            level.append(0)
-        elif isinstance(op, Linear):
-            level.append(max((level[a] for a in of[i].atoms), default=0))
-        else:
-            level.append(1 + max(level[j] for j in op.inputs))
-    return level
-
-
-def is_head(program: Program, i: int) -> bool:
-    """Whether operation i is carried out by heads."""
-    return not isinstance(program.ops[i], (Input, Constant, Linear))
-
-def affine_map(of: list[Form], before: Sequence[Column], after: Sequence[Column]) -> tuple[Array, Array]:
-    """The matrix and bias that make the columns `after` out of the atoms `before`, in float64."""
-    rows = {column: i for i, column in enumerate(before)}
-    matrix, bias = np.zeros((len(before), len(after))), np.zeros(len(after))
-    for i, (value, channel) in enumerate(after):
-        bias[i] = of[value].bias[channel]
-        for atom, weight in of[value].weight.items():
-            for k in np.flatnonzero(weight[:, channel]):
-                matrix[rows[atom, int(k)], i] = weight[k, channel]
-    return matrix, bias
-
-
-def folding_error(of: list[Form], before: Sequence[Column], after: Sequence[Column]) -> tuple[Array, Array]:
-    """How far `affine_map` can be from the exact product of the program's matrices, entry by entry."""
-    rows = {column: i for i, column in enumerate(before)}
-    matrix, bias = np.zeros((len(before), len(after))), np.zeros(len(after))
-    for i, (value, channel) in enumerate(after):
-        form = of[value]
-        unit = form.terms * 2.0**-52
-        bias[i] = unit * form.bias_size[channel]
-        if form.terms:
-            for atom, size in form.size.items():
-                for k in np.flatnonzero(size[:, channel]):
-                    if (atom, int(k)) in rows:
-                        matrix[rows[atom, int(k)], i] = unit * size[k, channel]
-    return matrix, bias
 
 
 @dataclass(frozen=True)

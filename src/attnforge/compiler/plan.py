@@ -17,10 +17,10 @@ from ..functions.queries import lipschitz
 from ..heads.construction import Order, Planned, Tactics
 from ..heads.families import FAMILIES, builder_of
 from ..heads.site import Site
+from ..programs.affine import is_head
 from ..programs.enclose import Range
 from ..programs.ops import Apply, Linear
 from ..programs.program import Program
-from .layout import is_head
 from .sensitivity import sensitivities
 
 

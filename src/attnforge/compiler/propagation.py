@@ -26,10 +26,11 @@ from ..heads.rule import Local, Moved, Setting
 from ..heads.site import Column, Site
 from ..heads.stored import StoredHeads, refuse_endless, skip_of
 from ..network import AttentionLayer, AttentionOnly
+from ..programs.affine import Form, affine_map, folding_error, forms
 from ..programs.enclose import Range
 from ..programs.ops import Constant
 from ..programs.positions import reads as values_read
-from .layout import Form, Layout, Step, affine_map, folding_error, forms
+from .layout import Layout, Step
 
 Errors = dict[Column, Array]  # column -> (cell, token, source); the last source is the affine maps
 

@@ -14,10 +14,10 @@ from ..certificates.certificate import upper_text
 from ..dtypes import dtype_name
 from ..errors import PrecisionError
 from ..heads.construction import Tactics
+from ..programs.affine import is_head
 from ..programs.enclose import Range
 from ..programs.program import Program
 from .compiled import CompiledNetwork
-from .layout import is_head
 from .propagation import Propagation
 from .split import NetworkBound
 

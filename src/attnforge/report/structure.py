@@ -9,8 +9,8 @@ import numpy as np
 
 from ..certificates.certificate import total
 from ..compiler.compiled import CompiledNetwork
-from ..compiler.layout import forms
 from ..heads.families import rule_of
+from ..programs.affine import forms
 from ..programs.ops import Apply, Op
 from ..programs.positions import reads
 

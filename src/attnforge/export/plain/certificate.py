@@ -33,7 +33,7 @@ from ...certificates.certificate import Certificate
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import gamma, unit, up
 from ...compiler.compiled import CompiledNetwork
-from ...compiler.layout import Step, affine_map, folding_error
+from ...compiler.layout import Step
 from ...compiler.propagation import Errors, Propagation, Reading, roundings
 from ...compiler.split import EFFORT, network_bound
 from ...dtypes import Array, dtype_name, rounded, stored
@@ -44,6 +44,7 @@ from ...heads.self_head import power_of_two
 from ...heads.site import Column, Site
 from ...heads.stored import refuse_endless, skip_of
 from ...heads.token.bound import DEAD, UNDERFLOW
+from ...programs.affine import affine_map, folding_error
 from ...programs.enclose import Range
 from .layout import HeadTables, PlainLayout
 from .sizes import first_sizes, written_sizes

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import heapq
 import math
+import operator
 from collections import Counter
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Sequence
 from fractions import Fraction
 from typing import Literal, get_args
 
@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...box import Box
+from ...dtypes import Array
 from ...errors import ArgumentError
 from ...expressions.composite import VARIABLE, affine, composed
 from ...expressions.constants import settled
@@ -40,6 +41,7 @@ from ...expressions.expression import Call, Expr, Graph, Monomial, Number, Sum, 
 from ...expressions.interval import WHOLE
 from ...functions.registry import get, power
 from ...functions.univariate import Univariate
+from ...programs.affine import Affine, fold_affine
 from ...programs.ops import Apply, Constant, Input, Linear
 from ...programs.program import Builder, Program
 
@@ -236,35 +238,16 @@ def by_scalar(graph: Graph, cuts: Cuts, node: Monomial) -> list[Expr]:
     return [graph.product(group) for group in cuts.groups(node).values()]
 
 
-@dataclass(frozen=True)
-class Form:
-    """constant + sum of coefficient * column j of the input + sum of coefficient * value i."""
-
-    columns: dict[int, Fraction] = field(default_factory=dict)
-    values: dict[int, Fraction] = field(default_factory=dict)
-    constant: Fraction = Fraction(0)
-
-    def plus(self, other: Form, factor: Fraction = Fraction(1)) -> Form:
-        return Form(
-            _merged(self.columns, other.columns, factor),
-            _merged(self.values, other.values, factor),
-            self.constant + factor * other.constant,
-        )
-
-    def scaled(self, factor: Fraction, offset: Fraction = Fraction(0)) -> Form:
-        return Form(constant=offset).plus(self, factor)
-
-    def lead(self) -> Fraction:
-        """The coefficient, when the form is a number times one value or column; else 1."""
-        parts = [*self.columns.values(), *self.values.values()]
-        return parts[0] if len(parts) == 1 and not self.constant else Fraction(1)
+#: Column c of value i, as (i, c): the input is value 0, every other value has one column.
+Column = tuple[int, int]
+Combination = Affine[Column, Fraction]
+_ONE = Fraction(1)
 
 
-def _merged(one: dict[int, Fraction], other: dict[int, Fraction], factor: Fraction) -> dict[int, Fraction]:
-    out = dict(one)
-    for key, c in other.items():
-        out[key] = out.get(key, Fraction(0)) + factor * c
-    return {key: c for key, c in out.items() if c}
+def combined(parts: Iterable[tuple[Column | Combination, Fraction]], constant: Fraction = Fraction(0)) -> Combination:
+    """constant + sum of factor * part, exactly."""
+    folded = fold_affine(parts, constant, operator.mul)
+    return Affine({column: c for column, c in folded.weight.items() if c}, folded.bias)
 
 
 class Emitter:
@@ -274,36 +257,33 @@ class Emitter:
         self.build = Builder(box)
         self.depth: dict[int, int] = {0: 0}
 
-    def value(self, form: Form, site: str) -> int:
-        """The index of a value that equals the form."""
-        columns, values = form.columns, form.values
-        if not columns and not values:
-            return self._settle(self.build.constant([float(form.constant)], site))
-        if not form.constant and list(columns.values()) + list(values.values()) == [1]:
-            return self._settle(self.build.column(next(iter(columns))) if columns else next(iter(values)))
-        return self._settle(self.build.linear(self._weights([form]), [float(form.constant)], site))
+    def value(self, form: Combination, site: str) -> int:
+        """The index of a value that equals the combination."""
+        if not form.weight:
+            return self._settle(self.build.constant([float(form.bias)], site))
+        ((i, c), weight), *more = form.weight.items()
+        if not more and weight == 1 and not form.bias:
+            return self._settle(i or self.build.column(c))
+        return self._settle(self.build.linear(self._weights([form]), [float(form.bias)], site))
 
-    def _weights(self, forms: list[Form]) -> list[tuple[int, npt.ArrayLike]]:
-        """For every value that the forms read, the matrix of coefficients with one column for each form."""
-        out: list[tuple[int, npt.ArrayLike]] = []
-        if any(form.columns for form in forms):
-            weight = np.zeros((self.build.width(0), len(forms)))
-            for k, form in enumerate(forms):
-                for j, c in form.columns.items():
-                    weight[j, k] = float(c)
-            out.append((0, weight))
-        for i in sorted({i for form in forms for i in form.values}):
-            out.append((i, np.array([[float(form.values.get(i, 0)) for form in forms]])))
-        return out
+    def _weights(self, forms: list[Combination]) -> list[tuple[int, npt.ArrayLike]]:
+        """For every value that the combinations read, the matrix of coefficients with one column for each of them."""
+        out: dict[int, Array] = {}
+        for i in sorted({i for form in forms for i, _ in form.weight}):
+            out[i] = np.zeros((self.build.width(i), len(forms)))
+        for k, form in enumerate(forms):
+            for (i, c), weight in form.weight.items():
+                out[i][c, k] = float(weight)
+        return list(out.items())
 
-    def apply(self, form: Form, function: Univariate, site: str, argument: str) -> Form:
-        return self._form(self.build.apply(self.value(form, argument), function, site))
+    def apply(self, form: Combination, function: Univariate, site: str, argument: str) -> Combination:
+        return self._result(self.build.apply(self.value(form, argument), function, site))
 
-    def product(self, left: int, right: int, site: str) -> Form:
-        return self._form(self.build.product(min(left, right), max(left, right), site))
+    def product(self, left: int, right: int, site: str) -> Combination:
+        return self._result(self.build.product(min(left, right), max(left, right), site))
 
-    def _form(self, i: int) -> Form:
-        return Form(values={self._settle(i): Fraction(1)})
+    def _result(self, i: int) -> Combination:
+        return Affine({(self._settle(i), 0): _ONE}, Fraction(0))
 
     def _settle(self, i: int) -> int:
         if i not in self.depth:
@@ -312,11 +292,11 @@ class Emitter:
             self.depth[i] = below + (0 if isinstance(op, (Input, Constant, Linear)) else 1)
         return i
 
-    def program(self, forms: list[Form], sites: list[str], source: str, several: bool) -> Program:
+    def program(self, forms: list[Combination], sites: list[str], source: str, several: bool) -> Program:
         if not several:
             return self.build.program(self.value(forms[0], sites[0]), source, ())
         weights = self._weights(forms)
-        bias = np.array([float(form.constant) for form in forms])
+        bias = np.array([float(form.bias) for form in forms])
         output = self.build.linear(weights, bias, "outputs") if weights else self.build.constant(bias, "outputs")
         return self.build.program(output, source, (len(forms),))
 
@@ -365,20 +345,20 @@ class _Lowering:
         self.graph, self.fuse = graph, fuse
         self.emit, self.cuts = Emitter(box), Cuts(graph)
         self.columns = {name: j for j, name in enumerate(box.names or ())}
-        self.forms: dict[Expr, Form] = {}
+        self.forms: dict[Expr, Combination] = {}
 
-    def form(self, node: Expr) -> Form:
-        """The node as an affine form over values; emits the operations it needs."""
+    def form(self, node: Expr) -> Combination:
+        """The node as an affine combination of values; emits the operations it needs."""
         if node not in self.forms:
             self.forms[node] = self._form(node)
         return self.forms[node]
 
-    def _form(self, node: Expr) -> Form:
+    def _form(self, node: Expr) -> Combination:
         match node:
             case Number():
-                return Form(constant=node.value)
+                return Affine({}, node.value)
             case Variable():
-                return Form(columns={self.columns[node.name]: Fraction(1)})
+                return Affine({(0, self.columns[node.name]): _ONE}, Fraction(0))
             case Sum():
                 return self._sum(node)
         scalar = self.cuts.cut(node)
@@ -399,7 +379,7 @@ class _Lowering:
             return False
         return isinstance(scalar, Monomial) and len({p for _, p in node.factors}) > 1
 
-    def _fused(self, node: Expr, scalar: Expr) -> Form | None:
+    def _fused(self, node: Expr, scalar: Expr) -> Combination | None:
         """The node as one function of the scalar, or None where it cannot be one."""
         inner, a, b = univariate(self.graph, node, scalar)
         factor, constant = Fraction(1), Fraction(0)
@@ -417,23 +397,23 @@ class _Lowering:
                 function = composed(inner)
             except ArgumentError:  # kinks that cannot be placed exactly, or no name that could be read back
                 return None
-        argument = self.form(scalar).scaled(a, b)
+        argument = combined([(self.form(scalar), a)], b)
         text = self.graph.sum([(scalar, a)], b).short()
-        return self.emit.apply(argument, function, node.short(), text).scaled(factor, constant)
+        return combined([(self.emit.apply(argument, function, node.short(), text), factor)], constant)
 
     # -- sums
 
-    def _sum(self, node: Sum) -> Form:
-        out = Form(constant=node.constant)
+    def _sum(self, node: Sum) -> Combination:
+        parts: list[tuple[Combination, Fraction]] = []
         loose = list(node.terms)
         for scalar, group in self._scalar_groups(node) if self.fuse else ():
             fused = self._fused(self.graph.sum(group), scalar)
             if fused is not None:
-                out = out.plus(fused)
+                parts.append((fused, _ONE))
                 loose = [pair for pair in loose if pair not in group]
         for term, coefficient in arranged(self.graph, self.cuts, loose, self.forms):
-            out = out.plus(self.form(term), coefficient)
-        return out
+            parts.append((self.form(term), coefficient))
+        return combined(parts, node.constant)
 
     def _scalar_groups(self, node: Sum) -> list[tuple[Expr, Factors]]:
         """Terms of one scalar, where bringing them together saves an application."""
@@ -447,7 +427,7 @@ class _Lowering:
 
     # -- products
 
-    def _product(self, node: Monomial) -> Form:
+    def _product(self, node: Monomial) -> Combination:
         if len(node.factors) == 1:
             ((base, p),) = node.factors
             return self.emit.apply(self.form(base), power(float(p)), node.short(), base.short())
@@ -456,17 +436,17 @@ class _Lowering:
         parts = self._parts(node)
         for k, part in enumerate(parts):
             form = self.form(part)
-            lead = form.lead()
+            lead = next(iter(form.weight.values())) if len(form.weight) == 1 and not form.bias else _ONE
             coefficient *= lead
-            value = self.emit.value(form.scaled(1 / lead), part.short())
+            value = self.emit.value(combined([(form, 1 / lead)]), part.short())
             heapq.heappush(heap, (self.emit.depth[value], value, k))
         while True:  # the two least deep values first, so that the product is as shallow as it can be
             (_, left, i), (_, right, j) = heapq.heappop(heap), heapq.heappop(heap)
             parts.append(self.graph.product([(parts[i], 1), (parts[j], 1)]))
             form = self.emit.product(left, right, parts[-1].short())
             if not heap:
-                return form.scaled(coefficient)
-            value = next(iter(form.values))
+                return combined([(form, coefficient)])
+            ((value, _),) = form.weight
             heapq.heappush(heap, (self.emit.depth[value], value, len(parts) - 1))
 
     def _parts(self, node: Monomial) -> list[Expr]:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import Array
+from ...programs.affine import Affine, fold_affine
 from ...programs.ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from ...programs.program import Builder
 
@@ -105,26 +106,24 @@ def _product(new: Builder, left: int, right: int, site: str) -> int:
 
 
 def _linear(new: Builder, terms: list[tuple[int, Array]], bias: Array, site: str) -> int:
-    """An affine map; affine maps that it reads are folded into it."""
-    total: dict[int, Array] = {}
-    shift = bias.copy()
-    for j, weight in terms:
-        if not weight.any():
-            continue
-        inner = new.ops[j]
-        sources = [(j, weight)]
-        if isinstance(inner, Linear):
-            sources = [(k, w @ weight) for k, w in zip(inner.inputs, inner.weights, strict=True)]
-            shift = shift + inner.bias @ weight
-        elif isinstance(inner, Constant) and (inner.value == inner.value[0]).all():
-            sources, shift = [], shift + inner.value[0] @ weight
-        for k, w in sources:
-            total[k] = total[k] + w if k in total else w
-    total = {k: w for k, w in sorted(total.items()) if w.any()}
+    """An affine map; affine maps and constants that it reads are folded into it."""
+    reads = [(_read(new, j), weight) for j, weight in terms if weight.any()]
+    folded = fold_affine(reads, bias)
+    total = {k: w for k, w in sorted(folded.weight.items()) if w.any()}
     if not total:
-        return new.constant(shift, site)
-    if len(total) == 1 and not shift.any():
-        (k, w), = total.items()
+        return new.constant(folded.bias, site)
+    if len(total) == 1 and not folded.bias.any():
+        ((k, w),) = total.items()
         if w.shape[0] == w.shape[1] and (w == np.eye(len(w))).all():
             return k
-    return new.linear(list(total.items()), shift, site)
+    return new.linear(list(total.items()), folded.bias, site)
+
+
+def _read(new: Builder, j: int) -> int | Affine[int, Array]:
+    """A value, as an affine function of other values where it is one."""
+    op = new.ops[j]
+    if isinstance(op, Linear):
+        return Affine(dict(zip(op.inputs, op.weights, strict=True)), op.bias)
+    if isinstance(op, Constant) and (op.value == op.value[0]).all():
+        return Affine({}, op.value[0])
+    return j
