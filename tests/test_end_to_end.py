@@ -71,9 +71,9 @@ def attacked(net: CompiledNetwork, count: int = 4000) -> float:
 
 
 def target_range(formula: str, box: af.Box) -> float:
-    from attnforge.frontends.formula.program import lower_formula
+    from attnforge.frontends.formula.program import capture_formula
 
-    seen = values(lower_formula(formula, box), torch.cat([box.sample(4000), box.corners(512)]))
+    seen = values(capture_formula(formula, box), torch.cat([box.sample(4000), box.corners(512)]))
     return float(seen.max() - seen.min())
 
 

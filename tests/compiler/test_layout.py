@@ -16,7 +16,7 @@ from attnforge.box import Box
 from attnforge.compiler.layout import Layout, lower
 from attnforge.compiler.pipeline import compile
 from attnforge.errors import ArgumentError
-from attnforge.frontends.formula.program import lower_formula
+from attnforge.frontends.formula.program import capture_formula
 from attnforge.heads import families
 from attnforge.heads.site import Seat, Site, Span
 from attnforge.programs.affine import affine_map, forms, is_head, levels
@@ -45,7 +45,7 @@ class Lookup(Site):
 
 
 def laid_out(formula: str | list[str], box: Box = XY) -> Layout:
-    program = lower_formula(formula, box)
+    program = capture_formula(formula, box)
     sites = {i: Lookup(i) for i in range(len(program.ops)) if is_head(program, i)}
     return lower(program, sites)
 
@@ -74,7 +74,7 @@ def test_balanced_products() -> None:
 
 def test_shared_subexpressions_are_computed_once() -> None:
     layout = laid_out(["sin(x*y)", "cos(x*y)", "x*y"])
-    products = [site for site in layout.sites if layout.program.sites[site.op] == "x*y"]
+    products = [site for site in layout.sites if layout.program.labels[site.op] == "x*y"]
     assert len(products) == 1 and len(layout.sites) == 3
 
 
@@ -167,7 +167,7 @@ def test_intermediate_values_are_where_the_layout_says() -> None:
             state = net.network.layers[2 * index + 1](net.network.layers[2 * index](state))
             for i, (value, channel) in enumerate(step.after):
                 gap = (state[:, 0, i].double() - exact[value][:, 0, channel]).abs().max()
-                assert gap <= 2e-3, net.program.sites[value]
+                assert gap <= 2e-3, net.program.labels[value]
 
 
 def test_a_program_without_heads_is_one_affine_map() -> None:

@@ -288,9 +288,9 @@ def test_a_mask_hides_exactly() -> None:
 def test_norms_that_cannot_be() -> None:
     make = maker()
     with pytest.raises(DomainError, match=r"'the second norm' may divide by 0"):
-        build(make.program(make.normalise(0, 0.0, site="the second norm"), "x"), 1e-3, torch.float64)
+        build(make.program(make.normalise(0, 0.0, label="the second norm"), "x"), 1e-3, torch.float64)
     with pytest.raises(PrecisionError, match=r"'tiny' has no accurate head"):
-        build(make.program(make.normalise(0, 1e-30, site="tiny"), "x"), 1e-3, torch.float64)
+        build(make.program(make.normalise(0, 1e-30, label="tiny"), "x"), 1e-3, torch.float64)
 
 
 def test_a_norm_down_to_its_own_eps() -> None:
@@ -349,7 +349,7 @@ def block(norm: str, tokens: int = 5, width: int = 8, heads: int = 2, hidden: in
         if norm != when:
             return i
         gain = np.diag(rng.uniform(0.8, 1.2, width))
-        return make.linear([(make.normalise(i, site=site), gain)], rng.uniform(-0.1, 0.1, width))
+        return make.linear([(make.normalise(i, label=site), gain)], rng.uniform(-0.1, 0.1, width))
 
     def residual(i: int, parts: list[int], site: str) -> int:
         limit = 1 / math.sqrt(sum(make.width(p) for p in parts))
@@ -360,7 +360,7 @@ def block(norm: str, tokens: int = 5, width: int = 8, heads: int = 2, hidden: in
     h = normed(x, "pre", "norm1")
     each = width // heads
     read = [[linear(make, h, each, rng, f"{part}{k}") for part in "qkv"] for k in range(heads)]
-    seen = [make.attention(*qkv, scale=each**-0.5, site=f"head{k}") for k, qkv in enumerate(read)]
+    seen = [make.attention(*qkv, scale=each**-0.5, label=f"head{k}") for k, qkv in enumerate(read)]
     x = normed(residual(x, seen, "residual1"), "post", "norm1")
     h = normed(x, "pre", "norm2")
     x = residual(x, [make.apply(linear(make, h, hidden, rng, "up"), "gelu", "gelu")], "residual2")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attnforge.box import Box
 from attnforge.errors import DomainError
-from attnforge.frontends.formula.program import lower_formula
+from attnforge.frontends.formula.program import capture_formula
 
 Intervals = dict[str, tuple[float, float]]
 
@@ -76,12 +76,12 @@ ACCEPTED: tuple[tuple[str, Intervals], ...] = (
 @pytest.mark.parametrize(("formula", "intervals", "words"), REFUSED, ids=[f"{f} {i}" for f, i, _ in REFUSED])
 def test_refused_with_a_witness(formula: str, intervals: Intervals, words: str) -> None:
     with pytest.raises(DomainError, match=re.escape(words)):
-        lower_formula(formula, Box(intervals))
+        capture_formula(formula, Box(intervals))
 
 
 @pytest.mark.parametrize(("formula", "intervals"), ACCEPTED, ids=[f"{f} {i}" for f, i in ACCEPTED])
 def test_accepted(formula: str, intervals: Intervals) -> None:
-    assert lower_formula(formula, Box(intervals)).box == Box(intervals)
+    assert capture_formula(formula, Box(intervals)).box == Box(intervals)
 
 
 @settings(max_examples=60, deadline=None)
@@ -91,6 +91,6 @@ def test_a_linear_denominator_is_refused_exactly_when_it_vanishes(low: float, wi
     formula = f"(1 + y)/(x - ({place!r}))"
     if low <= place <= low + width:
         with pytest.raises(DomainError, match="unbounded"):
-            lower_formula(formula, box)
+            capture_formula(formula, box)
     elif min(abs(low - place), abs(low + width - place)) > 1e-6:
-        assert math.isfinite(lower_formula(formula, box).depth())
+        assert math.isfinite(capture_formula(formula, box).depth())

@@ -18,7 +18,7 @@ from attnforge.box import Box
 from attnforge.errors import ArgumentError, AttnforgeError, DomainError, FormulaError, UnsupportedOperation
 from attnforge.expressions import composite as composites
 from attnforge.expressions import grammar
-from attnforge.frontends.formula.program import lower_formula
+from attnforge.frontends.formula.program import capture_formula
 from attnforge.programs.interpret import values
 from attnforge.programs.ops import Apply
 
@@ -28,7 +28,7 @@ BOX = Box(x=(0.5, 1.5), y=(1, 2))
 
 def same(one: object, other: object) -> bool:
     points = BOX.sample(50, seed=2)
-    a, b = values(lower_formula(one, BOX), points), values(lower_formula(other, BOX), points)
+    a, b = values(capture_formula(one, BOX), points), values(capture_formula(other, BOX), points)
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-13, atol=1e-14)
 
 
@@ -57,17 +57,17 @@ def test_objects_mean_what_their_formulas_mean(target: object, formula: object) 
 
 
 def test_outputs_and_source() -> None:
-    one, two = lower_formula("x + y", BOX), lower_formula(["x + y", "x*y"], BOX)
+    one, two = capture_formula("x + y", BOX), capture_formula(["x + y", "x*y"], BOX)
     assert one.output_shape == () and two.output_shape == (2,)
     assert one.source == "x + y" and two.source == "[x + y, x*y]"
-    assert lower_formula(["x*y"], BOX).output_shape == (1,)
-    assert lower_formula(lambda x, y: x * y, BOX).source == "x*y"
+    assert capture_formula(["x*y"], BOX).output_shape == (1,)
+    assert capture_formula(lambda x, y: x * y, BOX).source == "x*y"
     assert values(two, BOX.sample(7).reshape(7, 1, 2)).shape == (7, 1, 2)
-    assert lower_formula("3 + 0*x + 0*y", BOX).depth() == 0
+    assert capture_formula("3 + 0*x + 0*y", BOX).depth() == 0
 
 
 def test_points_outside_the_box_of_names_do_not_matter() -> None:
-    program = lower_formula("x*y", BOX)
+    program = capture_formula("x*y", BOX)
     assert float(values(program, torch.tensor([[2.0, 5.0]]))[0]) == 10
 
 
@@ -104,7 +104,7 @@ def test_points_outside_the_box_of_names_do_not_matter() -> None:
 def test_bad_targets(target: object, box: Box, error: type[AttnforgeError], message: str) -> None:
     start = time.perf_counter()
     with pytest.raises(error, match=message):
-        lower_formula(target, box)
+        capture_formula(target, box)
     assert time.perf_counter() - start < 1.0
 
 
@@ -112,11 +112,11 @@ def test_deep_and_wide_formulas_are_lowered() -> None:
     deep = "x"
     for _ in range(45):
         deep = f"sin(y + {deep}*x)"
-    assert lower_formula(deep, BOX).depth() > 45
+    assert capture_formula(deep, BOX).depth() > 45
     names = [f"v{i}" for i in range(40)]
     wide = " + ".join(f"{a}*{b}" for i, a in enumerate(names) for b in names[i:])
     start = time.perf_counter()
-    program = lower_formula(wide, Box({name: (-1, 1) for name in names}))
+    program = capture_formula(wide, Box({name: (-1, 1) for name in names}))
     assert time.perf_counter() - start < 5.0
     points = program.box.sample(5)
     wanted = sum(points[:, i] * points[:, i:].sum(1) for i in range(40))
@@ -126,11 +126,11 @@ def test_deep_and_wide_formulas_are_lowered() -> None:
 def test_typical_formulas_take_milliseconds() -> None:
     formula = "G*m1*m2/((x2-x1)**2 + (y2-y1)**2 + (z2-z1)**2)"
     box = Box({n: (1, 2) for n in ("G", "m1", "m2", "x1", "y1", "z1")} | {n: (3, 4) for n in ("x2", "y2", "z2")})
-    lower_formula(formula, box)
+    capture_formula(formula, box)
     times = []
     for _ in range(5):
         start = time.perf_counter()
-        lower_formula(formula, box)
+        capture_formula(formula, box)
         times.append(time.perf_counter() - start)
     assert min(times) < 0.05
 
@@ -138,8 +138,8 @@ def test_typical_formulas_take_milliseconds() -> None:
 def test_strings_need_no_sympy() -> None:
     code = (
         "import sys; import torch; before = 'sympy' in sys.modules\n"
-        "from attnforge.box import Box; from attnforge.frontends.formula.program import lower_formula\n"
-        "lower_formula('sin(x)/x', Box(x=(1, 2))); sys.exit(0 if before or 'sympy' not in sys.modules else 1)"
+        "from attnforge.box import Box; from attnforge.frontends.formula.program import capture_formula\n"
+        "capture_formula('sin(x)/x', Box(x=(1, 2))); sys.exit(0 if before or 'sympy' not in sys.modules else 1)"
     )
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": "src"}, check=False).returncode == 0
 
@@ -180,4 +180,4 @@ def test_a_chain_too_deep_for_a_name_is_not_fused() -> None:
             x = 1 / (2 + x)
         return x
 
-    assert lower_formula(chain, Box(x=(0, 1))).depth() > 1
+    assert capture_formula(chain, Box(x=(0, 1))).depth() > 1

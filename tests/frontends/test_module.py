@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attnforge.box import Box
 from attnforge.errors import ArgumentError, UnsupportedOperation
-from attnforge.frontends.module.program import join, lower_module
+from attnforge.frontends.module.program import capture_module, join
 from attnforge.frontends.module.simplify import simplify
 from attnforge.programs.interpret import values
 from attnforge.programs.ops import Apply, Attention, Linear, Mix, Normalise, Product, Softmax
@@ -33,7 +33,7 @@ def words(program: Program) -> list[str]:
 
 def agree(target: Callable[..., Tensor], *boxes: Box, one_point: bool = False) -> Program:
     """The program of a target, after a comparison of the two in float64 at points of our own."""
-    program = lower_module(target, boxes[0] if len(boxes) == 1 else boxes)
+    program = capture_module(target, boxes[0] if len(boxes) == 1 else boxes)
     points = [box.sample(17, seed=7 + i) for i, box in enumerate(boxes)]
     exact = copy.deepcopy(target).double().eval() if isinstance(target, nn.Module) else target
     default = torch.get_default_dtype()
@@ -59,7 +59,7 @@ def test_an_mlp_is_three_affine_maps_and_two_functions(activation: type[nn.Modul
     first = program.ops[1]
     assert isinstance(first, Linear)
     assert np.array_equal(first.weights[0], net[0].weight.detach().double().numpy().T), "parameters are exact"
-    assert program.output_shape == (1,) and program.sites[2] == "1." + activation.__name__.lower()
+    assert program.output_shape == (1,) and program.labels[2] == "1." + activation.__name__.lower()
 
 
 class Block(nn.Module):
@@ -230,7 +230,7 @@ def unsupported(x: Tensor) -> Tensor:
 def test_everything_unsupported_is_listed_with_its_line() -> None:
     start = inspect.getsourcelines(unsupported)[1]
     with pytest.raises(UnsupportedOperation) as caught:
-        lower_module(unsupported, VECTOR)
+        capture_module(unsupported, VECTOR)
     text = str(caught.value)
     assert text.startswith("unsupported uses 4 operations")
     for word, offset in (("sort:", 1), ("fft_rfft:", 2), ("gt:", 3), ("argmax:", 4)):
@@ -252,7 +252,7 @@ def test_everything_unsupported_is_listed_with_its_line() -> None:
 )
 def test_single_refusals(target: Callable[[Tensor], Tensor], word: str) -> None:
     with pytest.raises(UnsupportedOperation, match=word):
-        lower_module(target, VECTOR)
+        capture_module(target, VECTOR)
 
 
 class Counter(nn.Module):
@@ -267,7 +267,7 @@ class Counter(nn.Module):
 
 def test_a_state_is_refused() -> None:
     with pytest.raises(UnsupportedOperation, match="state"):
-        lower_module(Counter(), VECTOR)
+        capture_module(Counter(), VECTOR)
 
 
 @pytest.mark.parametrize(
@@ -283,13 +283,13 @@ def test_a_state_is_refused() -> None:
 )
 def test_bad_arguments(target: Any, word: str) -> None:
     with pytest.raises((ArgumentError, UnsupportedOperation), match=word):
-        lower_module(target, VECTOR)
+        capture_module(target, VECTOR)
 
 
 def test_bad_boxes() -> None:
     for boxes in ((), ((-1, 1),), "x"):
         with pytest.raises(ArgumentError, match="box"):
-            lower_module(nn.ReLU(), boxes)  # type: ignore[arg-type]
+            capture_module(nn.ReLU(), boxes)  # type: ignore[arg-type]
 
 
 # -- laws -----------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_bad_boxes() -> None:
 def test_lowering_changes_nothing_and_is_reproducible() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Tanh())
     before = copy.deepcopy(net.state_dict())
-    first, second = (lower_module(net, VECTOR).to_json() for _ in range(2))
+    first, second = (capture_module(net, VECTOR).to_json() for _ in range(2))
     assert first[0] == second[0] and all(np.array_equal(first[1][key], second[1][key]) for key in first[1])
     assert net.training and net[1].training
     assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
@@ -306,8 +306,12 @@ def test_lowering_changes_nothing_and_is_reproducible() -> None:
 
 def test_modules_used_by_a_function_are_evaluated_and_restored() -> None:
     layer = nn.Dropout(0.5)
-    program = lower_module(lambda x: layer(x) + 1, VECTOR)
+    program = capture_module(lambda x: layer(x) + 1, VECTOR)
     assert words(program) == ["linear"] and layer.training
+
+
+def test_a_builtin_function_has_no_line_of_its_own() -> None:
+    assert capture_module(torch.tanh, VECTOR).labels[1:] == ("tanh",)
 
 
 def test_a_wrong_program_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,12 +319,12 @@ def test_a_wrong_program_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setitem(ops_pointwise._UNARY, "sin", "cos")
     with pytest.raises(AssertionError, match="differs from it by"):
-        lower_module(torch.sin, VECTOR)
+        capture_module(torch.sin, VECTOR)
 
 
 def test_double_precision_is_used_throughout() -> None:
     third = 1 / 3
-    program = lower_module(lambda x: F.softplus(x, beta=3) * third, VECTOR)
+    program = capture_module(lambda x: F.softplus(x, beta=3) * third, VECTOR)
     x = torch.full((1, 4), 0.1, dtype=torch.float64)
     assert torch.allclose(values(program, x), torch.log1p(torch.exp(3 * x)) / 9, rtol=1e-15)
 

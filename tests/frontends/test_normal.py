@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from attnforge.box import Box
 from attnforge.errors import ArgumentError
-from attnforge.frontends.formula.normal import STYLES, Style, applies
-from attnforge.frontends.formula.program import lower_formula
+from attnforge.frontends.formula.normal import WRITINGS, Writing, applies
+from attnforge.frontends.formula.program import capture_formula
 from attnforge.programs.interpret import values
 from attnforge.programs.ops import Apply, Linear, Product
 from attnforge.programs.program import Program
@@ -124,55 +124,55 @@ def test_a_program_equals_its_formula_at_the_expected_cost(
     points = box.sample(12, seed=3)
     wanted = truth(formula, box, points)
     scale = max(np.abs(wanted).max(), 1e-300)
-    for style in STYLES:
-        program = lower_formula(formula, box, style=style)
-        assert np.abs(values(program, points).numpy() - wanted).max() <= 1e-12 * scale, style
-    assert cost(lower_formula(formula, box)) <= most
+    for writing in WRITINGS:
+        program = capture_formula(formula, box, writing=writing)
+        assert np.abs(values(program, points).numpy() - wanted).max() <= 1e-12 * scale, writing
+    assert cost(capture_formula(formula, box)) <= most
 
 
 def test_a_wrong_constant_would_be_seen() -> None:
     box = Box(x=UNIT)
     points = box.sample(12, seed=3)
     wanted = truth("sin(x) + 1.00000000001", box, points)
-    got = values(lower_formula("sin(x) + 1", box), points).numpy()
+    got = values(capture_formula("sin(x) + 1", box), points).numpy()
     assert np.abs(got - wanted).max() > 1e-12 * np.abs(wanted).max()
 
 
 def test_products_are_balanced() -> None:
     names = [f"x{i}" for i in range(8)]
-    program = lower_formula("*".join(names), Box({name: UNIT for name in names}))
+    program = capture_formula("*".join(names), Box({name: UNIT for name in names}))
     assert program.depth() == 3 and cost(program) == 7
 
 
 def test_functions_of_the_registry_are_recognised() -> None:
     box = Box(x=UNIT)
-    assert applies(lower_formula("x/(1 + exp(-x))", box)) == ["silu"]
-    assert applies(lower_formula("3/(2 + 2*exp(x))", box)) == ["sigmoid"]
-    assert applies(lower_formula("log(1 + exp(x)) + 1/x**0.5", Box(x=POSITIVE))) != ["softplus"]
-    assert applies(lower_formula("x*x*x", box)) == ["cube"] and applies(lower_formula("x**0.5", Box(x=(0, 1)))) == [
+    assert applies(capture_formula("x/(1 + exp(-x))", box)) == ["silu"]
+    assert applies(capture_formula("3/(2 + 2*exp(x))", box)) == ["sigmoid"]
+    assert applies(capture_formula("log(1 + exp(x)) + 1/x**0.5", Box(x=POSITIVE))) != ["softplus"]
+    assert applies(capture_formula("x*x*x", box)) == ["cube"] and applies(capture_formula("x**0.5", Box(x=(0, 1)))) == [
         "sqrt"
     ]
 
 
 def test_equal_parts_are_computed_once() -> None:
-    program = lower_formula(["sin(x*y)", "sin(y*x)**2", "exp(x*y)"], Box(x=UNIT, y=UNIT))
+    program = capture_formula(["sin(x*y)", "sin(y*x)**2", "exp(x*y)"], Box(x=UNIT, y=UNIT))
     assert program.count(Product) == 1 and program.count(Apply) == 3
     assert program.output_shape == (3,)
 
 
 def test_affine_maps_are_merged() -> None:
-    program = lower_formula("sin(2*(x + 3*(y - 1)) - x/2)", Box(x=UNIT, y=UNIT))
+    program = capture_formula("sin(2*(x + 3*(y - 1)) - x/2)", Box(x=UNIT, y=UNIT))
     assert program.count(Linear) == 1 and applies(program) == ["sin"]
 
 
 def test_functions_of_one_name_serve_many_places() -> None:
-    program = lower_formula("1/(exp(2*x)-1) + 5/(exp(y/3)-1)", Box(x=POSITIVE, y=POSITIVE))
+    program = capture_formula("1/(exp(2*x)-1) + 5/(exp(y/3)-1)", Box(x=POSITIVE, y=POSITIVE))
     assert applies(program) == ["expr: 1/(exp(y) - 1)"] * 2
 
 
 def test_fusion_stops_at_kinks_that_are_no_float64() -> None:
-    assert len(applies(lower_formula("exp(abs(x - 1)) + x", Box(x=(0, 3))))) == 1
-    program = lower_formula("exp(x)*abs(sin(x))", Box(x=UNIT))
+    assert len(applies(capture_formula("exp(abs(x - 1)) + x", Box(x=(0, 3))))) == 1
+    program = capture_formula("exp(x)*abs(sin(x))", Box(x=UNIT))
     assert "abs" in applies(program)
     points = program.box.sample(50)[:, 0]
     wanted = points.exp() * points.sin().abs()
@@ -181,22 +181,22 @@ def test_fusion_stops_at_kinks_that_are_no_float64() -> None:
 
 def test_the_log_style_takes_products_apart() -> None:
     box = Box({name: POSITIVE for name in "abcd"})
-    program = lower_formula("a*b*c/d", box, style="log")
+    program = capture_formula("a*b*c/d", box, writing="log")
     assert program.count(Product) == 0 and sorted(applies(program)) == ["exp", "log", "log", "log", "log"]
-    mixed = lower_formula("a*b*c*x", Box({**{n: POSITIVE for n in "abc"}, "x": UNIT}), style="log")
+    mixed = capture_formula("a*b*c*x", Box({**{n: POSITIVE for n in "abc"}, "x": UNIT}), writing="log")
     assert mixed.count(Product) == 1
-    with pytest.raises(ArgumentError, match="style is one of"):
-        lower_formula("x", Box(x=UNIT), style="fast")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="writing is one of"):
+        capture_formula("x", Box(x=UNIT), writing="fast")  # type: ignore[arg-type]
 
 
 def test_the_plain_style_uses_registered_functions_only() -> None:
-    program = lower_formula("1/(exp(x)-1) + x*exp(-x**2)", Box(x=POSITIVE), style="plain")
+    program = capture_formula("1/(exp(x)-1) + x*exp(-x**2)", Box(x=POSITIVE), writing="plain")
     assert not any(name.startswith("expr:") for name in applies(program))
 
 
 def test_programs_survive_files() -> None:
     for formula, intervals, _ in FORMULAS[::6]:
-        program = lower_formula(formula, Box(intervals))
+        program = capture_formula(formula, Box(intervals))
         assert Program.from_json(*program.to_json()) == program
 
 
@@ -248,13 +248,13 @@ def value_of(tree: Tree, library: Any, number: Callable[[Any], Any], point: dict
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(TREES, st.sampled_from(STYLES))
-def test_random_formulas(tree: Tree, style: Style) -> None:
+@given(TREES, st.sampled_from(WRITINGS))
+def test_random_formulas(tree: Tree, writing: Writing) -> None:
     formula = text_of(tree)
     used = [name for name in "xyz" if name in re.findall(r"[a-z]+", formula)]
     assume(used)
     box = Box({name: (-1.5, 2.0) for name in used})
-    program = lower_formula(formula, box, style=style)
+    program = capture_formula(formula, box, writing=writing)
     assert Program.from_json(*program.to_json()) == program
     points = torch.cat([box.sample(4, seed=5), box.corners()])
     got = values(program, points).tolist()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attnforge.box import Box
 from attnforge.frontends.module.capture import FunctionModule, traced
-from attnforge.frontends.module.program import Reading, _attempt, join, lower_module, supported_operations
+from attnforge.frontends.module.program import Convention, _attempt, capture_module, join, supported_operations
 from attnforge.functions.registry import names
 from attnforge.programs.interpret import values
 from attnforge.programs.ops import Apply, Attention, MaxTokens, Mix, Product, Softmax
@@ -32,7 +32,7 @@ def words(program: Program) -> list[str]:
 
 def agree(target: Callable[..., Tensor], *boxes: Box, one_point: bool = False) -> Program:
     """The program of a target, after a comparison of the two in float64 at points of our own."""
-    program = lower_module(target, boxes[0] if len(boxes) == 1 else boxes)
+    program = capture_module(target, boxes[0] if len(boxes) == 1 else boxes)
     points = [box.sample(17, seed=7 + i) for i, box in enumerate(boxes)]
     exact = copy.deepcopy(target).double().eval() if isinstance(target, nn.Module) else target
     default = torch.get_default_dtype()
@@ -143,7 +143,7 @@ def test_operations(name: str) -> None:
 
 
 def test_maxima_over_tokens_are_native() -> None:
-    assert lower_module(lambda x: x.amax(1) - x.amin(1), SEQUENCE).count(MaxTokens) == 2
+    assert capture_module(lambda x: x.amax(1) - x.amin(1), SEQUENCE).count(MaxTokens) == 2
 
 
 def test_every_registered_function_can_be_used() -> None:
@@ -218,7 +218,7 @@ def test_chains_mean_the_same_with_and_without_tokens(chain: list[str]) -> None:
             x = STEPS[step](x)
         return x
 
-    reading = Reading(FunctionModule(target), (SEQUENCE,), 2)
+    reading = Convention(FunctionModule(target), (SEQUENCE,), 2)
     captured = traced(reading.net, reading.examples(torch.float64))
     x = SEQUENCE.sample(5)
     truth = target(x)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from attnforge.box import Box
 from attnforge.compiler import sensitivity
-from attnforge.frontends.formula.program import lower_formula
+from attnforge.frontends.formula.program import capture_formula
 from attnforge.programs import enclose, interpret, ops
 from attnforge.programs.enclose import Range, cells, ranges
 from attnforge.programs.interpret import every_value
@@ -34,10 +34,10 @@ def tokens_program() -> Program:
     x = build.input
     mixed = build.mix(x, np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [-1.0, 0.3, 0.7]]), "mix")
     soft = build.softmax(x, "softmax")
-    seen = build.attention(x, mixed, soft, 0.7, site="attention")
+    seen = build.attention(x, mixed, soft, 0.7, label="attention")
     high = build.max_tokens(mixed, "max")
     shifted = build.linear([(x, np.array([[1.0, -2.0], [0.5, 1.0]]))], np.array([3.0, -3.0]), "shift")
-    norm = build.normalise(shifted, 0.1, site="norm")
+    norm = build.normalise(shifted, 0.1, label="norm")
     fixed = build.constant(np.arange(6.0).reshape(3, 2), "constant")
     total = build.combination([(seen, 1.0), (high, -0.5), (norm, 2.0), (fixed, 0.1)], 0.3, "sum")
     out = build.apply(build.product(total, mixed, "product"), "tanh", "tanh")
@@ -53,7 +53,7 @@ FORMULAS: dict[str, tuple[str, Box]] = {
 
 
 def program_of(name: str) -> Program:
-    return tokens_program() if name == "tokens" else lower_formula(*FORMULAS[name])
+    return tokens_program() if name == "tokens" else capture_formula(*FORMULAS[name])
 
 
 def inside(found: list[Range], program: Program, low: np.ndarray, high: np.ndarray, count: int, seed: int) -> None:
@@ -65,7 +65,7 @@ def inside(found: list[Range], program: Program, low: np.ndarray, high: np.ndarr
     for number, (value, r) in enumerate(zip(every_value(program, flat), found, strict=True)):
         seen = value.numpy().reshape(len(share), *r.low.shape)
         slack = 1e-13 * (1 + np.abs(seen))
-        assert (seen >= r.low - slack).all() and (seen <= r.high + slack).all(), program.sites[number]
+        assert (seen >= r.low - slack).all() and (seen <= r.high + slack).all(), program.labels[number]
         if r.slope is not None and r.form_low is not None and r.form_high is not None:
             t = (2 * share - 1).reshape(len(share), len(low), -1)
             line = np.einsum("pcs,ctks->pctk", t, r.slope)
@@ -138,6 +138,6 @@ def test_slopes_bound_what_an_error_does() -> None:
     found = ranges(program, *cells(program, 64))
     slopes = sensitivity.sensitivities(program, found)
     assert slopes[program.output] == 1
-    names = dict(zip(program.sites, slopes, strict=True))
+    names = dict(zip(program.labels, slopes, strict=True))
     assert 1 <= names["exp(-x**2)"] <= 2.01, "it is divided by y >= 0.5"
     assert 0.99 <= names["x*y"] <= 1.01, "the slope of a sine"

@@ -27,7 +27,7 @@ def everything(tokens: int = 3, width: int = 2) -> Program:
     a = build.linear([(x, rng.normal(size=(width, 4)))], rng.normal(size=4), "affine")
     b = build.mix(build.apply(a, "tanh", "tanh"), rng.normal(size=(tokens, tokens)), "mixed")
     c = build.product(a, b, "product")
-    d = build.attention(a, b, c, scale=0.5, causal=True, site="attention")
+    d = build.attention(a, b, c, scale=0.5, causal=True, label="attention")
     mask = np.where(rng.random((tokens, tokens)) < 0.4, -np.inf, 0.5)
     np.fill_diagonal(mask, 0.0)
     e = build.attention(a, b, d, mask=mask)
@@ -127,7 +127,7 @@ def test_equal_operations_are_shared_and_dead_ones_dropped() -> None:
     assert program.depth() == 2 and program.count(Apply, Product) == 2
 
 
-def test_text_names_the_sites() -> None:
+def test_text_shows_the_labels() -> None:
     text = str(everything())
     assert "%1 = linear %0 [2x4]" in text and "# affine" in text
     assert "apply tanh %1" in text and "causal" in text and "output %" in text
@@ -136,9 +136,9 @@ def test_text_names_the_sites() -> None:
 BAD = {
     "reads value": lambda p: replace(p, ops=(p.ops[0], Apply(5, "sin", 2), *p.ops[2:])),
     "does not fit": lambda p: replace(p, ops=(*p.ops[:2], Apply(1, "sin", 3), *p.ops[3:])),
-    "first operation": lambda p: replace(p, ops=p.ops[1:], sites=p.sites[1:]),
-    "one input": lambda p: replace(p, ops=(*p.ops, Input(2)), sites=(*p.sites, "")),
-    "sites": lambda p: replace(p, sites=()),
+    "first operation": lambda p: replace(p, ops=p.ops[1:], labels=p.labels[1:]),
+    "one input": lambda p: replace(p, ops=(*p.ops, Input(2)), labels=(*p.labels, "")),
+    "labels": lambda p: replace(p, labels=()),
     "the output is value": lambda p: replace(p, output=99),
     "do not fit its shape": lambda p: replace(p, output_shape=(5,)),
     "output_rows": lambda p: replace(p, output_rows="last"),

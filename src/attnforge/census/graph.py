@@ -107,7 +107,7 @@ class Trace:
             name = frames[-1][2].split("=")[0].split(":")[0].strip()
             return self.source(self.hidden[name]) if name in self.hidden else ""
         file, line = node.meta.get("custom", {}).get(_PLACE) or ("", 0)
-        return _place([(file, line, linecache.getline(file, line).strip())] if file else frames)
+        return shown_place([(file, line, linecache.getline(file, line).strip())] if file else frames)
 
     def module(self, node: Node) -> str:
         """The dotted path of the innermost submodule that the node belongs to."""
@@ -147,7 +147,7 @@ def capture(net: nn.Module, example: object = None) -> Trace:
 def _exported(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     from torch.export import export  # takes a while to load, and only this function needs it
 
-    with fx_traceback.preserve_node_meta(), _Places() if _annotate else nullcontext():
+    with fx_traceback.preserve_node_meta(), SourceLines() if _annotate else nullcontext():
         return export(net, args, kwargs, strict=False)
 
 
@@ -167,7 +167,7 @@ def _without_cache(net: nn.Module) -> Iterator[None]:
             config.use_cache = True
 
 
-class _Places(TorchFunctionMode):
+class SourceLines(TorchFunctionMode):
     """Notes on every node the line of the user's code that called for it, in helper functions too.
 
     Export's own stack traces hold the frames of functions called `forward` and no others.
@@ -185,7 +185,7 @@ def _calling_line() -> tuple[str, int] | None:
     """The innermost line outside torch, on the way up to this module's call of export."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename != __file__:
-        if not _foreign(frame.f_code.co_filename):
+        if not is_foreign(frame.f_code.co_filename):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return None
@@ -240,8 +240,8 @@ def _quiet_evaluation(net: nn.Module) -> Iterator[None]:
 
 def _export_error(net: nn.Module, error: Exception) -> PurityError:
     frames = [(f.filename, f.lineno or 0, f.line or "") for f in traceback.extract_tb(error.__traceback__)]
-    own = [frame for frame in frames if not _foreign(frame[0])]
-    place = f"\n  {_place(own)}" if own else ""
+    own = [frame for frame in frames if not is_foreign(frame[0])]
+    place = f"\n  {shown_place(own)}" if own else ""
     text = str(error).strip() or type(error).__name__
     kinds = " ".join(base.__name__ for base in type(error).__mro__)
     if "DataDependent" in kinds or "data-dependent" in text.lower() or "unbacked" in text.lower():
@@ -261,15 +261,15 @@ def _frames(trace: str) -> list[tuple[str, int, str]]:
     return [(m["file"], int(m["line"]), (m["code"] or "").strip()) for m in _FRAME.finditer(trace)]
 
 
-def _foreign(file: str) -> bool:
+def is_foreign(file: str) -> bool:
     """A frame that says nothing about the user's network: torch, the standard library, this package's own tracer."""
     return file.startswith((_TORCH, _LIBRARY, "<")) or file == __file__
 
 
-def _place(frames: list[tuple[str, int, str]]) -> str:
+def shown_place(frames: list[tuple[str, int, str]]) -> str:
     if not frames:
         return ""
-    file, line, code = next((frame for frame in reversed(frames) if not _foreign(frame[0])), frames[-1])
+    file, line, code = next((frame for frame in reversed(frames) if not is_foreign(frame[0])), frames[-1])
     return f"{_short(file)}:{line}  {code}".rstrip()
 
 

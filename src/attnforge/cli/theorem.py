@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 from .. import theorems
 from ..box import Box
 from ..errors import ArgumentError, closest
-from ..frontends.formula.program import lower_formula
+from ..frontends.formula.program import capture_formula
 from ..programs.interpret import values
 from .common import DType, box, number, say, waiting, whole
 
@@ -195,7 +195,7 @@ def _on_a_box(
             f"'{name}' needs --formula, one for each token's output, and --box name=lo:hi for each token"
         )
     named = box(boxes)
-    program = lower_formula(list(formulas), named)
+    program = capture_formula(list(formulas), named)
     sides = torch.tensor(named.intervals(), dtype=torch.float64)
     if name == "max_affine":
         return build(lambda x: values(program, x), Box.between(sides[:, 0], sides[:, 1]), dtype=dtype, **given)

@@ -171,7 +171,7 @@ class CompiledNetwork(CertifiedModule):
         """An analysis as a certificate."""
         if not math.isfinite(found.bound):
             raise CertificateError("no finite bound can be proved for these weights")
-        names = [self.program.sites[site.op] or f"%{site.op}" for site in self.layout.sites]
+        names = [self.program.labels[site.op] or f"%{site.op}" for site in self.layout.sites]
         terms = []
         for site, name, part in zip(self.layout.sites, names, found.parts[:-1], strict=True):
             local = propagation.local[site.op]

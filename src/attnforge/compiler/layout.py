@@ -96,7 +96,7 @@ class Layout:
         for number, step in enumerate(self.steps, 1):
             lines.append(f"  layer {number}: {len(step.before)} columns -> {len(step.after)}")
             for site in step.sites:
-                lines.append(f"    %{site.op} {site.family:9s} {self.program.sites[site.op]}")
+                lines.append(f"    %{site.op} {site.family:9s} {self.program.labels[site.op]}")
         return "\n".join(lines)
 
 
@@ -151,7 +151,7 @@ def _groups(
                 members.append((site, Place(number, start, heads, source, target)))
                 start += heads
         seat = together[0].seat(program)
-        purpose = "; ".join(program.sites[site.op] or f"%{site.op}" for site in together)
+        purpose = "; ".join(program.labels[site.op] or f"%{site.op}" for site in together)
         groups.append(Group(seat, seat.label + purpose, tuple(members)))
     return tuple(groups)
 

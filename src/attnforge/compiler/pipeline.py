@@ -108,14 +108,14 @@ def ways(target: Any, boxes: tuple[Box, ...]) -> list[Way]:
         raise ArgumentError(f"box must be a Box, or a tuple of boxes for a function of several tensors, got {boxes!r}")
     tensors = isinstance(target, nn.Module) or (callable(target) and boxes[0].names is None)
     if isinstance(target, (str, list)) or not tensors:
-        from ..frontends.formula.program import lower_formula
+        from ..frontends.formula.program import capture_formula
 
         if len(boxes) != 1:
             raise ArgumentError("a formula has one box, with an interval for each variable")
-        return [partial(lower_formula, target, boxes[0], style) for style in ("product", "log")]
-    from ..frontends.module.program import lower_module
+        return [partial(capture_formula, target, boxes[0], style) for style in ("product", "log")]
+    from ..frontends.module.program import capture_module
 
-    return [partial(lower_module, target, boxes if len(boxes) > 1 else boxes[0])]
+    return [partial(capture_module, target, boxes if len(boxes) > 1 else boxes[0])]
 
 
 def capture(ways: list[Way], say: Say) -> Iterator[Program]:
@@ -134,7 +134,7 @@ def enclose(program: Program, tolerance: Tolerance, boxes: tuple[Box, ...], say:
         endless = [i for i, r in enumerate(found) if not (np.isfinite(r.low).all() and np.isfinite(r.high).all())]
         if not endless:
             return Problem(program, found, grid, tolerance, boxes)
-    name = program.sites[endless[0]] or program.ops[endless[0]].word
+    name = program.labels[endless[0]] or program.ops[endless[0]].word
     raise DomainError(
         f"'{name}' cannot be shown to be bounded on {program.box!r}: its argument may come too close to a singularity; "
         "choose a smaller box"

@@ -40,7 +40,7 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"plan of {len(self.planned)} sites: {self.program.source}"]
         for op, site in self.sites.items():
-            lines.append(f"  %{op} {site.family:9s} {self.program.sites[op]:30s} error {self.budget[op]:.2e}")
+            lines.append(f"  %{op} {site.family:9s} {self.program.labels[op]:30s} error {self.budget[op]:.2e}")
         return "\n".join(lines)
 
 
@@ -57,12 +57,12 @@ def make_plan(
             continue
         budget[i] = shares.get(i, 0.0) * eps / max(sensitivity[i], 1e-300)  # what does not matter has no limit
         reads = tuple(found[j] for j in op.inputs)
-        order = Order(i, op, reads, budget[i], dtype, tactics, program.sites[i], rooted=i in roots)
+        order = Order(i, op, reads, budget[i], dtype, tactics, program.labels[i], rooted=i in roots)
         made = tuple(planned.values())
         proposals = (builder_of(family).propose(order, made) for family in FAMILIES)
         chosen = next((proposal for proposal in proposals if proposal is not None), None)
         if chosen is None:
-            raise UnsupportedOperation(f"'{op.word}' ({program.sites[i]}) has no attention-only form here yet")
+            raise UnsupportedOperation(f"'{op.word}' ({program.labels[i]}) has no attention-only form here yet")
         planned[i] = chosen
     return Plan(program, planned, budget)
 

@@ -35,24 +35,24 @@ def prepared(program: Program) -> Program:
     if not wanted and not any(isinstance(op, Normalise) and op.centred for op in program.ops):
         return program
     ops: list[Op] = []
-    sites: list[str] = []
+    labels: list[str] = []
     new: dict[int, int] = {}
-    for i, (op, site) in enumerate(zip(program.ops, program.sites, strict=True)):
+    for i, (op, label) in enumerate(zip(program.ops, program.labels, strict=True)):
         moved = op.renamed(new)
         if isinstance(moved, Normalise) and moved.centred:
             matrix, eps = _centring(moved.width, moved.eps)
             ops.append(Linear((moved.input,), (matrix,), np.zeros(moved.width)))
-            sites.append("centred")
+            labels.append("centred")
             moved = Normalise(len(ops) - 1, moved.width, eps, centred=False)
         new[i] = len(ops)
         ops.append(moved)
-        sites.append(site)
+        labels.append(label)
         if i == 0 and wanted:
             ops.append(Constant(np.eye(program.tokens)))
-            sites.append("positions")
+            labels.append("positions")
     shape, rows = program.output_shape, program.output_rows
     output = new[program.output]
-    return Program(program.box, program.tokens, tuple(ops), output, shape, rows, program.source, tuple(sites))
+    return Program(program.box, program.tokens, tuple(ops), output, shape, rows, program.source, tuple(labels))
 
 
 def _centring(width: int, eps: float) -> tuple[Array, float]:

@@ -33,7 +33,7 @@ class Program:
     """Operations in topological order; operation i defines value i, of shape (tokens, ops[i].width).
 
     `box` bounds the inputs: a point of it, flattened, is operation 0, the only `Input`, laid out as (tokens, width).
-    The output reads all rows of value `output`, or only the first, reshaped to `output_shape`. `sites` names each
+    The output reads all rows of value `output`, or only the first, reshaped to `output_shape`. `labels` names each
     operation for people: a subexpression or the name of a layer.
 
     >>> build = Builder(Box(x=(-1, 1), y=(0, 2)))
@@ -55,7 +55,7 @@ class Program:
     output_shape: tuple[int, ...]
     output_rows: Rows
     source: str
-    sites: tuple[str, ...]
+    labels: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or not self.ops or not isinstance(self.ops[0], Input):
@@ -67,15 +67,15 @@ class Program:
                 f"the input has {self.tokens} tokens of width {self.ops[0].width}, "
                 f"but the box has {self.box.dim} entries"
             )
-        if len(self.sites) != len(self.ops):
-            raise ArgumentError(f"the program has {len(self.ops)} operations and {len(self.sites)} sites")
+        if len(self.labels) != len(self.ops):
+            raise ArgumentError(f"the program has {len(self.ops)} operations and {len(self.labels)} labels")
         for i, op in enumerate(self.ops):
             late = [j for j in op.inputs if not 0 <= j < i]
             if late:
                 raise ArgumentError(f"operation {i} ({op.word}) reads value {late[0]}, which is not defined before it")
             problem = op.problem(self.tokens, tuple(self.ops[j].width for j in op.inputs))
             if problem:
-                raise ArgumentError(f"operation {i} ({op.word}, {self.sites[i]!r}) does not fit: {problem}")
+                raise ArgumentError(f"operation {i} ({op.word}, {self.labels[i]!r}) does not fit: {problem}")
         if not 0 <= self.output < len(self.ops):
             raise ArgumentError(f"the output is value {self.output}, but there are {len(self.ops)} values")
         if self.output_rows not in ("all", "first"):
@@ -99,7 +99,7 @@ class Program:
     def __str__(self) -> str:
         rows = [f"  %{i} = {_text(op)}" for i, op in enumerate(self.ops)]
         column = max(30, *(len(row) for row in rows if len(row) < 60))
-        lines = [f"{row:<{column}} # {site}" if site else row for row, site in zip(rows, self.sites, strict=True)]
+        lines = [f"{row:<{column}} # {label}" if label else row for row, label in zip(rows, self.labels, strict=True)]
         rest = "" if self.output_rows == "all" else " (first row)"
         shape = f" : {'x'.join(map(str, self.output_shape))}" if self.output_shape else ""
         plural = "" if self.tokens == 1 else "s"
@@ -121,7 +121,7 @@ class Program:
 
 
 def _text(op: Op) -> str:
-    """One operation as text, without its index and site."""
+    """One operation as text, without its index and label."""
     reads = " ".join(f"%{i}" for i in op.inputs)
     match op:
         case Input():
@@ -161,59 +161,59 @@ class Builder:
             raise ArgumentError(f"a box of {box.dim} entries cannot be laid out as {tokens} tokens")
         self.box, self.tokens = box, tokens
         self.ops: list[Op] = []
-        self.sites: list[str] = []
+        self.labels: list[str] = []
         self._index: dict[Op, int] = {}
         self.input = self.add(Input(box.dim // tokens))
 
-    def add(self, op: Op, site: str = "") -> int:
+    def add(self, op: Op, label: str = "") -> int:
         """The index of an operation, the old one if an equal operation is there already."""
         found = self._index.get(op)
         if found is None:
             found = self._index[op] = len(self.ops)
             self.ops.append(op)
-            self.sites.append(site)
+            self.labels.append(label)
         return found
 
     def width(self, i: int) -> int:
         return self.ops[i].width
 
-    def constant(self, value: npt.ArrayLike, site: str = "") -> int:
+    def constant(self, value: npt.ArrayLike, label: str = "") -> int:
         """A constant; a number or a row is repeated for every token."""
         array = np.asarray(value, dtype=np.float64)
         if array.ndim < 2:
             array = np.tile(array.reshape(1, -1), (self.tokens, 1))
-        return self.add(Constant(array), site)
+        return self.add(Constant(array), label)
 
-    def column(self, j: int, site: str | None = None) -> int:
+    def column(self, j: int, label: str | None = None) -> int:
         """Column j of the input as a value of width 1; the input itself when it has only that column."""
-        name = site if site is not None else (self.box.names[j] if self.box.names else f"x{j}")
+        name = label if label is not None else (self.box.names[j] if self.box.names else f"x{j}")
         if self.width(self.input) == 1:
-            self.sites[self.input] = self.sites[self.input] or name
+            self.labels[self.input] = self.labels[self.input] or name
             return self.input
         pick = np.zeros((self.width(self.input), 1))
         pick[j] = 1.0
         return self.add(Linear((self.input,), (pick,), np.zeros(1)), name)
 
-    def linear(self, terms: list[tuple[int, npt.ArrayLike]], bias: npt.ArrayLike, site: str = "") -> int:
+    def linear(self, terms: list[tuple[int, npt.ArrayLike]], bias: npt.ArrayLike, label: str = "") -> int:
         """sum of value_i @ weight_i + bias for the pairs (i, weight)."""
-        return self.add(Linear(tuple(i for i, _ in terms), tuple(w for _, w in terms), bias), site)
+        return self.add(Linear(tuple(i for i, _ in terms), tuple(w for _, w in terms), bias), label)
 
-    def combination(self, terms: list[tuple[int, float]], bias: float = 0.0, site: str = "") -> int:
+    def combination(self, terms: list[tuple[int, float]], bias: float = 0.0, label: str = "") -> int:
         """A linear combination of values of equal width with numbers as coefficients, plus a number."""
         width = self.width(terms[0][0])
-        return self.linear([(i, c * np.eye(width)) for i, c in terms], np.full(width, bias), site)
+        return self.linear([(i, c * np.eye(width)) for i, c in terms], np.full(width, bias), label)
 
-    def mix(self, i: int, matrix: npt.ArrayLike, site: str = "") -> int:
-        return self.add(Mix(i, matrix, self.width(i)), site)
+    def mix(self, i: int, matrix: npt.ArrayLike, label: str = "") -> int:
+        return self.add(Mix(i, matrix, self.width(i)), label)
 
-    def apply(self, i: int, function: str | Univariate, site: str = "") -> int:
-        return self.add(Apply(i, function, self.width(i)), site)
+    def apply(self, i: int, function: str | Univariate, label: str = "") -> int:
+        return self.add(Apply(i, function, self.width(i)), label)
 
-    def product(self, i: int, j: int, site: str = "") -> int:
-        return self.add(Product(i, j, self.width(i)), site)
+    def product(self, i: int, j: int, label: str = "") -> int:
+        return self.add(Product(i, j, self.width(i)), label)
 
-    def softmax(self, i: int, site: str = "") -> int:
-        return self.add(Softmax(i, self.width(i)), site)
+    def softmax(self, i: int, label: str = "") -> int:
+        return self.add(Softmax(i, self.width(i)), label)
 
     def attention(
         self,
@@ -223,15 +223,15 @@ class Builder:
         scale: float = 1.0,
         causal: bool = False,
         mask: npt.ArrayLike | None = None,
-        site: str = "",
+        label: str = "",
     ) -> int:
-        return self.add(Attention(query, key, value, self.width(value), scale, causal, mask), site)
+        return self.add(Attention(query, key, value, self.width(value), scale, causal, mask), label)
 
-    def normalise(self, i: int, eps: float = 1e-5, centred: bool = True, site: str = "") -> int:
-        return self.add(Normalise(i, self.width(i), eps, centred), site)
+    def normalise(self, i: int, eps: float = 1e-5, centred: bool = True, label: str = "") -> int:
+        return self.add(Normalise(i, self.width(i), eps, centred), label)
 
-    def max_tokens(self, i: int, site: str = "") -> int:
-        return self.add(MaxTokens(i, self.width(i)), site)
+    def max_tokens(self, i: int, label: str = "") -> int:
+        return self.add(MaxTokens(i, self.width(i)), label)
 
     def program(
         self, output: int, source: str, output_shape: tuple[int, ...] | None = None, output_rows: Rows = "all"
@@ -241,11 +241,11 @@ class Builder:
         if shape is None:
             rows = self.tokens if output_rows == "all" else 1
             shape = () if rows * self.width(output) == 1 else (rows, self.width(output))
-        ops, sites, renamed = live(self.ops, self.sites, output)
-        return Program(self.box, self.tokens, ops, renamed, shape, output_rows, source, sites)
+        ops, labels, renamed = live(self.ops, self.labels, output)
+        return Program(self.box, self.tokens, ops, renamed, shape, output_rows, source, labels)
 
 
-def live(ops: list[Op], sites: list[str], output: int) -> tuple[tuple[Op, ...], tuple[str, ...], int]:
+def live(ops: list[Op], labels: list[str], output: int) -> tuple[tuple[Op, ...], tuple[str, ...], int]:
     """The operations that the output needs (and the input), renumbered."""
     needed = {0, output}
     for i in range(output, -1, -1):
@@ -253,7 +253,7 @@ def live(ops: list[Op], sites: list[str], output: int) -> tuple[tuple[Op, ...], 
             needed.update(ops[i].inputs)
     order = sorted(needed)
     new = {old: i for i, old in enumerate(order)}
-    return tuple(ops[i].renamed(new) for i in order), tuple(sites[i] for i in order), new[output]
+    return tuple(ops[i].renamed(new) for i in order), tuple(labels[i] for i in order), new[output]
 
 
 FORMAT = 1
@@ -273,7 +273,7 @@ def program_to_json(program: Program) -> tuple[dict[str, Any], dict[str, Array]]
         "output_shape": list(program.output_shape),
         "output_rows": program.output_rows,
         "source": program.source,
-        "sites": list(program.sites),
+        "sites": list(program.labels),
     }
     return header, arrays
 

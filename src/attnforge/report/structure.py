@@ -81,7 +81,7 @@ def structure(net: CompiledNetwork) -> Structure:
                     number=site.op,
                     layer=index + 1,
                     family=site.family,
-                    name=net.program.sites[site.op] or f"%{site.op}",
+                    name=net.program.labels[site.op] or f"%{site.op}",
                     operation=_operation(op),
                     heads=sum(len(each.tables["W_Q"]) for each in heads),
                     anchors=rule.anchors(heads),

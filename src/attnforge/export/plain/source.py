@@ -92,7 +92,7 @@ def _compiled(net: CompiledNetwork, tokens: int | None) -> Source:
     names = program.box.names if program.tokens == 1 and program.box.names else None
     inputs = tuple(names or (f"input[{c}]" if width > 1 else "input" for c in range(width)))
     constants = [
-        f"{program.sites[i] or 'constant'}[{c}]"
+        f"{program.labels[i] or 'constant'}[{c}]"
         for i, op in enumerate(program.ops) if isinstance(op, Constant) for c in range(op.width)
     ]  # fmt: skip
     found: list[tuple[tuple[int, int], ...]] = []
@@ -128,7 +128,7 @@ def column_name(layout: Layout, value: int, channel: int) -> str:
     if isinstance(op, Input):
         named = program.box.names if program.tokens == 1 else None
         return named[channel] if named else f"input[{channel}]" if op.width > 1 else "input"
-    name = program.sites[value] or f"%{value} {op.word}"
+    name = program.labels[value] or f"%{value} {op.word}"
     return f"{name}[{channel}]" if op.width > 1 else name
 
 

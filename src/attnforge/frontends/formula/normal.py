@@ -1,22 +1,17 @@
-"""On which single scalar does an expression depend? (fusion, mathematics H1, item 2)
+"""From expressions to a program of few operations (mathematics H1, items 1, 2 and 9).
 
-The cut of a node is the deepest expression s such that the node is a function of s alone: a variable, a linear form
-up to scale and offset, a monomial up to a power. sin(2x + 2y) + cos(x + y) depends on x + y only, and
-1/sqrt(1 - v**2/c**2) on v/c only. A node that mixes several scalars is its own cut.
+*Cuts*: on which single scalar does an expression depend? The cut of a node is the deepest expression s such that the
+node is a function of s alone: a variable, a linear form up to scale and offset, a monomial up to a power.
+sin(2x + 2y) + cos(x + y) depends on x + y only, and 1/sqrt(1 - v**2/c**2) on v/c only. A node that mixes several
+scalars is its own cut.
 
-Sums arranged to need few products (mathematics H1, item 9): squares, differences of squares, common factors.
-
-Affine forms over the values of a program under construction: affine operations are merged, not emitted singly.
-
-From expressions to a program of few operations (mathematics H1, items 1, 2 and 9).
-
-- Affine parts are merged into the operations that read them.
 - Fusion: what depends on one scalar becomes one application of a composite function.
 - Monomials are grouped by scalar, factors of one exponent share one power, and the rest is multiplied in balance.
-- Sums take out perfect squares, differences of squares and common factors.
+- Sums take out perfect squares, differences of squares and common factors, so that they need few products.
+- Affine parts are merged, exactly, into the operations that read them; none is emitted singly.
 
-Styles: "product" as above; "log" writes monomials of three and more positive factors as exp(sum of logarithms); "plain"
-fuses nothing beyond the functions of the registry.
+Writings: "product" as above; "log" writes monomials of three and more positive factors as exp(sum of logarithms);
+"plain" fuses nothing beyond the functions of the registry.
 """
 
 from __future__ import annotations
@@ -146,10 +141,10 @@ def _content(exponents: list[Fraction]) -> Fraction:
 
 
 _MOST_TERMS = 300  # a longer sum is taken as it is: the search for factors is quadratic in its length
-Weighted = list[tuple[Expr, Fraction]]
+Factors = list[tuple[Expr, Fraction]]
 
 
-def arranged(graph: Graph, cuts: Cuts, terms: Sequence[tuple[Expr, Fraction]], known: Container[Expr]) -> Weighted:
+def arranged(graph: Graph, cuts: Cuts, terms: Sequence[tuple[Expr, Fraction]], known: Container[Expr]) -> Factors:
     """Terms with the same sum that cost fewer products; what is `known` costs nothing already and stays."""
     if len(terms) > _MOST_TERMS:
         return list(terms)
@@ -158,11 +153,11 @@ def arranged(graph: Graph, cuts: Cuts, terms: Sequence[tuple[Expr, Fraction]], k
     return kept + common_factors(graph, cuts, squares(graph, cuts, loose))
 
 
-def squares(graph: Graph, cuts: Cuts, terms: Weighted) -> Weighted:
+def squares(graph: Graph, cuts: Cuts, terms: Factors) -> Factors:
     """a u^2 + b u v + c v^2 with b^2 = 4ac as one square; a u^2 - c v^2 as one product of linear forms."""
     rest = dict(terms)
     single = {base: term for term, _ in terms if (base := _squared(graph, cuts, term)) is not None}
-    out: Weighted = []
+    out: Factors = []
     for term, d in terms:
         if not isinstance(term, Monomial) or [p for _, p in term.factors] != [1, 1]:
             continue
@@ -208,7 +203,7 @@ def _root(x: Fraction) -> Fraction | None:
     return root if root * root == x else None
 
 
-def common_factors(graph: Graph, cuts: Cuts, terms: Weighted) -> Weighted:
+def common_factors(graph: Graph, cuts: Cuts, terms: Factors) -> Factors:
     """x*y + x*z as x*(y + z), the most frequent factor first; factors of one scalar count as one."""
     rest = list(terms)
     groups: dict[Expr, list[Expr]] = {}
@@ -257,14 +252,14 @@ class Emitter:
         self.build = Builder(box)
         self.depth: dict[int, int] = {0: 0}
 
-    def value(self, form: Combination, site: str) -> int:
+    def value(self, form: Combination, label: str) -> int:
         """The index of a value that equals the combination."""
         if not form.weight:
-            return self._settle(self.build.constant([float(form.bias)], site))
+            return self._settle(self.build.constant([float(form.bias)], label))
         ((i, c), weight), *more = form.weight.items()
         if not more and weight == 1 and not form.bias:
             return self._settle(i or self.build.column(c))
-        return self._settle(self.build.linear(self._weights([form]), [float(form.bias)], site))
+        return self._settle(self.build.linear(self._weights([form]), [float(form.bias)], label))
 
     def _weights(self, forms: list[Combination]) -> list[tuple[int, npt.ArrayLike]]:
         """For every value that the combinations read, the matrix of coefficients with one column for each of them."""
@@ -276,11 +271,11 @@ class Emitter:
                 out[i][c, k] = float(weight)
         return list(out.items())
 
-    def apply(self, form: Combination, function: Univariate, site: str, argument: str) -> Combination:
-        return self._result(self.build.apply(self.value(form, argument), function, site))
+    def apply(self, form: Combination, function: Univariate, label: str, argument: str) -> Combination:
+        return self._result(self.build.apply(self.value(form, argument), function, label))
 
-    def product(self, left: int, right: int, site: str) -> Combination:
-        return self._result(self.build.product(min(left, right), max(left, right), site))
+    def product(self, left: int, right: int, label: str) -> Combination:
+        return self._result(self.build.product(min(left, right), max(left, right), label))
 
     def _result(self, i: int) -> Combination:
         return Affine({(self._settle(i), 0): _ONE}, Fraction(0))
@@ -292,9 +287,9 @@ class Emitter:
             self.depth[i] = below + (0 if isinstance(op, (Input, Constant, Linear)) else 1)
         return i
 
-    def program(self, forms: list[Combination], sites: list[str], source: str, several: bool) -> Program:
+    def program(self, forms: list[Combination], labels: list[str], source: str, several: bool) -> Program:
         if not several:
-            return self.build.program(self.value(forms[0], sites[0]), source, ())
+            return self.build.program(self.value(forms[0], labels[0]), source, ())
         weights = self._weights(forms)
         bias = np.array([float(form.bias) for form in forms])
         output = self.build.linear(weights, bias, "outputs") if weights else self.build.constant(bias, "outputs")
@@ -306,23 +301,23 @@ def applies(program: Program) -> list[str]:
     return [op.function.name for op in program.ops if isinstance(op, Apply)]
 
 
-Style = Literal["product", "log", "plain"]
-STYLES: tuple[Style, ...] = get_args(Style)
+Writing = Literal["product", "log", "plain"]
+WRITINGS: tuple[Writing, ...] = get_args(Writing)
 #: Composites that have a name in the registry, and heads of their own.
 _KNOWN = {"y*sigmoid(y)": "silu", "y*tanh(softplus(y))": "mish"}
 
 
-def lower(
-    graph: Graph, roots: Sequence[Expr], box: Box, source: str, several: bool = False, style: Style = "product"
+def written(
+    graph: Graph, roots: Sequence[Expr], box: Box, source: str, several: bool = False, writing: Writing = "product"
 ) -> Program:
     """The program that computes the expressions; `several` outputs make a last dimension."""
-    if style not in STYLES:
-        raise ArgumentError(f"style is one of {', '.join(STYLES)}, not {style!r}")
-    if style == "log":
+    if writing not in WRITINGS:
+        raise ArgumentError(f"writing is one of {', '.join(WRITINGS)}, not {writing!r}")
+    if writing == "log":
         roots = with_logarithms(graph, roots)
-    lowering = _Lowering(graph, box, fuse=style != "plain")
-    forms = [lowering.form(root) for root in roots]
-    return lowering.emit.program(forms, [root.short() for root in roots], source, several)
+    writer = _Writer(graph, box, fuse=writing != "plain")
+    forms = [writer.form(root) for root in roots]
+    return writer.emit.program(forms, [root.short() for root in roots], source, several)
 
 
 def with_logarithms(graph: Graph, roots: Sequence[Expr]) -> list[Expr]:
@@ -340,7 +335,7 @@ def with_logarithms(graph: Graph, roots: Sequence[Expr]) -> list[Expr]:
     return rebuilt(graph, roots, rewrite=rewrite)
 
 
-class _Lowering:
+class _Writer:
     def __init__(self, graph: Graph, box: Box, fuse: bool):
         self.graph, self.fuse = graph, fuse
         self.emit, self.cuts = Emitter(box), Cuts(graph)

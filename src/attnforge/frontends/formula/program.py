@@ -20,7 +20,7 @@ from ...expressions.grammar import read
 from ...expressions.special import ALIASES
 from ...programs.program import Program
 from .defined import refuse_undefined
-from .normal import Style, lower
+from .normal import Writing, written
 
 _NAMES = {"Abs": "abs", "Max": "max", "Min": "min", "LambertW": "", "loggamma": ""}
 
@@ -78,17 +78,17 @@ def _node(node: Any, graph: Graph, arguments: list[Expr]) -> Expr | None:
     return None
 
 
-Formula = str | Sequence[Any] | Callable[..., Any] | Any
+FormulaLike = str | Sequence[Any] | Callable[..., Any] | Any
 
 
-def lower_formula(target: Formula, box: Box, style: Style = "product") -> Program:
+def capture_formula(target: FormulaLike, box: Box, writing: Writing = "product") -> Program:
     """The program of a formula on a box with named intervals.
 
     `target` is a string, a sympy expression, a callable of the box's variables, or a list of these (then the output has
     a last dimension). Nothing in a string is ever run as code. Constants are folded exactly and
     rounded to float64 once.
 
-    >>> print(lower_formula("exp(-x**2)/y + 2*x", Box(x=(-1, 1), y=(0.5, 2))))
+    >>> print(capture_formula("exp(-x**2)/y + 2*x", Box(x=(-1, 1), y=(0.5, 2))))
     program of 1 token: exp(-x**2)/y + 2*x
       %0 = input : 2
       %1 = linear %0 [2x1]           # x
@@ -106,10 +106,10 @@ def lower_formula(target: Formula, box: Box, style: Style = "product") -> Progra
     graph = Graph(dict(zip(box.names, wide.intervals(), strict=True)))
     roots, source, several = expressions(target, graph, box)
     refuse_undefined(graph, roots, box)
-    return lower(graph, roots, box, source, several, style)
+    return written(graph, roots, box, source, several, writing)
 
 
-def expressions(target: Formula, graph: Graph, box: Box) -> tuple[list[Expr], str, bool]:
+def expressions(target: FormulaLike, graph: Graph, box: Box) -> tuple[list[Expr], str, bool]:
     """The expressions that a target stands for, a text that describes it, and whether there are several outputs."""
     names = box.names or ()
     parts = list(target) if isinstance(target, (list, tuple)) else [target]

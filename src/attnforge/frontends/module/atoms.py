@@ -39,7 +39,7 @@ LARGEST = 2**27
 
 
 class Refusal(Exception):
-    """The operation at hand cannot be lowered; the message says why."""
+    """The operation at hand cannot be captured; the message says why."""
 
 
 class BatchRefusal(Refusal):
@@ -60,7 +60,7 @@ class Tape:
     def __init__(self, box: Box, tokens: int, batch: int):
         self.build = Builder(box, tokens)
         self.tokens, self.batch = tokens, batch
-        self.site = ""
+        self.label = ""
         self._owner = np.array([-1])
         self._column = np.array([0])
         self._number = np.array([0.0])
@@ -168,7 +168,7 @@ class Tape:
         out[~live] = self.constants(total.reshape(-1)[~live])  # what cancels is a number
         if live.any():
             kept = [(value, full[:, live]) for value, full in sources]
-            out[live] = self.register(self.build.linear(list(kept), total.reshape(-1)[live], self.site))
+            out[live] = self.register(self.build.linear(list(kept), total.reshape(-1)[live], self.label))
         return out.reshape(patterns, columns)
 
     def columns(self, slots: Ints) -> int:
@@ -178,7 +178,7 @@ class Tape:
         if value >= 0 and np.array_equal(slots, self.register(value)):
             return value
         if (owner < 0).all():
-            return self.build.constant(self._number[slots], self.site)
+            return self.build.constant(self._number[slots], self.label)
         return self._gathered(slots)
 
     def _gathered(self, slots: Ints) -> int:
@@ -193,7 +193,7 @@ class Tape:
         bias = np.where(owner < 0, self._number[slots], 0.0)
         if not np.isfinite(bias).all():
             raise Refusal("it uses infinite constants together with data")
-        return self.build.linear(list(terms), bias, self.site)
+        return self.build.linear(list(terms), bias, self.label)
 
     def apply_slots(self, slots: Ints, function: str | Univariate) -> Ints:
         """The slots of a function of each of these slots."""
@@ -202,7 +202,7 @@ class Tape:
         if fixed.any():
             out[fixed] = self.constants(fn(torch.from_numpy(self._number[slots[fixed]])).numpy())
         if not fixed.all():
-            value = self.build.apply(self.columns(slots[~fixed]), fn, self.site)
+            value = self.build.apply(self.columns(slots[~fixed]), fn, self.label)
             out[~fixed] = self.register(value)
         return out
 
@@ -213,7 +213,7 @@ class Tape:
             out[same] = self.apply_slots(left[same], "square")
         if not same.all():
             factors = self.columns(left[~same]), self.columns(right[~same])
-            out[~same] = self.register(self.build.product(*factors, self.site))
+            out[~same] = self.register(self.build.product(*factors, self.label))
         return out
 
 
@@ -228,7 +228,7 @@ def unique_rows(rows: Ints) -> tuple[Ints, Ints]:
 
 def mix(tape: Tape, slots: Ints, matrix: Array) -> Ints:
     """The slots after mixing the tokens of these (distinct) slots with a matrix."""
-    return tape.register(tape.build.mix(tape.columns(slots), matrix, tape.site))
+    return tape.register(tape.build.mix(tape.columns(slots), matrix, tape.label))
 
 
 def broadcast(tape: Tape, parts: Parts) -> Parts:
@@ -441,7 +441,7 @@ def _affine_data(tape: Tape, ids: Tensor, factor: Array, shift: Array) -> Tensor
         offsets = np.full((len(keys), tape.tokens), np.nan)
         offsets[key, parts.token - 1] = shift
         offsets = np.where(np.isnan(offsets), np.nanmax(offsets, axis=1)[:, None], offsets)
-        constant = tape.register(tape.build.constant(offsets.T, tape.site))
+        constant = tape.register(tape.build.constant(offsets.T, tape.label))
         pattern = np.stack([keys[:, 0], constant], 1)
         weight = np.stack([keys[:, 1].copy().view(np.float64), np.ones(len(keys))], 1)[:, :, None]
         slots = tape.linear(pattern, weight)[:, 0][key]

@@ -22,7 +22,7 @@ from .atoms import Ints, Parts, Refusal, Tape, affine, contract, multiply, uniqu
 HIDDEN = -1e8
 
 
-class Pair(NamedTuple):
+class QueryKey(NamedTuple):
     """Queries and keys of one head, as slots."""
 
     query: tuple[int, ...]
@@ -33,7 +33,7 @@ class Pair(NamedTuple):
 class Head:
     """One softmax over tokens: softmax(scale query key^T + mask)."""
 
-    pair: Pair
+    pair: QueryKey
     scale: float
     mask: Array
 
@@ -45,7 +45,7 @@ class Head:
         mask = None if is_causal or not self.mask.any() else self.mask
         value = tape.columns(slots)
         return tape.register(
-            tape.build.attention(query, key, value, self.scale, is_causal, mask, site=tape.site)
+            tape.build.attention(query, key, value, self.scale, is_causal, mask, label=tape.label)
         )
 
 
@@ -62,7 +62,7 @@ class Codes(NamedTuple):
 class Scores:
     """scale * (product of queries and keys) + bias, entry by entry; `codes` says which product."""
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[QueryKey, ...]
     codes: Tensor
     scale: Tensor
     bias: Tensor
@@ -118,7 +118,7 @@ def scores(tape: Tape, left: Tensor, right: Tensor) -> Scores:
     row_kind, column_kind = kind[:split].reshape(row_token.shape), kind[split:].reshape(column_token.shape)
     both = np.broadcast_arrays(row_kind[:, :, None], column_kind[:, None, :])
     combos, which = unique_rows(np.stack([b.reshape(-1) for b in both], 1))
-    pairs = tuple(Pair(tuple(patterns[i].tolist()), tuple(patterns[j].tolist())) for i, j in combos)
+    pairs = tuple(QueryKey(tuple(patterns[i].tolist()), tuple(patterns[j].tolist())) for i, j in combos)
     points = np.stack(
         np.broadcast_arrays(tape.one_point(rows.point)[:, :, None], tape.one_point(columns.point)[:, None, :]), -1
     )
@@ -139,7 +139,7 @@ def token_scores(tape: Tape, parts: Parts) -> Scores:
         raise Refusal("it runs over numbers of different tokens and channels at once")
     slots, which = np.unique(parts.slot, return_inverse=True)
     one = int(tape.constants(np.ones(1))[0])
-    pairs = tuple(Pair((one,), (slot,)) for slot in slots.tolist())
+    pairs = tuple(QueryKey((one,), (slot,)) for slot in slots.tolist())
     shape = parts.slot.shape
     codes = encode(tape, Codes(which.reshape(shape), np.zeros(shape, dtype=np.int64), parts.token, parts.point))
     ones = torch.ones(shape, dtype=torch.float64)
@@ -180,7 +180,7 @@ def softmax(tape: Tape, s: Scores) -> Weights:
     return Weights(heads, encode(tape, out))
 
 
-def _heads(tape: Tape, pairs: tuple[Pair, ...], kinds: Ints, swapped: bool) -> tuple[tuple[Head, ...], Ints]:
+def _heads(tape: Tape, pairs: tuple[QueryKey, ...], kinds: Ints, swapped: bool) -> tuple[tuple[Head, ...], Ints]:
     """Rows of softmaxes (pair, query's token, scale, mask) gathered into heads; for each row the number of its head."""
     found: dict[tuple[int, int, bool, int], dict[int, Array]] = {}
     order: dict[tuple[int, int, bool, int], int] = {}
@@ -197,7 +197,7 @@ def _heads(tape: Tape, pairs: tuple[Pair, ...], kinds: Ints, swapped: bool) -> t
         for query, row in rows.items():
             mask[slice(None) if query == 0 else query - 1] = row
         chosen = pairs[pair]
-        ordered = Pair(chosen.key, chosen.query) if swapped else chosen
+        ordered = QueryKey(chosen.key, chosen.query) if swapped else chosen
         heads.append(Head(ordered, float(np.array(scale).view(np.float64)), mask))
     return tuple(heads), number
 
@@ -237,7 +237,7 @@ def entries(tape: Tape, w: Weights) -> Tensor:
     codes, live = decode(tape, w.codes), w.codes.numpy() > 0
     slots = np.zeros_like(codes.which)
     for h in np.unique(codes.which[live]).tolist():
-        positions = tape.register(tape.build.constant(np.eye(tape.tokens), tape.site))
+        positions = tape.register(tape.build.constant(np.eye(tape.tokens), tape.label))
         here = live & (codes.which == h)
         slots[here] = w.heads[h].value(tape, positions)[codes.key[here] - 1]
     return tape.pack(slots, codes.query, codes.point)

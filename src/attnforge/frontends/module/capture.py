@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ...box import Box
-from ...census.graph import Trace, _foreign, _place, _Places
+from ...census.graph import SourceLines, Trace, is_foreign, shown_place
 from ...census.graph import capture as export_graph
 from ...errors import ArgumentError, PurityError, UnsupportedOperation
 from ...programs.interpret import every_value, values
@@ -183,9 +184,11 @@ def exported(net: nn.Module, examples: tuple[Tensor, ...]) -> Captured:
 
 
 def _places(trace: Trace) -> Places:
+    own = "/".join(Path(__file__).parts[-3:])  # the frame that calls a function of the user
+
     def source(node: Node) -> str:
         place = trace.source(node)
-        return "" if "frontends/graph/capture.py:" in place else place  # a builtin function has no line of its own
+        return "" if f"{own}:" in place else place  # a builtin function has no line of its own
 
     return Places(source, lambda node: trace.module(node).removeprefix("used").removeprefix("."))
 
@@ -215,7 +218,7 @@ def traced(net: nn.Module, examples: tuple[Tensor, ...]) -> Captured:
 
     try:
         with fx_traceback.preserve_node_meta():
-            with _Places():
+            with SourceLines():
                 raw = make_fx(lambda *tensors: net(*tensors), tracing_mode="real")(*examples)
             # Once more, without operators that write into tensors.
             pure = torch.func.functionalize(lambda *tensors: Interpreter(raw).run(*tensors))
@@ -244,8 +247,8 @@ def _outputs(net: nn.Module, count: int) -> str:
 def _explained(net: nn.Module, error: Exception) -> Exception:
     """The error for the user, with the line of the target where it arose."""
     frames = [(f.filename, f.lineno or 0, f.line or "") for f in traceback.extract_tb(error.__traceback__)]
-    own = [frame for frame in frames if not _foreign(frame[0]) and frame[0] != __file__]
-    place = f"\n      {_place(own)}" if own else ""
+    own = [frame for frame in frames if not is_foreign(frame[0]) and frame[0] != __file__]
+    place = f"\n      {shown_place(own)}" if own else ""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     kinds = " ".join(base.__name__ for base in type(error).__mro__)
     hints = ("data-dependent", "unbacked", "value out of a tracing tensor")
@@ -297,7 +300,7 @@ BATCH, CHECKED = 2, 64
 
 
 @dataclass(frozen=True)
-class Reading:
+class Convention:
     """How the target takes its input: a batch of points, or one point at a time."""
 
     net: nn.Module
@@ -324,7 +327,7 @@ def join(program: Program, *tensors: Tensor) -> Tensor:
     return joined.reshape(-1, *program.box.shape)
 
 
-def difference(program: Program, reading: Reading) -> Exception | None:
+def difference(program: Program, reading: Convention) -> Exception | None:
     """What the program and the target disagree about, at random points of the box; None when they agree."""
     for count in (CHECKED, BATCH):
         points = tuple(box.sample(count, seed=100 + i) for i, box in enumerate(reading.boxes))
@@ -345,11 +348,11 @@ def difference(program: Program, reading: Reading) -> Exception | None:
         if not torch.equal(torch.nan_to_num(reading.truth(points)), torch.nan_to_num(truth)):
             return ArgumentError(f"{describe(reading.net)} gives other numbers when it is called again")
     return AssertionError(
-        f"the program lowered from {describe(reading.net)} differs from it by {gap:.3g}: this is a mistake in attnforge"
+        f"the program of {describe(reading.net)} differs from it by {gap:.3g}: this is a mistake in attnforge"
     )
 
 
-def unfaithful(captured: Captured, reading: Reading) -> Exception | None:
+def unfaithful(captured: Captured, reading: Convention) -> Exception | None:
     """An error if even the captured graph does not do what the target does: something happens outside of torch."""
     points = reading.examples(torch.float64, seed=200)
     try:

@@ -1,4 +1,4 @@
-"""The front end for functions of tensors and PyTorch modules: `lower_module` turns one into a `Program`.
+"""The front end for functions of tensors and PyTorch modules: `capture_module` turns one into a `Program`.
 
 The target is captured on a small batch of points and then executed on symbols. Programs of one token treat the input as
 one vector; where the input has shape (tokens, channels), a program that keeps the tokens apart is tried as well.
@@ -22,8 +22,8 @@ from .capture import (
     BATCH,
     Captured,
     CaptureError,
+    Convention,
     FunctionModule,
-    Reading,
     describe,
     difference,
     evaluation,
@@ -35,19 +35,19 @@ from .capture import (
 from .handlers import supported_operations
 from .simplify import simplify
 from .values import Atoms, Unknown, atoms
-from .walk import Problem, Walk
+from .walk import Execution, Obstacle
 
-__all__ = ["join", "lower_module", "supported_operations"]
+__all__ = ["capture_module", "join", "supported_operations"]
 
 
-def lower_module(target: nn.Module | Callable[..., Tensor], boxes: Box | tuple[Box, ...]) -> Program:
+def capture_module(target: nn.Module | Callable[..., Tensor], boxes: Box | tuple[Box, ...]) -> Program:
     """The program that computes what a module or function of tensors does, on the box of its input.
 
     The target gets a batch of points, batch dimension first; a function that cannot treat a batch point by point gets
     one point at a time. Several boxes mean several arguments; `join` lays their tensors out for the program. What
-    cannot be lowered is listed in one `UnsupportedOperation`, with source lines.
+    cannot be captured is listed in one `UnsupportedOperation`, with source lines.
 
-    >>> print(lower_module(lambda x: torch.tanh(2 * x + 1), Box.cube(-1, 1, shape=3)))
+    >>> print(capture_module(lambda x: torch.tanh(2 * x + 1), Box.cube(-1, 1, shape=3)))
     program of 1 token: <lambda>
       %0 = input : 3
       %1 = linear %0 [3x3]         # add...
@@ -64,7 +64,7 @@ def lower_module(target: nn.Module | Callable[..., Tensor], boxes: Box | tuple[B
     with evaluation(net):
         for batch in (BATCH, None):
             try:
-                return _lowered(Reading(net, boxes, batch))
+                return _written(Convention(net, boxes, batch))
             except _Failure as problem:
                 failure = failure if failure and problem.weak else problem.error
                 if not problem.retry:
@@ -81,7 +81,7 @@ class _Failure(Exception):
         self.error, self.retry, self.weak = error, retry, weak
 
 
-def _lowered(reading: Reading) -> Program:
+def _written(reading: Convention) -> Program:
     """By torch.export; by a trace where export fails or what it gave is not the target."""
     problem: _Failure | None = None
     for capture in (exported, traced):
@@ -99,7 +99,7 @@ def _lowered(reading: Reading) -> Program:
     raise problem
 
 
-def _captured(capture: Callable[[nn.Module, tuple[Tensor, ...]], Captured], reading: Reading) -> Captured:
+def _captured(capture: Callable[[nn.Module, tuple[Tensor, ...]], Captured], reading: Convention) -> Captured:
     """In the dtype of the target's parameters; in float64 where its own constants ask for that."""
     own = next((p.dtype for p in reading.net.parameters() if p.is_floating_point()), torch.get_default_dtype())
     try:
@@ -110,7 +110,7 @@ def _captured(capture: Callable[[nn.Module, tuple[Tensor, ...]], Captured], read
         return capture(reading.net, reading.examples(torch.float64))
 
 
-def _best(captured: Captured, reading: Reading) -> Program:
+def _best(captured: Captured, reading: Convention) -> Program:
     """The cheaper one of the programs with and without tokens."""
     attempts = []
     for tokens in _layouts(reading.boxes):
@@ -166,10 +166,10 @@ def _cost(program: Program) -> int:
     return heads + 4 * layers[program.output]
 
 
-def _attempt(captured: Captured, reading: Reading, tokens: int) -> tuple[Program | None, list[Problem]]:
+def _attempt(captured: Captured, reading: Convention, tokens: int) -> tuple[Program | None, list[Obstacle]]:
     """The program with this many tokens, or why there is none."""
     tape = Tape(_joined(reading.boxes), tokens, reading.batch or 1)
-    walk = Walk(tape, captured.places)
+    walk = Execution(tape, captured.places)
     bound: dict[str, Any] = dict(captured.constants)
     bound |= dict(zip(captured.inputs, _inputs(tape, reading), strict=True))
     wanted = [captured.output, *captured.stored]
@@ -177,7 +177,7 @@ def _attempt(captured: Captured, reading: Reading, tokens: int) -> tuple[Program
     problems = list(walk.problems)
     for node in captured.stored:
         where = captured.places.source(node), captured.places.module(node)
-        problems.append(Problem(str(node), "its result is kept for the next call: the target has a state", *where))
+        problems.append(Obstacle(str(node), "its result is kept for the next call: the target has a state", *where))
     if problems or isinstance(result, Unknown):
         return None, problems
     try:
@@ -185,12 +185,12 @@ def _attempt(captured: Captured, reading: Reading, tokens: int) -> tuple[Program
         output, rows = _output(tape, ids)
     except Refusal as refusal:
         why, batch = str(refusal), isinstance(refusal, BatchRefusal)
-        return None, [Problem("the output", why, captured.places.source(captured.output), batch=batch)]
+        return None, [Obstacle("the output", why, captured.places.source(captured.output), batch=batch)]
     build, output = simplify(tape.build, output)
     return build.program(output, describe(reading.net), tuple(ids.shape), rows), []
 
 
-def _inputs(tape: Tape, reading: Reading) -> list[Atoms]:
+def _inputs(tape: Tape, reading: Convention) -> list[Atoms]:
     """The atoms of the target's arguments."""
     found, start = [], 0
     for box in reading.boxes:
@@ -227,7 +227,7 @@ def _output(tape: Tape, ids: Tensor) -> tuple[int, Any]:
         own = np.arange(1, n + 1)[:, None]
         if (slot == slot[0]).all() and ((token == own) | (token == 0)).all():
             return tape.columns(slot[0]), "all"
-    tape.site = "output"
+    tape.label = "output"
     if ((parts.token != 0) & (parts.token != 1)).any():
         parts = broadcast(tape, parts)
     return tape.columns(parts.slot), "all" if n == 1 else "first"

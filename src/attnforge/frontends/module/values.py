@@ -1,4 +1,4 @@
-"""What a node of the target's graph stands for while the target is lowered, and how such values are moved about.
+"""What a node of the target's graph stands for while the target is captured, and how such values are moved about.
 
 Arithmetic on values of any kind: constants, atoms, and what attention is made of.
 """
@@ -29,7 +29,7 @@ class Atoms:
 
 @dataclass(frozen=True)
 class Unknown:
-    """What an operation that cannot be lowered would have returned."""
+    """What an operation that cannot be captured would have returned."""
 
     why: str = ""
 

@@ -1,4 +1,4 @@
-"""Execution of a captured graph on values: constants are computed, data is lowered, what cannot be is listed."""
+"""Execution of a captured graph on values: constants are computed, operations on data written, others listed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from ...census.graph import operator_name
 from .atoms import BatchRefusal, Refusal, Tape
 from .handlers import TABLE
-from .handlers.table import REFUSED, Call, reason
+from .handlers.table import REFUSED, Operation, reason
 from .values import SYMBOLS, Unknown, Value, is_data, leaves, shape, substitute
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One operation that cannot be lowered."""
+class Obstacle:
+    """One operation that cannot be captured."""
 
     operation: str
     why: str
@@ -47,12 +47,12 @@ class Places:
     module: Callable[[Node], str]
 
 
-class Walk:
+class Execution:
     """One pass over a graph, writing to a tape; `problems` fills up instead of raising at the first."""
 
     def __init__(self, tape: Tape, places: Places):
         self.tape, self.places = tape, places
-        self.problems: list[Problem] = []
+        self.problems: list[Obstacle] = []
         self._outer: list[Node] = []
 
     def run(
@@ -92,17 +92,17 @@ class Walk:
             hopeless = operator_name(node) not in TABLE and _decomposition(node.target) is None
             return self._record(node, reason(operator_name(node))) if hopeless else Unknown()
         if not self._outer:
-            self.tape.site = self._site(node)
+            self.tape.label = self._label(node)
         try:
-            return self._lowered(node, args, kwargs)
+            return self._written(node, args, kwargs)
         except Refusal as refusal:
             return self._record(node, str(refusal), isinstance(refusal, BatchRefusal))
 
-    def _lowered(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _written(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         name, target = operator_name(node), node.target
         handler = TABLE.get(name)
         if handler is not None and isinstance(target, OpOverload):
-            return handler.lower(self.tape, Call(name, target, _named(target, args, kwargs)))
+            return handler.write(self.tape, Operation(name, target, _named(target, args, kwargs)))
         inside = _inside(target, args, kwargs) if isinstance(target, OpOverload) else None
         if inside is None:
             raise Refusal(reason(name))
@@ -124,12 +124,12 @@ class Walk:
         if outer is not node and operator_name(outer) != operator_name(node):
             why = f"it needs {operator_name(node)}, and {why}"
         source, module = self.places.source(outer), self.places.module(outer)
-        problem = Problem(operator_name(outer), why, source, module, batch)
+        problem = Obstacle(operator_name(outer), why, source, module, batch)
         if problem not in self.problems:
             self.problems.append(problem)
         return Unknown()
 
-    def _site(self, node: Node) -> str:
+    def _label(self, node: Node) -> str:
         """What people call the operation: the layer, or the line of code."""
         module = self.places.module(node)
         if module:

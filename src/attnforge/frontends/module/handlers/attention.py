@@ -31,13 +31,13 @@ from ..values import (
 )
 from .linear import product
 from .reduce import log_sum_exp, mean, variance
-from .table import Call, lowers, words
+from .table import Operation, handles, words
 
 
-def by_rows(tape: Tape, ids: Tensor, lower: Callable[[Ints], Ints], value: Callable[[Tensor], Tensor]) -> Tensor:
+def by_rows(tape: Tape, ids: Tensor, write: Callable[[Ints], Ints], value: Callable[[Tensor], Tensor]) -> Tensor:
     """An operation on rows (..., K) of single tokens.
 
-    `lower` maps the slots of a row to those of its result, `value` does the same to rows that are all numbers.
+    `write` maps the slots of a row to those of its result, `value` does the same to rows that are all numbers.
     """
     parts = tape.unpack(ids.reshape(-1, ids.shape[-1]))
     token, point = tape.one_token(parts.token), tape.one_point(parts.point)
@@ -48,7 +48,7 @@ def by_rows(tape: Tape, ids: Tensor, lower: Callable[[Ints], Ints], value: Calla
     def row(slots: Ints) -> Ints:
         if tape.is_number(slots).all():
             return tape.constants(value(torch.from_numpy(tape.numbers(slots))).numpy())
-        return lower(slots)
+        return write(slots)
 
     slots = np.stack([row(pattern) for pattern in patterns])[inverse]
     return tape.pack(slots, token[:, None], point[:, None]).reshape(ids.shape)
@@ -73,7 +73,7 @@ def softmax(tape: Tape, x: Value, dim: int) -> Value:
 
 
 def _softmax_row(tape: Tape) -> Callable[[Ints], Ints]:
-    def lower(slots: Ints) -> Ints:
+    def write(slots: Ints) -> Ints:
         hidden = np.isneginf(tape.numbers(slots))
         if hidden.all():
             raise Refusal("its mask hides every entry of a row")
@@ -81,19 +81,19 @@ def _softmax_row(tape: Tape) -> Callable[[Ints], Ints]:
         if (~hidden).sum() == 1:
             out[~hidden] = tape.constants(np.ones(1))
             return out
-        out[~hidden] = tape.register(tape.build.softmax(tape.columns(slots[~hidden]), tape.site))
+        out[~hidden] = tape.register(tape.build.softmax(tape.columns(slots[~hidden]), tape.label))
         return out
 
-    return lower
+    return write
 
 
-@lowers("softmax", "_softmax", "_safe_softmax", note="over channels, or over tokens as attention; masks by -inf")
-def _softmax(tape: Tape, call: Call) -> Value:
+@handles("softmax", "_softmax", "_safe_softmax", note="over channels, or over tokens as attention; masks by -inf")
+def _softmax(tape: Tape, call: Operation) -> Value:
     return softmax(tape, call["self"], int(call["dim"]))
 
 
-@lowers("log_softmax", "_log_softmax", note="x - logsumexp(x)")
-def _log_softmax(tape: Tape, call: Call) -> Value:
+@handles("log_softmax", "_log_softmax", note="x - logsumexp(x)")
+def _log_softmax(tape: Tape, call: Operation) -> Value:
     x, dim = call["self"], int(call["dim"])
     return subtract(tape, x, log_sum_exp(tape, x, [dim % max(1, len(shape(x)))], keepdim=True))
 
@@ -105,8 +105,8 @@ _FUSED = words(
 )
 
 
-@lowers("scaled_dot_product_attention", *_FUSED, note="kept as attention over tokens; constant masks")
-def _attention(tape: Tape, call: Call) -> Any:
+@handles("scaled_dot_product_attention", *_FUSED, note="kept as attention over tokens; constant masks")
+def _attention(tape: Tape, call: Operation) -> Any:
     query, key, value = (call[name] for name in ("query", "key", "value"))
     mask = call.get("attn_mask", call.get("attn_bias"))
     if call.get("dropout_p"):
@@ -132,14 +132,14 @@ def _attention(tape: Tape, call: Call) -> Any:
 def normalise(tape: Tape, x: Value, eps: float, centred: bool = True) -> Value:
     """Layer norm, or RMS norm, over the last axis."""
 
-    def lower(slots: Ints) -> Ints:
-        return tape.register(tape.build.normalise(tape.columns(slots), eps, centred, tape.site))
+    def write(slots: Ints) -> Ints:
+        return tape.register(tape.build.normalise(tape.columns(slots), eps, centred, tape.label))
 
     def value(row: Tensor) -> Tensor:
         centre = row - row.mean() if centred else row
         return centre * torch.rsqrt(centre.square().mean() + eps)
 
-    return wrap(tape, by_rows(tape, atoms(tape, x), lower, value))
+    return wrap(tape, by_rows(tape, atoms(tape, x), write, value))
 
 
 def _scaled(tape: Tape, x: Value, weight: Value | None, bias: Value | None) -> Value:
@@ -147,8 +147,8 @@ def _scaled(tape: Tape, x: Value, weight: Value | None, bias: Value | None) -> V
     return x if bias is None else add(tape, x, bias)
 
 
-@lowers("layer_norm", "native_layer_norm", note="over the last axes, natively")
-def _layer_norm(tape: Tape, call: Call) -> Any:
+@handles("layer_norm", "native_layer_norm", note="over the last axes, natively")
+def _layer_norm(tape: Tape, call: Operation) -> Any:
     x, rank, eps = call["input"], len(call["normalized_shape"]), float(call.get("eps", 1e-5))
     size = shape(x)
     flat = rearranged(tape, x, lambda i: i.flatten(-rank))
@@ -161,8 +161,8 @@ def _layer_norm(tape: Tape, call: Call) -> Any:
     return [out, mean(tape, x, dims, True), apply(tape, spread, "rsqrt")]
 
 
-@lowers("rms_norm", "_fused_rms_norm", note="over the last axes, natively")
-def _rms_norm(tape: Tape, call: Call) -> Any:
+@handles("rms_norm", "_fused_rms_norm", note="over the last axes, natively")
+def _rms_norm(tape: Tape, call: Operation) -> Any:
     x, rank, eps = call["input"], len(call["normalized_shape"]), call.get("eps")
     size = shape(x)
     small = torch.finfo(torch.float64).eps if eps is None else float(eps)
@@ -172,8 +172,8 @@ def _rms_norm(tape: Tape, call: Call) -> Any:
     return out if call.name == "rms_norm" else [out, Unknown("the statistics of rms_norm are not supported")]
 
 
-@lowers("group_norm", "native_group_norm", "instance_norm", note="natively, group by group")
-def _group_norm(tape: Tape, call: Call) -> Any:
+@handles("group_norm", "native_group_norm", "instance_norm", note="natively, group by group")
+def _group_norm(tape: Tape, call: Operation) -> Any:
     x, eps = call["input"], float(call["eps"])
     size = shape(x)
     groups = size[1] if call.name == "instance_norm" else int(call.get("num_groups", call.get("group")))
@@ -192,8 +192,8 @@ def _channels(numbers: Tensor | None, rank: int) -> Tensor | None:
     return None if numbers is None else numbers.double().reshape(-1, *[1] * (rank - 2))
 
 
-@lowers("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", note="affine, in evaluation mode")
-def _batch_norm(tape: Tape, call: Call) -> Any:
+@handles("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", note="affine, in evaluation mode")
+def _batch_norm(tape: Tape, call: Operation) -> Any:
     x = call["input"]
     centre, spread = (call.constant(key) for key in ("running_mean", "running_var"))
     if call.get("training") or centre is None or spread is None:

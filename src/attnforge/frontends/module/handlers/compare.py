@@ -1,4 +1,4 @@
-"""Handlers for comparisons and steps: they are lowered where their outcome is the same on all of the box."""
+"""Handlers for comparisons and steps: they are captured where their outcome is the same on all of the box."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ....programs.enclose import cells, ranges
 from ....programs.program import Program, live
 from ..atoms import Refusal, Tape
 from ..values import Value, apply, as_value, atoms, divide, multiply, rescale, shape, subtract
-from .table import Call, lowers
+from .table import Operation, handles
 
 #: Into how many cells the box is cut for the ranges that decide a comparison.
 CELLS = 256
@@ -25,9 +25,9 @@ def bounds(tape: Tape, x: Value) -> tuple[Tensor, Tensor]:
     parts = tape.unpack(ids)
     slots, position = np.unique(parts.slot, return_inverse=True)
     position = position.reshape(parts.slot.shape)
-    ops, sites, output = live(tape.build.ops, tape.build.sites, tape.columns(slots))
+    ops, labels, output = live(tape.build.ops, tape.build.labels, tape.columns(slots))
     box = tape.build.box.outward(torch.float32)
-    program = Program(box, tape.tokens, ops, output, (tape.tokens, len(slots)), "all", "", sites)
+    program = Program(box, tape.tokens, ops, output, (tape.tokens, len(slots)), "all", "", labels)
     found = ranges(program, *cells(program, CELLS))[output]
     low, high = np.asarray(found.low.min(0)), np.asarray(found.high.max(0))
     low, high = (np.concatenate([end[None], side]) for end, side in ((low.min(0), low), (high.max(0), high)))
@@ -60,13 +60,13 @@ def decide(tape: Tape, name: str, x: Value, y: Value) -> Tensor:
     return yes
 
 
-@lowers(*_COMPARISONS, note="where the outcome is the same on all of the box")
-def _compare(tape: Tape, call: Call) -> Value:
+@handles(*_COMPARISONS, note="where the outcome is the same on all of the box")
+def _compare(tape: Tape, call: Operation) -> Value:
     return decide(tape, call.name, as_value(call["self"]), as_value(call["other"]))
 
 
-@lowers("isnan", "isinf", "isfinite", note="numbers on the box are finite")
-def _finite(tape: Tape, call: Call) -> Value:
+@handles("isnan", "isinf", "isfinite", note="numbers on the box are finite")
+def _finite(tape: Tape, call: Operation) -> Value:
     low, high = bounds(tape, call["self"])
     if not (torch.isfinite(low) & torch.isfinite(high)).all():
         raise Refusal("it asks whether data is finite, which cannot be shown on all of the box")
@@ -94,23 +94,23 @@ def step(tape: Tape, x: Value, function: Callable[[Tensor], Tensor]) -> Tensor:
     return at_low
 
 
-@lowers(*_STEPS, note="where it is constant on all of the box")
-def _step(tape: Tape, call: Call) -> Value:
+@handles(*_STEPS, note="where it is constant on all of the box")
+def _step(tape: Tape, call: Operation) -> Value:
     if call.get("decimals"):
         raise Refusal("it jumps: only rounding to whole numbers can be constant on the box")
     return step(tape, call["self"], _STEPS[call.name])
 
 
-@lowers("remainder", "fmod", "floor_divide", "frac", note="where the whole quotient is constant on all of the box")
-def _remainder(tape: Tape, call: Call) -> Value:
+@handles("remainder", "fmod", "floor_divide", "frac", note="where the whole quotient is constant on all of the box")
+def _remainder(tape: Tape, call: Operation) -> Value:
     x, y = as_value(call["self"]), as_value(call.get("other", 1.0))
     down = torch.floor if call.name in ("remainder", "floor_divide") else torch.trunc
     whole = step(tape, divide(tape, x, y), down)
     return whole if call.name == "floor_divide" else subtract(tape, x, multiply(tape, y, whole))
 
 
-@lowers("atan2", note="where the box keeps clear of the origin and the branch cut")
-def _atan2(tape: Tape, call: Call) -> Value:
+@handles("atan2", note="where the box keeps clear of the origin and the branch cut")
+def _atan2(tape: Tape, call: Operation) -> Value:
     y, x = as_value(call["self"]), as_value(call["other"])
     (x_low, _), (y_low, y_high) = bounds(tape, x), bounds(tape, y)
     if bool((x_low > 0).all()):
@@ -121,13 +121,13 @@ def _atan2(tape: Tape, call: Call) -> Value:
     raise Refusal("it is not smooth on the box: x > 0, y > 0 or y < 0 must hold everywhere (for atan2(y, x))")
 
 
-@lowers("threshold_backward", note="the gradient of relu, where the sign of its argument is settled on the box")
-def _threshold_backward(tape: Tape, call: Call) -> Value:
+@handles("threshold_backward", note="the gradient of relu, where the sign of its argument is settled on the box")
+def _threshold_backward(tape: Tape, call: Operation) -> Value:
     mask = decide(tape, "gt", call["self"], as_value(call["threshold"]))
     return multiply(tape, call["grad_output"], mask.double())
 
 
-@lowers("softplus_backward", note="a product with a sigmoid")
-def _softplus_backward(tape: Tape, call: Call) -> Value:
+@handles("softplus_backward", note="a product with a sigmoid")
+def _softplus_backward(tape: Tape, call: Operation) -> Value:
     slope = apply(tape, rescale(tape, call["self"], float(call["beta"])), "sigmoid")
     return multiply(tape, call["grad_output"], slope)

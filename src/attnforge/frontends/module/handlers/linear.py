@@ -12,7 +12,7 @@ from .. import atoms as algebra
 from ..atoms import Refusal, Tape
 from ..values import Value, add, atoms, matmul, multiply, rearranged, rescale, shape, subtract, wrap
 from .reduce import largest, total
-from .table import Call, lowers
+from .table import Operation, handles
 
 
 def product(tape: Tape, x: Value, y: Value) -> Value:
@@ -46,22 +46,22 @@ _SUMS = {
 }
 
 
-@lowers(*_FACTORS, note="affine with a constant factor; products of data, or scores of an attention")
-def _matmul(tape: Tape, call: Call) -> Value:
+@handles(*_FACTORS, note="affine with a constant factor; products of data, or scores of an attention")
+def _matmul(tape: Tape, call: Operation) -> Value:
     x, y = (call[key] for key in _FACTORS[call.name])
     return product(tape, x, y)
 
 
-@lowers(*_SUMS, note="as matmul, with a sum")
-def _add_matmul(tape: Tape, call: Call) -> Value:
+@handles(*_SUMS, note="as matmul, with a sum")
+def _add_matmul(tape: Tape, call: Operation) -> Value:
     x, y = (call[key] for key in _SUMS[call.name])
     beta, alpha = float(call.get("beta", 1)), float(call.get("alpha", 1))
     out = rescale(tape, product(tape, x, y), alpha)
     return out if beta == 0 else add(tape, out, call["self"], beta)
 
 
-@lowers("linear", note="affine")
-def _linear(tape: Tape, call: Call) -> Value:
+@handles("linear", note="affine")
+def _linear(tape: Tape, call: Operation) -> Value:
     x, weight, bias = call["input"], call["weight"], call.get("bias")
     if isinstance(weight, Tensor) and isinstance(bias, (Tensor, type(None))) and weight.dim() == 2:
         shift = None if bias is None else bias.double().numpy()
@@ -70,14 +70,14 @@ def _linear(tape: Tape, call: Call) -> Value:
     return out if bias is None else add(tape, out, bias)
 
 
-@lowers("outer", "ger", note="products of data, or affine")
-def _outer(tape: Tape, call: Call) -> Value:
+@handles("outer", "ger", note="products of data, or affine")
+def _outer(tape: Tape, call: Operation) -> Value:
     column = rearranged(tape, call["self"], lambda i: i[:, None])
     return product(tape, column, rearranged(tape, call["vec2"], lambda i: i[None, :]))
 
 
-@lowers("bilinear", note="constant weights")
-def _bilinear(tape: Tape, call: Call) -> Value:
+@handles("bilinear", note="constant weights")
+def _bilinear(tape: Tape, call: Operation) -> Value:
     weight = call.constant("weight").double()  # (out, left, right)
     left = product(tape, call["input1"], weight.permute(1, 0, 2).flatten(1))
     left = rearranged(tape, left, lambda i: i.unflatten(-1, (weight.shape[0], weight.shape[2])))
@@ -87,8 +87,8 @@ def _bilinear(tape: Tape, call: Call) -> Value:
     return out if call.get("bias") is None else add(tape, out, call["bias"])
 
 
-@lowers("linalg_cross", note="products")
-def _cross(tape: Tape, call: Call) -> Value:
+@handles("linalg_cross", note="products")
+def _cross(tape: Tape, call: Operation) -> Value:
     dim = int(call["dim"])
 
     def part(key: str, shift: int) -> Value:
@@ -112,8 +112,8 @@ def _spread(numbers: Any, rank: int) -> list[int]:
     return values * rank if len(values) == 1 else values
 
 
-@lowers("convolution", note="constant weights; also transposed, dilated and grouped")
-def _convolution(tape: Tape, call: Call) -> Value:
+@handles("convolution", note="constant weights; also transposed, dilated and grouped")
+def _convolution(tape: Tape, call: Operation) -> Value:
     ids, weight, bias = atoms(tape, call["input"]), call.constant("weight").double(), call.constant("bias")
     rank = weight.dim() - 2
     if ids.dim() == rank + 1:
@@ -146,8 +146,8 @@ def _dilated(ids: Tensor, stride: list[int], extra: list[int]) -> Tensor:
     return out
 
 
-@lowers("avg_pool1d", "avg_pool2d", "avg_pool3d", note="affine")
-def _avg_pool(tape: Tape, call: Call) -> Value:
+@handles("avg_pool1d", "avg_pool2d", "avg_pool3d", note="affine")
+def _avg_pool(tape: Tape, call: Operation) -> Value:
     rank = int(call.name[-2])
     kernel, padding = _spread(call["kernel_size"], rank), _spread(call["padding"], rank)
     stride = _spread(call["stride"] or kernel, rank)
@@ -160,8 +160,8 @@ def _avg_pool(tape: Tape, call: Call) -> Value:
     return rearranged(tape, out, lambda i: i.movedim(-1, 1))
 
 
-@lowers(*(f"{mark}adaptive_avg_pool{rank}d" for mark in ("", "_") for rank in (1, 2, 3)), note="affine")
-def _adaptive_avg_pool(tape: Tape, call: Call) -> Value:
+@handles(*(f"{mark}adaptive_avg_pool{rank}d" for mark in ("", "_") for rank in (1, 2, 3)), note="affine")
+def _adaptive_avg_pool(tape: Tape, call: Operation) -> Value:
     x, size = call["self"], call["output_size"]
     rank = int(call.name[-2])
     for axis, wanted in zip(range(-rank, 0), _spread(size, rank), strict=True):
@@ -175,8 +175,8 @@ def _adaptive_avg_pool(tape: Tape, call: Call) -> Value:
     return x
 
 
-@lowers("max_pool1d", "max_pool2d", "max_pool2d_with_indices", "max_pool3d", note="without padding: relus")
-def _max_pool(tape: Tape, call: Call) -> Any:
+@handles("max_pool1d", "max_pool2d", "max_pool2d_with_indices", "max_pool3d", note="without padding: relus")
+def _max_pool(tape: Tape, call: Operation) -> Any:
     rank = int(call.name[8])
     kernel, padding, dilation = (_spread(call[key], rank) for key in ("kernel_size", "padding", "dilation"))
     stride = _spread(call["stride"] or kernel, rank)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..atoms import Refusal, Tape
 from ..values import SYMBOLS, as_value, atoms, is_data, leaves, moved, rearranged, shape, substitute, wrap
-from .table import Call, lowers, words
+from .table import Operation, handles, words
 
 # Which arguments hold the contents that are moved, where that is not just `self`; all others steer.
 _CONTENTS = {
@@ -44,8 +44,8 @@ _PADS = words(
 )
 
 
-@lowers(*_MOVEMENT, *_CONTENTS, note="movement of data by constant shapes, indices and masks: free")
-def _move(tape: Tape, call: Call) -> Any:
+@handles(*_MOVEMENT, *_CONTENTS, note="movement of data by constant shapes, indices and masks: free")
+def _move(tape: Tape, call: Operation) -> Any:
     names = _CONTENTS.get(call.name, ("self",))
     for key in call.arguments.keys() - set(names):
         call.constant(key)
@@ -68,47 +68,47 @@ def _move(tape: Tape, call: Call) -> Any:
     return moved(tape, contents, move)
 
 
-def _chosen(tape: Tape, side: Any, call: Call) -> Any:
+def _chosen(tape: Tape, side: Any, call: Operation) -> Any:
     """One side of a `where` whose condition is the same everywhere."""
     sizes = [shape(as_value(call[key])) for key in ("condition", "self", "other")]
     return rearranged(tape, as_value(side), lambda i: i.expand(torch.broadcast_shapes(*sizes)))
 
 
-@lowers(*_PADS, note="movement of data: free")
-def _pad(tape: Tape, call: Call) -> Any:
+@handles(*_PADS, note="movement of data: free")
+def _pad(tape: Tape, call: Operation) -> Any:
     # These exist for floats only, which hold an atom's number exactly as long as it is below 2^53.
     arguments = {key: value for key, value in call.arguments.items() if key != "self"}
     return moved(tape, [call["self"]], lambda change: call.target(change(call["self"]).double(), **arguments).long())
 
 
-@lowers(
+@handles(
     *words("clone contiguous detach alias lift_fresh lift_fresh_copy lift positive _to_copy to type_as resolve_neg"),
     note="the value itself; numbers stay exact whatever the dtype",
 )
-def _same(tape: Tape, call: Call) -> Any:
+def _same(tape: Tape, call: Operation) -> Any:
     wanted = call.get("dtype")
     if isinstance(wanted, torch.dtype) and not wanted.is_floating_point:
         raise Refusal("it turns data into integers or truth values")
     return call["self"]
 
 
-@lowers("copy", note="the source, in the shape of the destination")
-def _copy(tape: Tape, call: Call) -> Any:
+@handles("copy", note="the source, in the shape of the destination")
+def _copy(tape: Tape, call: Operation) -> Any:
     source, size = call["src"], shape(call["self"])
     if isinstance(source, Tensor):
         return source.expand(size)
     return moved(tape, [source], lambda change: change(source).expand(size))
 
 
-@lowers("dropout", "feature_dropout", "alpha_dropout", "native_dropout", note="the value itself, in evaluation mode")
-def _dropout(tape: Tape, call: Call) -> Any:
+@handles("dropout", "feature_dropout", "alpha_dropout", "native_dropout", note="the value itself, in evaluation mode")
+def _dropout(tape: Tape, call: Operation) -> Any:
     if call.get("train") and call.get("p") != 0:
         raise Refusal("it draws random numbers")
     return [call["input"], None] if call.name == "native_dropout" else call["input"]
 
 
-@lowers("expand_as", "view_as", "reshape_as", note="movement of data by another tensor's shape")
-def _like(tape: Tape, call: Call) -> Any:
+@handles("expand_as", "view_as", "reshape_as", note="movement of data by another tensor's shape")
+def _like(tape: Tape, call: Operation) -> Any:
     source, size = call["self"], shape(call["other"])
     method = "expand" if call.name == "expand_as" else "reshape"
     if not isinstance(source, SYMBOLS):
@@ -119,8 +119,8 @@ def _like(tape: Tape, call: Call) -> Any:
 _FILL = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0, "empty_like": 0.0, "new_empty": 0.0}
 
 
-@lowers(*_FILL, "full_like", "new_full", "fill", note="a constant of the same shape")
-def _filled(tape: Tape, call: Call) -> Any:
+@handles(*_FILL, "full_like", "new_full", "fill", note="a constant of the same shape")
+def _filled(tape: Tape, call: Operation) -> Any:
     size = tuple(call["size"]) if "size" in call.arguments else tuple(shape(call["self"]))
     number = _FILL.get(call.name)
     if number is None:

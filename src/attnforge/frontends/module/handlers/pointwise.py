@@ -26,7 +26,7 @@ from ..values import (
     subtract,
 )
 from .reduce import mean, total
-from .table import Call, lowers, words
+from .table import Operation, handles, words
 
 _UNARY = {
     name: name
@@ -37,28 +37,28 @@ _UNARY = {
 } | {"log_sigmoid": "logsigmoid", "special_erf": "erf", "special_erfc": "erfc"}
 
 
-@lowers(*_UNARY, note="a registered function, entry by entry")
-def _function(tape: Tape, call: Call) -> Value:
+@handles(*_UNARY, note="a registered function, entry by entry")
+def _function(tape: Tape, call: Operation) -> Value:
     return apply(tape, call["self"], _UNARY[call.name])
 
 
-@lowers("log_sigmoid_forward", note="log(sigmoid(x)), entry by entry")
-def _log_sigmoid(tape: Tape, call: Call) -> list[Value]:
+@handles("log_sigmoid_forward", note="log(sigmoid(x)), entry by entry")
+def _log_sigmoid(tape: Tape, call: Operation) -> list[Value]:
     return [apply(tape, call["self"], "logsigmoid"), torch.zeros(0)]
 
 
-@lowers("gelu", note="exact and tanh form")
-def _gelu(tape: Tape, call: Call) -> Value:
+@handles("gelu", note="exact and tanh form")
+def _gelu(tape: Tape, call: Operation) -> Value:
     return apply(tape, call["self"], "gelu" if call.get("approximate") in (None, "none") else "gelu_tanh")
 
 
-@lowers("leaky_relu", note="any slope")
-def _leaky_relu(tape: Tape, call: Call) -> Value:
+@handles("leaky_relu", note="any slope")
+def _leaky_relu(tape: Tape, call: Operation) -> Value:
     return apply(tape, call["self"], functions.leaky_relu(float(call["negative_slope"])))
 
 
-@lowers("prelu", "_prelu_kernel", note="constant slopes")
-def _prelu(tape: Tape, call: Call) -> Value:
+@handles("prelu", "_prelu_kernel", note="constant slopes")
+def _prelu(tape: Tape, call: Operation) -> Value:
     x, slope = call["self"], call.constant("weight")
     if call.name == "prelu" and slope.numel() > 1:
         slope = slope.reshape(-1, *[1] * (len(x.ids.shape) - 2))
@@ -66,8 +66,8 @@ def _prelu(tape: Tape, call: Call) -> Value:
     return subtract(tape, apply(tape, x, "relu"), rescale(tape, below, slope))
 
 
-@lowers("elu", note="any alpha and scales")
-def _elu(tape: Tape, call: Call) -> Value:
+@handles("elu", note="any alpha and scales")
+def _elu(tape: Tape, call: Operation) -> Value:
     scale, inner = float(call.get("scale", 1)), float(call.get("input_scale", 1))
     alpha = float(call.get("alpha", 1))
     if inner == 1:
@@ -77,27 +77,27 @@ def _elu(tape: Tape, call: Call) -> Value:
     return add(tape, bent, rescale(tape, apply(tape, call["self"], "relu"), scale * (1 - inner)))
 
 
-@lowers("softplus", note="any beta")
-def _softplus(tape: Tape, call: Call) -> Value:
+@handles("softplus", note="any beta")
+def _softplus(tape: Tape, call: Operation) -> Value:
     beta = float(call.get("beta", 1))
     return rescale(tape, apply(tape, rescale(tape, call["self"], beta), "softplus"), 1 / beta)
 
 
-@lowers("celu", note="any alpha")
-def _celu(tape: Tape, call: Call) -> Value:
+@handles("celu", note="any alpha")
+def _celu(tape: Tape, call: Operation) -> Value:
     alpha = float(call.get("alpha", 1))
-    return _elu(tape, Call("elu", None, {"self": call["self"], "alpha": alpha, "input_scale": 1 / alpha}))
+    return _elu(tape, Operation("elu", None, {"self": call["self"], "alpha": alpha, "input_scale": 1 / alpha}))
 
 
-@lowers("rrelu", note="in evaluation mode")
-def _rrelu(tape: Tape, call: Call) -> Value:
+@handles("rrelu", note="in evaluation mode")
+def _rrelu(tape: Tape, call: Operation) -> Value:
     if call.get("training"):
         raise Refusal("it draws random numbers")
     return apply(tape, call["self"], functions.leaky_relu((float(call["lower"]) + float(call["upper"])) / 2))
 
 
-@lowers("clamp", "clip", "clamp_min", "clamp_max", "hardtanh", note="constant or data bounds")
-def _clamp(tape: Tape, call: Call) -> Value:
+@handles("clamp", "clip", "clamp_min", "clamp_max", "hardtanh", note="constant or data bounds")
+def _clamp(tape: Tape, call: Operation) -> Value:
     low, high = (call.get(key, call.get(f"{key}_val")) for key in ("min", "max"))
     x = call["self"]
     if isinstance(low, (int, float)) and isinstance(high, (int, float)) and -math.inf < low < high < math.inf:
@@ -114,8 +114,8 @@ def _clip(low: float, high: float) -> str | Univariate:
     return named or functions.piecewise_linear([low - 1, low, high, high + 1], [low, low, high, high])
 
 
-@lowers("huber_loss", "smooth_l1_loss", note="through clamps; any delta, any reduction over one point")
-def _huber(tape: Tape, call: Call) -> Value:
+@handles("huber_loss", "smooth_l1_loss", note="through clamps; any delta, any reduction over one point")
+def _huber(tape: Tape, call: Operation) -> Value:
     # with c = clip(d, -delta, delta): huber(d) = c^2/2 + delta (|d| - |c|), and |d| - |c| = relu(|d| - delta)
     d = subtract(tape, as_value(call["self"]), as_value(call["target"]))
     delta = float(call["delta"] if call.name == "huber_loss" else call["beta"])
@@ -130,40 +130,40 @@ def _huber(tape: Tape, call: Call) -> Value:
     return (mean if call["reduction"] == 1 else total)(tape, far, dims)
 
 
-@lowers("threshold", note="where it is continuous: threshold = value")
-def _threshold(tape: Tape, call: Call) -> Value:
+@handles("threshold", note="where it is continuous: threshold = value")
+def _threshold(tape: Tape, call: Operation) -> Value:
     if call["threshold"] != call["value"]:
         raise Refusal("it jumps: no network of attention heads is close to a step")
     return maximum(tape, call["self"], as_value(call["value"]))
 
 
-@lowers("neg", "negative", note="affine")
-def _neg(tape: Tape, call: Call) -> Value:
+@handles("neg", "negative", note="affine")
+def _neg(tape: Tape, call: Operation) -> Value:
     return rescale(tape, call["self"], -1.0)
 
 
-@lowers("add", "sub", "subtract", "rsub", note="affine; constants and data, broadcast")
-def _sum(tape: Tape, call: Call) -> Value:
+@handles("add", "sub", "subtract", "rsub", note="affine; constants and data, broadcast")
+def _sum(tape: Tape, call: Operation) -> Value:
     x, y, alpha = as_value(call["self"]), as_value(call["other"]), float(call.get("alpha", 1))
     if call.name == "rsub":
         return add(tape, y, x, -alpha)
     return add(tape, x, y, alpha if call.name == "add" else -alpha)
 
 
-@lowers("mul", "multiply", note="a product of data, or affine")
-def _product(tape: Tape, call: Call) -> Value:
+@handles("mul", "multiply", note="a product of data, or affine")
+def _product(tape: Tape, call: Operation) -> Value:
     return multiply(tape, as_value(call["self"]), as_value(call["other"]))
 
 
-@lowers("div", "divide", "true_divide", note="by constants, or by data through its reciprocal")
-def _quotient(tape: Tape, call: Call) -> Value:
+@handles("div", "divide", "true_divide", note="by constants, or by data through its reciprocal")
+def _quotient(tape: Tape, call: Operation) -> Value:
     if call.get("rounding_mode"):
         raise Refusal("it jumps: no network of attention heads is close to a step")
     return divide(tape, as_value(call["self"]), as_value(call["other"]))
 
 
-@lowers("pow", note="constant exponents; constant or positive bases for others")
-def _power(tape: Tape, call: Call) -> Value:
+@handles("pow", note="constant exponents; constant or positive bases for others")
+def _power(tape: Tape, call: Operation) -> Value:
     base, exponent = as_value(call["self"]), as_value(call["exponent"])
     if isinstance(exponent, Tensor):
         if exponent.unique().numel() != 1:
@@ -181,34 +181,34 @@ def _power(tape: Tape, call: Call) -> Value:
     return apply(tape, multiply(tape, exponent, apply(tape, base, "log")), "exp")
 
 
-@lowers("maximum", "fmax", note="through relu")
-def _maximum(tape: Tape, call: Call) -> Value:
+@handles("maximum", "fmax", note="through relu")
+def _maximum(tape: Tape, call: Operation) -> Value:
     return maximum(tape, as_value(call["self"]), as_value(call["other"]))
 
 
-@lowers("minimum", "fmin", note="through relu")
-def _minimum(tape: Tape, call: Call) -> Value:
+@handles("minimum", "fmin", note="through relu")
+def _minimum(tape: Tape, call: Operation) -> Value:
     return minimum(tape, as_value(call["self"]), as_value(call["other"]))
 
 
-@lowers("logaddexp", note="through softplus")
-def _log_add_exp(tape: Tape, call: Call) -> Value:
+@handles("logaddexp", note="through softplus")
+def _log_add_exp(tape: Tape, call: Operation) -> Value:
     return log_add_exp(tape, call["self"], call["other"])
 
 
-@lowers("hypot", note="sqrt(x^2 + y^2)")
-def _hypot(tape: Tape, call: Call) -> Value:
+@handles("hypot", note="sqrt(x^2 + y^2)")
+def _hypot(tape: Tape, call: Operation) -> Value:
     x, y = (apply(tape, call[key], "square") for key in ("self", "other"))
     return apply(tape, add(tape, x, y), "sqrt")
 
 
-@lowers("addcmul", "addcdiv", note="a sum with a product or a quotient")
-def _add_product(tape: Tape, call: Call) -> Value:
+@handles("addcmul", "addcdiv", note="a sum with a product or a quotient")
+def _add_product(tape: Tape, call: Operation) -> Value:
     join: Any = multiply if call.name == "addcmul" else divide
     return add(tape, call["self"], join(tape, call["tensor1"], call["tensor2"]), float(call.get("value", 1)))
 
 
-@lowers("lerp", note="constant or data weights")
-def _lerp(tape: Tape, call: Call) -> Value:
+@handles("lerp", note="constant or data weights")
+def _lerp(tape: Tape, call: Operation) -> Value:
     step = multiply(tape, as_value(call["weight"]), subtract(tape, call["end"], call["self"]))
     return add(tape, call["self"], step)

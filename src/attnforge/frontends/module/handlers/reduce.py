@@ -29,7 +29,7 @@ from ..values import (
     subtract,
     wrap,
 )
-from .table import Call, lowers
+from .table import Operation, handles
 
 Fold = Callable[[Tape, Value, Value], Value]
 
@@ -118,7 +118,7 @@ def _largest_token(tape: Tape, x: Value, dim: int, sign: float) -> Value:
     ids = atoms(tape, rescale(tape, x, sign)).movedim(dim, -1)
     parts = tape.unpack(ids)
     slots, inverse = np.unique(parts.slot[..., 0], return_inverse=True)
-    found = tape.register(tape.build.max_tokens(tape.columns(slots), tape.site))
+    found = tape.register(tape.build.max_tokens(tape.columns(slots), tape.label))
     out = tape.pack(found[inverse.reshape(parts.slot.shape[:-1])], 0, tape.one_point(parts.point))
     return rescale(tape, wrap(tape, out.unsqueeze(dim)), sign)
 
@@ -127,29 +127,29 @@ def log_sum_exp(tape: Tape, x: Value, dims: list[int], keepdim: bool) -> Value:
     return tournament(tape, x, dims, keepdim, log_add_exp)
 
 
-@lowers("sum", note="affine over channels, mixes tokens over tokens")
-def _sum(tape: Tape, call: Call) -> Value:
+@handles("sum", note="affine over channels, mixes tokens over tokens")
+def _sum(tape: Tape, call: Operation) -> Value:
     return total(tape, call["self"], axes(call.get("dim"), len(shape(call["self"]))), bool(call.get("keepdim")))
 
 
-@lowers("mean", note="affine over channels, mixes tokens over tokens")
-def _mean(tape: Tape, call: Call) -> Value:
+@handles("mean", note="affine over channels, mixes tokens over tokens")
+def _mean(tape: Tape, call: Operation) -> Value:
     return mean(tape, call["self"], axes(call.get("dim"), len(shape(call["self"]))), bool(call.get("keepdim")))
 
 
-@lowers("trace", note="affine")
-def _trace(tape: Tape, call: Call) -> Value:
+@handles("trace", note="affine")
+def _trace(tape: Tape, call: Operation) -> Value:
     return total(tape, rearranged(tape, call["self"], lambda i: i.diagonal()), [0])
 
 
-def _correction(call: Call) -> float:
+def _correction(call: Operation) -> float:
     if "correction" in call.arguments:
         return 1.0 if call["correction"] is None else float(call["correction"])
     return float(bool(call.get("unbiased", True)))
 
 
-@lowers("var", "std", "var_mean", "std_mean", note="centre, squares and their mean; std takes the root")
-def _variance(tape: Tape, call: Call) -> Any:
+@handles("var", "std", "var_mean", "std_mean", note="centre, squares and their mean; std takes the root")
+def _variance(tape: Tape, call: Operation) -> Any:
     x, keepdim = call["self"], bool(call.get("keepdim"))
     dims = axes(call.get("dim"), len(shape(x)))
     out = variance(tape, x, dims, keepdim, _correction(call))
@@ -158,14 +158,14 @@ def _variance(tape: Tape, call: Call) -> Any:
     return [out, mean(tape, x, dims, keepdim)] if call.name.endswith("_mean") else out
 
 
-@lowers("amax", "amin", note="over all tokens natively, else a tournament of relus")
-def _extreme(tape: Tape, call: Call) -> Value:
+@handles("amax", "amin", note="over all tokens natively, else a tournament of relus")
+def _extreme(tape: Tape, call: Operation) -> Value:
     dims = axes(call.get("dim"), len(shape(call["self"])))
     return largest(tape, call["self"], dims, bool(call.get("keepdim")), 1.0 if call.name == "amax" else -1.0)
 
 
-@lowers("max", "min", note="of two tensors, or over one axis (without the indices) or all")
-def _max(tape: Tape, call: Call) -> Any:
+@handles("max", "min", note="of two tensors, or over one axis (without the indices) or all")
+def _max(tape: Tape, call: Operation) -> Any:
     sign = 1.0 if call.name == "max" else -1.0
     if "other" in call.arguments:
         return (maximum if sign > 0 else minimum)(tape, call["self"], call["other"])
@@ -176,21 +176,21 @@ def _max(tape: Tape, call: Call) -> Any:
     return [out, Unknown(f"the indices that {call.name} returns choose by comparing data")]
 
 
-@lowers("prod", note="a balanced tree of products")
-def _prod(tape: Tape, call: Call) -> Value:
+@handles("prod", note="a balanced tree of products")
+def _prod(tape: Tape, call: Operation) -> Value:
     dims = axes(call.get("dim"), len(shape(call["self"])))
     return tournament(tape, call["self"], dims, bool(call.get("keepdim")), multiply)
 
 
-@lowers("cumsum", note="affine over channels, mixes tokens over tokens")
-def _cumsum(tape: Tape, call: Call) -> Value:
+@handles("cumsum", note="affine over channels, mixes tokens over tokens")
+def _cumsum(tape: Tape, call: Operation) -> Value:
     dim = call["dim"]
     ids = atoms(tape, call["self"]).movedim(dim, -1)
     return wrap(tape, algebra.contract(tape, ids, np.triu(np.ones((ids.shape[-1],) * 2))).movedim(-1, dim))
 
 
-@lowers("cumprod", note="one product after the other")
-def _cumprod(tape: Tape, call: Call) -> Value:
+@handles("cumprod", note="one product after the other")
+def _cumprod(tape: Tape, call: Operation) -> Value:
     x, dim = call["self"], call["dim"]
     parts = [rearranged(tape, x, lambda i, k=k: i.select(dim, k)) for k in range(shape(x)[dim])]
     for k in range(1, len(parts)):
@@ -198,13 +198,13 @@ def _cumprod(tape: Tape, call: Call) -> Value:
     return wrap(tape, torch.stack([atoms(tape, part) for part in parts], dim))
 
 
-@lowers("logsumexp", note="a tournament of softplus, which never overflows")
-def _logsumexp(tape: Tape, call: Call) -> Value:
+@handles("logsumexp", note="a tournament of softplus, which never overflows")
+def _logsumexp(tape: Tape, call: Operation) -> Value:
     return log_sum_exp(tape, call["self"], axes(call["dim"], len(shape(call["self"]))), bool(call.get("keepdim")))
 
 
-@lowers("linalg_vector_norm", "norm", note="any order: sums of powers, or maxima")
-def _norm(tape: Tape, call: Call) -> Value:
+@handles("linalg_vector_norm", "norm", note="any order: sums of powers, or maxima")
+def _norm(tape: Tape, call: Operation) -> Value:
     x, keepdim = call["self"], bool(call.get("keepdim"))
     order = call.get("ord", call.get("p"))
     order = 2.0 if order is None else float(order)
@@ -222,15 +222,15 @@ def _norm(tape: Tape, call: Call) -> Value:
     return apply(tape, powers, functions.power(1 / order))
 
 
-@lowers("dist", note="the norm of a difference")
-def _dist(tape: Tape, call: Call) -> Value:
+@handles("dist", note="the norm of a difference")
+def _dist(tape: Tape, call: Operation) -> Value:
     difference = subtract(tape, call["self"], call["other"])
-    return _norm(tape, Call("norm", None, {"self": difference, "p": call.get("p")}))
+    return _norm(tape, Operation("norm", None, {"self": difference, "p": call.get("p")}))
 
 
 
-@lowers("cdist", "_cdist_forward", "_euclidean_dist", note="norms of differences of rows")
-def _cdist(tape: Tape, call: Call) -> Value:
+@handles("cdist", "_cdist_forward", "_euclidean_dist", note="norms of differences of rows")
+def _cdist(tape: Tape, call: Operation) -> Value:
     left = rearranged(tape, call["x1"], lambda i: i.unsqueeze(-2))
     difference = subtract(tape, left, rearranged(tape, call["x2"], lambda i: i.unsqueeze(-3)))
-    return _norm(tape, Call("norm", None, {"self": difference, "p": call.get("p", 2.0), "dim": [-1]}))
+    return _norm(tape, Operation("norm", None, {"self": difference, "p": call.get("p", 2.0), "dim": [-1]}))

@@ -1,4 +1,4 @@
-"""The table of ATen operations that can be lowered: one handler for each operator name, entered by a decorator."""
+"""The table of ATen operations that can be captured: one handler for each operator name, entered by a decorator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..values import is_data, leaves
 
 
 @dataclass(frozen=True)
-class Call:
+class Operation:
     """One operator with its arguments by name, defaults included."""
 
     name: str
@@ -32,14 +32,14 @@ class Call:
         return value
 
 
-Lowering = Callable[[Tape, Call], Any]
+Writer = Callable[[Tape, Operation], Any]
 
 
 @dataclass(frozen=True)
 class Handler:
-    """How an operator is lowered; `note` is for the table in the documentation."""
+    """How an operator is written as operations of a program; `note` is for the table in the documentation."""
 
-    lower: Lowering
+    write: Writer
     note: str
 
 
@@ -50,14 +50,14 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def lowers(*names: str, note: str) -> Callable[[Lowering], Lowering]:
+def handles(*names: str, note: str) -> Callable[[Writer], Writer]:
     """Enter a handler for the operators of these names."""
 
-    def enter(lower: Lowering) -> Lowering:
+    def enter(write: Writer) -> Writer:
         for name in names:
             assert name not in TABLE, f"{name} has two handlers"
-            TABLE[name] = Handler(lower, note)
-        return lower
+            TABLE[name] = Handler(write, note)
+        return write
 
     return enter
 
@@ -86,5 +86,5 @@ REFUSED = {name: why for why, names in _REASONS.items() for name in names.split(
 
 
 def reason(name: str) -> str:
-    """Why the operator `name` cannot be lowered."""
+    """Why the operator `name` cannot be captured."""
     return REFUSED.get(name, UNKNOWN)
