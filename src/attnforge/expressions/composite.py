@@ -82,7 +82,8 @@ def composed(node: Expr) -> Univariate:
     >>> composed(1 / (y * 2 + 1) ** 2) == composite("(2*y + 1)**-2")
     True
     """
-    graph = Graph({VARIABLE: WHOLE})
+    own = node.graph.intervals == {VARIABLE: WHOLE}
+    graph = node.graph if own else Graph({VARIABLE: WHOLE})
     (root,) = rebuilt(graph, [node], settled)
     for _ in range(_PASSES):
         before, (root,) = root, rebuilt(graph, [root], settled)

@@ -22,7 +22,7 @@ from .univariate import (
     POSITIVE,
     REALS,
     UNIT,
-    Ball,
+    BallMap,
     Domain,
     Series,
     Turns,
@@ -45,7 +45,7 @@ def analytic(
     name: str,
     value: Value,
     series: Series,
-    point: Ball,
+    point: BallMap,
     domain: Domain = REALS,
     potentials: tuple[str, ...] = _ANY,
     turns: Turns = (),
@@ -143,7 +143,7 @@ def _mish(x: arb_series) -> arb_series:
     return x * n * (n + 2).inv()
 
 
-def _constant(point: Series) -> Ball:
+def _constant(point: Series) -> BallMap:
     """A point evaluation by a series of one term."""
     return lambda x: point(arb_series([x], prec=1))[0]
 

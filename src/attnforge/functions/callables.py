@@ -16,12 +16,11 @@ from torch import Tensor
 
 from ..dtypes import Array
 from ..errors import ArgumentError
-from .directed import up
+from .directed import U, down, up
 from .univariate import Taylor, Univariate, centre_and_radius
 
 #: Assumed accuracy of a user's callable in float64, in ulps of the larger of the two values at the ends of a cell.
 VALUE_ULPS = 4.0
-_UNIT = 2.0**-53
 
 
 def from_callable(
@@ -90,7 +89,7 @@ def interpolant_table(fn: Univariate, lo: Array, hi: Array, order: int) -> Taylo
     size = np.abs(middle) + np.abs(slope) * radius + np.abs(at_lo) + np.abs(at_hi)
     off_lo = np.abs(middle - slope * (centre - lo) - at_lo)
     off_hi = np.abs(middle + slope * (hi - centre) - at_hi)
-    stored = up(np.maximum(off_lo, off_hi) + 8 * _UNIT * size)
+    stored = up(np.maximum(off_lo, off_hi) + 8 * U * size)
     trusted = VALUE_ULPS * np.spacing(np.maximum(np.abs(at_lo), np.abs(at_hi)))
     curve = up(up(up(radius * radius) * fn.second_derivative) * 0.5)
     distance = up(up(up(stored + trusted) + curve))
@@ -100,7 +99,7 @@ def interpolant_table(fn: Univariate, lo: Array, hi: Array, order: int) -> Taylo
         coefficient[:, 1] = slope
     else:
         error[:, 0] = up(error[:, 0] + up(np.abs(slope) * radius))
-    low = np.nextafter(np.minimum(at_lo, at_hi) - up(curve + trusted), -np.inf)
+    low = down(np.minimum(at_lo, at_hi) - up(curve + trusted))
     high = up(np.maximum(at_lo, at_hi) + up(curve + trusted))
     return Taylor(centre, radius, coefficient, error, np.zeros(len(lo)), low, high)
 

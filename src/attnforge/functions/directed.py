@@ -18,6 +18,8 @@ from flint import arb, ctx
 
 from ..dtypes import Array
 
+#: The unit roundoff of float64: one rounded operation is off by at most U, relatively.
+U = 2.0**-53
 #: Working precision of the tables in bits: float64 and 43 bits to lose on the way.
 BITS = 96
 _LOCK = threading.RLock()

@@ -1,10 +1,8 @@
 """Functions with kinks: analytic between their knots, continuous across them.
 
-A function continued beyond the closed ends of its domain by its values there: sqrt(max(y, 0)).
-
-Rounding may push an argument a little outside the domain of the function that reads it. A head is still defined
-there, and it
-is compared with this continuation.
+Among them functions continued beyond the closed ends of their domain by their values there, sqrt(max(y, 0)): rounding
+may push an argument a little outside the domain of the function that reads it. A head is still defined there, and it is
+compared with this continuation.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from .analytic import expm1_series
-from .univariate import REALS, Ball, Series, Univariate, Value, ball_by_turns
+from .univariate import REALS, BallMap, Series, Univariate, Value, ball_by_turns
 
 _POTENTIALS = ("square", "atan")
 
@@ -43,7 +41,7 @@ def piecewise(
     return Univariate(name, value, series, ball, REALS, knots, potentials, pieces=pieces, turns=corners, image=image)
 
 
-def _point(knots: tuple[float, ...], pieces: tuple[Series, ...]) -> Ball:
+def _point(knots: tuple[float, ...], pieces: tuple[Series, ...]) -> BallMap:
     def point(x: arb) -> arb:
         out: arb | None = None
         for k, piece in enumerate(pieces):
@@ -57,7 +55,7 @@ def _point(knots: tuple[float, ...], pieces: tuple[Series, ...]) -> Ball:
     return point
 
 
-def _series(knots: tuple[float, ...], pieces: tuple[Series, ...], ball: Ball) -> Series:
+def _series(knots: tuple[float, ...], pieces: tuple[Series, ...], ball: BallMap) -> Series:
     """One series for all of the line: known where the constant term's ball is clear of the knots.
 
     Tables use the pieces themselves instead, and so does whoever composes this function with another.

@@ -1,11 +1,7 @@
-"""Range queries: the largest of the numbers that belong to consecutive cells.
-
-`Lookup`: one rigorous table of a function, then ranges and linearisations over very many intervals at once.
+"""Questions about very many intervals at once: ranges, linearisations and slopes of univariate functions.
 
 Ball arithmetic answers for one interval at a time. A layer of a network asks for thousands, on one common interval:
 they are answered from first-order Taylor tables on fixed cells, at the price of a little width.
-
-Bounds on slopes and moduli of univariate functions over many intervals at once.
 """
 
 from __future__ import annotations
@@ -18,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..dtypes import Array
+from .directed import U, up
 from .registry import enclose, taylor
 from .univariate import Univariate
 
@@ -43,8 +40,7 @@ class Largest:
         return worst
 
 
-CELLS = 2048
-U = 2.0**-53
+CELLS = 2048  # of a table: ranges widen by the step of a smooth function over a cell, 1/2048 of the interval
 
 
 class Lookup:
@@ -107,7 +103,7 @@ def lookup(fn: Univariate, low: float, high: float) -> Lookup:
     return _lookup(fn, low, high) if poles or fn.domain.period is not None else _lookup(fn, lo, hi)
 
 
-TILE = 128  # cells of a grid that are bounded together
+TILE = 128  # cells of a grid that are bounded together, and as many as the span of the intervals asked about has
 
 
 def inside_domain(fn: Univariate, low: Array, high: Array) -> tuple[Array, Array, npt.NDArray[np.intp]]:
@@ -173,7 +169,7 @@ def spread(fn: Univariate, low: Array, high: Array) -> Array:
     """An upper bound on |fn(a) - fn(b)| for a, b in each interval, from the function's range alone."""
     first, last, where = inside_domain(fn, low, high)
     out_low, out_high = enclose(fn, first, last)
-    return np.nextafter(out_high - out_low, np.inf)[where]
+    return up(out_high - out_low)[where]
 
 
 def modulus(fn: Univariate, e: Array) -> Array:

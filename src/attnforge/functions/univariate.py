@@ -1,8 +1,7 @@
-"""`Domain`: where a univariate function is defined, and the sentence that says where it is not.
+"""`Univariate`: one function of one scalar, in every form that the rest of the project needs.
 
-`Taylor`: what is known about a function on each cell of a partition.
-
-`Univariate`: one function of one scalar, in every form that the rest of the project needs.
+With it `Domain`, where the function is defined and the sentence that says where it is not, and `Taylor`, what is known
+about it on each cell of a partition.
 """
 
 from __future__ import annotations
@@ -162,7 +161,7 @@ def spread(middle: Array, width: Array) -> tuple[Array, Array]:
 
 Value = Callable[[Tensor], Tensor]
 Series = Callable[[arb_series], arb_series]
-Ball = Callable[[arb], arb]
+BallMap = Callable[[arb], arb]
 #: Balls around the points where the function turns; a function of the interval's ends where there are infinitely many.
 Turns = tuple[arb, ...] | Callable[[arb, arb], tuple[arb, ...]]
 
@@ -190,7 +189,7 @@ class Univariate:
     name: str
     value: Value
     series: Series | None
-    ball: Ball
+    ball: BallMap
     domain: Domain = REALS
     knots: tuple[float, ...] = ()
     potentials: tuple[str, ...] = ("square",)
@@ -264,7 +263,7 @@ def overlapping(turns: Turns, lo: arb, hi: arb) -> list[arb]:
     return [turn for turn in balls if not (turn < lo or turn > hi)]
 
 
-def ball_by_turns(point: Ball, turns: Turns, domain: Domain) -> Ball:
+def ball_by_turns(point: BallMap, turns: Turns, domain: Domain) -> BallMap:
     """A tight `ball` from `point` (sound on any ball inside the domain) and the turns of the function."""
 
     def ball(x: arb) -> arb:

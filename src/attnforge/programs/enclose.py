@@ -1,13 +1,12 @@
-"""Ranges of affine maps of normed rows: a normed row lies in a ball, which is much smaller than the box around it.
-
-n = c / sqrt(mean c^2 + eps) has |n|^2 <= d, so n @ w stays within sqrt(d) |w|_2; entry by entry one would get
-sqrt(d) |w|_1. A `Ball` follows a value through affine maps as a sum of normed rows times folded weights, plus a rest.
-
-Where every value of a program lives: sound ranges over many cells of the box at once.
+"""Where every value of a program lives: sound ranges over many cells of the box at once.
 
 Each value is enclosed twice, and the intersection is kept: by outward-rounded intervals, and by an affine form
 `slope . t + [low, high]` with t in [-1, 1]^d, the position inside the cell. Intervals forget that x - x is 0; affine
 forms do not, and they make the ranges of affine maps and of nearly linear functions exact to second order.
+
+A normed row lies in a ball, which is much smaller than the box around it: n = c / sqrt(mean c^2 + eps) has |n|^2 <= d,
+so n @ w stays within sqrt(d) |w|_2; entry by entry one would get sqrt(d) |w|_1. A `Ball` follows a value through affine
+maps as a sum of normed rows times folded weights, plus a rest.
 """
 
 from __future__ import annotations
@@ -18,13 +17,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..dtypes import Array
+from ..functions.directed import U, down, up
 from ..functions.queries import lookup
 from ..functions.registry import enclose, taylor
 from ..functions.univariate import Univariate
 from .ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from .program import Program
 
-U = 2.0**-53
+MANY = 300  # with more distinct intervals than this, one table answers for all: it costs about as much as they do
+MOST_SYMBOLS = 64  # with more input coordinates than this, only intervals are kept: forms cost memory for each
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Ball:
             length = np.sqrt(np.sum(part.weight**2, 0)) + np.sqrt(np.sum(part.slip**2, 0))
             reach = reach + part.radius[..., None] * length * (1 + (len(part.weight) + 8) * U)
         reach = reach * (1 + (len(self.parts) + 4) * U)
-        return np.nextafter(self.low - reach, -np.inf), np.nextafter(self.high + reach, np.inf)
+        return down(self.low - reach), up(self.high + reach)
 
 
 def normed(i: int, largest: Array, eps: float, width: int) -> Ball:
@@ -80,28 +81,45 @@ def affine(reads: list[tuple[Ball | None, Array, Array]], weights: tuple[Array, 
                     slip = slip + old.slip + 2 * U * (np.abs(new) + np.abs(old.weight))
                     new = new + old.weight
                 parts[i] = Part(part.radius, new, slip)
-        up, down = np.maximum(weight, 0.0), np.minimum(weight, 0.0)
-        low, high = low + first @ up + last @ down, high + last @ up + first @ down
+        plus, minus = _signs(weight)
+        low, high = low + first @ plus + last @ minus, high + last @ plus + first @ minus
         size = size + np.maximum(np.abs(first), np.abs(last)) @ np.abs(weight)
     margin = (sum(len(w) for w in weights) + 2 * len(weights) + 3) * U * size
     return Ball(parts, low - margin, high + margin)
 
 
-U = 2.0**-53
-MANY = 300  # with more distinct intervals than this, one table answers for all
-MOST_SYMBOLS = 64  # with more input coordinates than this, only intervals are kept
+@dataclass(frozen=True)
+class Tilt:
+    """z in slope . t + [low, high] for t in [-1, 1]^symbols; slope has shape (cell, token, channel, symbol)."""
+
+    slope: Array
+    low: Array
+    high: Array
+
+    @property
+    def reach(self) -> Array:
+        """The largest |slope . t|."""
+        return np.sum(np.abs(self.slope), -1)
+
+    @property
+    def size(self) -> Array:
+        """What the rounding of operations on it is relative to."""
+        return self.reach + np.maximum(np.abs(self.low), np.abs(self.high))
 
 
 @dataclass(frozen=True)
 class Range:
-    """Enclosures of one value, shape (cell, token, channel): low <= z <= high, z in slope . t + form_low..form_high."""
+    """Enclosures of one value, shape (cell, token, channel): low <= z <= high, its affine form, and its ball."""
 
     low: Array
     high: Array
-    slope: Array | None = None
-    form_low: Array | None = None
-    form_high: Array | None = None
+    tilt: Tilt | None = None
     ball: Ball | None = None
+
+    @property
+    def slope(self) -> Array | None:
+        """How the value depends on the position inside the cell, where an affine form is kept."""
+        return None if self.tilt is None else self.tilt.slope
 
     @property
     def size(self) -> Array:
@@ -159,15 +177,15 @@ def cells(program: Program, wanted: int) -> tuple[Array, Array]:
     return lows.reshape(shape), highs.reshape(shape)
 
 
-def _made(low: Array, high: Array, slope: Array | None, form_low: Array | None, form_high: Array | None) -> Range:
+def _made(low: Array, high: Array, tilt: Tilt) -> Range:
     """A range whose interval is cut to what its affine form says."""
-    if slope is None or form_low is None or form_high is None:
-        return Range(low, high)
-    reach = np.sum(np.abs(slope), -1)
-    reach = reach * (1 + (slope.shape[-1] + 4) * U)
-    low = np.maximum(low, np.nextafter(form_low - reach, -np.inf))
-    high = np.minimum(high, np.nextafter(form_high + reach, np.inf))
-    return Range(low, high, slope, form_low, form_high)
+    reach = tilt.reach * (1 + (tilt.slope.shape[-1] + 4) * U)
+    return Range(np.maximum(low, down(tilt.low - reach)), np.minimum(high, up(tilt.high + reach)), tilt)
+
+
+def _signs(weight: Array) -> tuple[Array, Array]:
+    """The positive and the negative part of a matrix: ends of intervals are read through one or the other."""
+    return np.maximum(weight, 0.0), np.minimum(weight, 0.0)
 
 
 def _input(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
@@ -175,83 +193,68 @@ def _input(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     if symbols > MOST_SYMBOLS:
         return Range(low, high)
     middle = 0.5 * (low + high)
-    radius = np.nextafter(np.maximum(high - middle, middle - low), np.inf)
+    radius = up(np.maximum(high - middle, middle - low))
     slope = np.zeros((*low.shape, symbols))
     slope.reshape(len(low), symbols, symbols)[:, np.arange(symbols), np.arange(symbols)] = radius.reshape(len(low), -1)
-    return Range(low, high, slope, middle, middle.copy())
+    return Range(low, high, Tilt(slope, middle, middle.copy()))
 
 
 def _constant(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     assert isinstance(op, Constant)
     value = np.broadcast_to(op.value, (len(low), *op.value.shape))
     symbols = low.shape[1] * low.shape[2]
-    slope = np.zeros((*value.shape, symbols)) if symbols <= MOST_SYMBOLS else None
-    return Range(value, value, slope, value, value)
+    tilted = symbols <= MOST_SYMBOLS
+    return Range(value, value, Tilt(np.zeros((*value.shape, symbols)), value, value) if tilted else None)
 
 
 def _linear(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     assert isinstance(op, Linear)
     total_low, total_high, size = op.bias.copy(), op.bias.copy(), np.abs(op.bias)
-    slope: Array | None = None
-    form_low, form_high = op.bias.copy(), op.bias.copy()
-    formed = all(r.slope is not None for r in reads)
     for read, weight in zip(reads, op.weights, strict=True):
-        up, down = np.maximum(weight, 0.0), np.minimum(weight, 0.0)
-        total_low = total_low + read.low @ up + read.high @ down
-        total_high = total_high + read.high @ up + read.low @ down
+        plus, minus = _signs(weight)
+        total_low = total_low + read.low @ plus + read.high @ minus
+        total_high = total_high + read.high @ plus + read.low @ minus
         size = size + read.size @ np.abs(weight)
-        if formed:
-            assert read.slope is not None
-            assert read.form_low is not None
-            assert read.form_high is not None
-            part = np.einsum("ctks,kw->ctws", read.slope, weight)
-            slope = part if slope is None else slope + part
-            form_low = form_low + read.form_low @ up + read.form_high @ down
-            form_high = form_high + read.form_high @ up + read.form_low @ down
     terms = sum(w.shape[0] for w in op.weights) + 3
     margin = terms * U * size
-    if slope is not None:
-        own = margin + terms * U * _form_size(reads, op.weights)
-        return _made(total_low - margin, total_high + margin, slope, form_low - own, form_high + own)
-    return Range(total_low - margin, total_high + margin)
-
-
-def _form_size(reads: list[Range], weights: tuple[Array, ...]) -> Array:
-    """Sizes that the rounding of an affine form is relative to."""
-    total: Array | float = 0.0
-    for read, weight in zip(reads, weights, strict=True):
-        assert read.slope is not None
-        assert read.form_low is not None
-        assert read.form_high is not None
-        size = np.sum(np.abs(read.slope), -1) + np.maximum(np.abs(read.form_low), np.abs(read.form_high))
-        total = total + size @ np.abs(weight)
-    return np.asarray(total)
+    tilts = [read.tilt for read in reads if read.tilt is not None]
+    if len(tilts) < len(reads):
+        return Range(total_low - margin, total_high + margin)
+    slope, form_low, form_high, form_size = 0.0, op.bias, op.bias, 0.0
+    for tilt, weight in zip(tilts, op.weights, strict=True):
+        plus, minus = _signs(weight)
+        slope = slope + np.einsum("ctks,kw->ctws", tilt.slope, weight)
+        form_low = form_low + tilt.low @ plus + tilt.high @ minus
+        form_high = form_high + tilt.high @ plus + tilt.low @ minus
+        form_size = form_size + tilt.size @ np.abs(weight)
+    own = margin + terms * U * form_size
+    return _made(total_low - margin, total_high + margin, Tilt(np.asarray(slope), form_low - own, form_high + own))
 
 
 def _mix(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     assert isinstance(op, Mix)
-    read, up, down = reads[0], np.maximum(op.matrix, 0.0), np.minimum(op.matrix, 0.0)
-    margin = (len(op.matrix) + 2) * U * (np.abs(op.matrix) @ read.size)
-    out_low, out_high = up @ read.low + down @ read.high - margin, up @ read.high + down @ read.low + margin
-    if read.slope is None or read.form_low is None or read.form_high is None:
+    read, tilt, (plus, minus) = reads[0], reads[0].tilt, _signs(op.matrix)
+    unit, size = (len(op.matrix) + 2) * U, np.abs(op.matrix)
+    margin = unit * (size @ read.size)
+    out_low, out_high = plus @ read.low + minus @ read.high - margin, plus @ read.high + minus @ read.low + margin
+    if tilt is None:
         return Range(out_low, out_high)
-    slope = np.einsum("ij,cjws->ciws", op.matrix, read.slope)
-    size = np.sum(np.abs(read.slope), -1) + np.maximum(np.abs(read.form_low), np.abs(read.form_high))
-    own = (len(op.matrix) + 2) * U * (np.abs(op.matrix) @ size)
-    form_low, form_high = up @ read.form_low + down @ read.form_high, up @ read.form_high + down @ read.form_low
-    return _made(out_low, out_high, slope, form_low - own, form_high + own)
+    own = unit * (size @ tilt.size)
+    form_low, form_high = plus @ tilt.low + minus @ tilt.high, plus @ tilt.high + minus @ tilt.low
+    slope = np.einsum("ij,cjws->ciws", op.matrix, tilt.slope)
+    return _made(out_low, out_high, Tilt(slope, form_low - own, form_high + own))
 
 
 def _apply(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     assert isinstance(op, Apply)
-    read, fn = reads[0], op.function
+    read, tilt, fn = reads[0], reads[0].tilt, op.function
     inside_low, inside_high = np.maximum(read.low, fn.domain.lo), np.minimum(read.high, fn.domain.hi)
     inside_high = np.maximum(inside_low, inside_high)
     pairs = np.stack([inside_low.ravel(), inside_high.ravel()], -1)
     unique, where = np.unique(pairs, axis=0, return_inverse=True)  # cells that differ elsewhere share an interval here
     where = where.reshape(read.low.shape)
     flat_low, flat_high = unique[:, 0].copy(), unique[:, 1].copy()
-    formed = read.slope is not None and not _straddles(fn.knots, flat_low, flat_high)
+    formed = tilt is not None and not _straddles(fn.knots, flat_low, flat_high)
     if len(unique) > MANY and fn.certifiable and bool(np.isfinite(unique).all()):
         table = lookup(fn, float(flat_low.min()), float(flat_high.max()))
         out_low, out_high = table.range(flat_low, flat_high)
@@ -260,20 +263,20 @@ def _apply(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
         out_low, out_high = enclose(fn, flat_low, flat_high)
         line = _tangent(fn, flat_low, flat_high) if formed else None
     out_low, out_high = out_low[where], out_high[where]
-    if read.slope is None or read.form_low is None or read.form_high is None:
-        return Range(out_low, out_high)
-    if line is None:
-        return Range(out_low, out_high, np.zeros_like(read.slope), out_low, out_high)
+    if tilt is None or line is None:
+        return _plain(out_low, out_high, read)
     at, constant, first, rest = (part[where] for part in line)
     with np.errstate(invalid="ignore", over="ignore"):
         # g(y) = constant + first (y - at) + rest, and y - at = slope . t + [form - at]
-        ends = first * (read.form_low - at), first * (read.form_high - at)
-        lifted = np.sum(np.abs(read.slope), -1) + np.abs(read.form_low) + np.abs(read.form_high) + np.abs(at)
+        ends = first * (tilt.low - at), first * (tilt.high - at)
+        lifted = tilt.reach + np.abs(tilt.low) + np.abs(tilt.high) + np.abs(at)
         own = rest + 8 * U * (np.abs(first) * lifted + np.abs(constant))
         form_low, form_high = constant + np.minimum(*ends) - own, constant + np.maximum(*ends) + own
         good = np.isfinite(form_low) & np.isfinite(form_high) & (own * 2 < out_high - out_low)
-    slope = np.where(good[..., None], first[..., None] * read.slope, 0.0)
-    return _made(out_low, out_high, slope, np.where(good, form_low, out_low), np.where(good, form_high, out_high))
+    slope = np.where(good[..., None], first[..., None] * tilt.slope, 0.0)
+    return _made(
+        out_low, out_high, Tilt(slope, np.where(good, form_low, out_low), np.where(good, form_high, out_high))
+    )
 
 
 def _tangent(fn: Univariate, low: Array, high: Array) -> tuple[Array, Array, Array, Array]:
@@ -293,20 +296,22 @@ def _straddles(knots: tuple[float, ...], low: Array, high: Array) -> bool:
 def _product(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     x, y = reads
     corners = np.stack([x.low * y.low, x.low * y.high, x.high * y.low, x.high * y.high])
-    out_low, out_high = np.nextafter(corners.min(0), -np.inf), np.nextafter(corners.max(0), np.inf)
-    if x.slope is None or y.slope is None or x.form_low is None or y.form_low is None:
+    out_low, out_high = down(corners.min(0)), up(corners.max(0))
+    if x.tilt is None or y.tilt is None:
         return Range(out_low, out_high)
-    assert x.form_high is not None
-    assert y.form_high is not None
     # around the middles a, b of the forms: x y = a y + b x - a b + (x - a)(y - b)
-    a, b = 0.5 * (x.form_low + x.form_high), 0.5 * (y.form_low + y.form_high)
-    slope = a[..., None] * y.slope + b[..., None] * x.slope
-    half_x, half_y = np.maximum(x.form_high - a, a - x.form_low), np.maximum(y.form_high - b, b - y.form_low)
-    reach_x = np.sum(np.abs(x.slope), -1) + half_x
-    reach_y = np.sum(np.abs(y.slope), -1) + half_y
+    (a, half_x), (b, half_y) = _middle(x.tilt), _middle(y.tilt)
+    slope = a[..., None] * y.tilt.slope + b[..., None] * x.tilt.slope
+    reach_x, reach_y = x.tilt.reach + half_x, y.tilt.reach + half_y
     size = (np.abs(a) + reach_x) * (np.abs(b) + reach_y)
     own = np.abs(a) * half_y + np.abs(b) * half_x + reach_x * reach_y + (12 + 2 * slope.shape[-1]) * U * size
-    return _made(out_low, out_high, slope, a * b - own, a * b + own)
+    return _made(out_low, out_high, Tilt(slope, a * b - own, a * b + own))
+
+
+def _middle(tilt: Tilt) -> tuple[Array, Array]:
+    """The middle of the form's interval, and how far its ends are from it."""
+    middle = 0.5 * (tilt.low + tilt.high)
+    return middle, np.maximum(tilt.high - middle, middle - tilt.low)
 
 
 def _softmax(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
@@ -332,7 +337,7 @@ def _normalise(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     assert isinstance(op, Normalise)
     z = reads[0]
     if op.centred:
-        most = np.nextafter(np.sqrt(op.width - 1.0), np.inf) * (1 + 4 * U)
+        most = up(np.sqrt(op.width - 1.0)) * (1 + 4 * U)
         return _plain(np.full(z.low.shape, -most), np.full(z.low.shape, most), z)
     return _plain(-_normalised(-z.low, z, op.eps), _normalised(z.high, z, op.eps), z)
 
@@ -348,7 +353,7 @@ def _normalised(top: Array, r: Range, eps: float) -> Array:
     root = np.sqrt((top * top + rest) / width + eps)
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.where(root > 0, top / root, 0.0)
-    return np.minimum(found + 16 * U * np.abs(found), np.nextafter(np.sqrt(float(width)), np.inf) * (1 + 4 * U))
+    return np.minimum(found + 16 * U * np.abs(found), up(np.sqrt(float(width))) * (1 + 4 * U))
 
 
 def normalised_size(r: Range, eps: float) -> Array:
@@ -364,9 +369,9 @@ def _max_tokens(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
 
 def _plain(low: Array, high: Array, like: Range) -> Range:
     """An interval as a range that keeps the number of symbols of another."""
-    if like.slope is None:
+    if like.tilt is None:
         return Range(low, high)
-    return Range(low, high, np.zeros((*low.shape, like.slope.shape[-1])), low, high)
+    return Range(low, high, Tilt(np.zeros((*low.shape, like.tilt.slope.shape[-1])), low, high))
 
 
 #: How each operation encloses its result.

@@ -7,21 +7,19 @@ inside operations are read-only float64 copies; two operations are equal when al
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import flag, is_whole, number
 from ..dtypes import Array
 from ..errors import ArgumentError
 from ..functions.registry import get
-from ..functions.univariate import Univariate
 
 
-@dataclass(frozen=True, eq=False)
 class Op:
     """What all operations share; `word` is how the operation is called in text and in files."""
 
@@ -49,7 +47,7 @@ class Op:
 
     def identity(self) -> tuple[object, ...]:
         """Everything that determines the operation, hashable."""
-        return (self.word, *(_hashable(getattr(self, field.name)) for field in fields(self)))
+        return (self.word, *(_hashable(getattr(self, field.name)) for field in fields(self)))  # type: ignore[arg-type]
 
     def __eq__(self, other: object) -> bool:
         return self.identity() == other.identity() if isinstance(other, Op) else NotImplemented
@@ -58,7 +56,7 @@ class Op:
         return hash(self.identity())
 
     def __post_init__(self) -> None:
-        if isinstance(self.width, bool) or not isinstance(self.width, int) or self.width < 1:
+        if not is_whole(self.width, 1):
             raise ArgumentError(f"the width of {self.word} must be a whole number >= 1, got {self.width!r}")
 
     def _set(self, **values: object) -> None:
@@ -70,21 +68,21 @@ class Op:
 class Input(Op):
     """The point of the box, laid out as (tokens, width)."""
 
-    word: ClassVar[str] = "input"
+    word = "input"
+    width: int
 
 
 @dataclass(frozen=True, eq=False)
 class Constant(Op):
     """A fixed array of shape (tokens, width)."""
 
-    word: ClassVar[str] = "constant"
-    width: int = 0
-    value: Any = None
+    word = "constant"
+    value: Any
+    width: int = field(init=False)
 
-    def __init__(self, value: npt.ArrayLike):
-        array = frozen(value, "the value of a constant", 2)
+    def __post_init__(self) -> None:
+        array = frozen(self.value, "the value of a constant", 2)
         self._set(value=array, width=array.shape[1])
-        self.__post_init__()
 
     def problem(self, tokens: int, widths: tuple[int, ...]) -> str | None:
         rows = self.value.shape[0]
@@ -95,22 +93,23 @@ class Constant(Op):
 class Linear(Op):
     """sum_i value_i @ weights_i + bias, the same for each token."""
 
-    word: ClassVar[str] = "linear"
-    width: int = 0
-    inputs_: tuple[int, ...] = ()
-    weights: tuple[Array, ...] = ()
-    bias: Any = None
+    word = "linear"
+    inputs_: tuple[int, ...]
+    weights: Any
+    bias: Any
+    width: int = field(init=False)
 
-    def __init__(self, inputs: tuple[int, ...], weights: tuple[npt.ArrayLike, ...], bias: npt.ArrayLike):
-        offset = frozen(bias, "the bias of linear", 1)
-        matrices = tuple(frozen(w, "a weight of linear", 2) for w in weights)
-        if not inputs or len(inputs) != len(matrices):
-            raise ArgumentError(f"linear has {len(inputs)} inputs and {len(matrices)} weights; it needs one for each")
+    def __post_init__(self) -> None:
+        offset = frozen(self.bias, "the bias of linear", 1)
+        matrices = tuple(frozen(w, "a weight of linear", 2) for w in self.weights)
+        if not self.inputs_ or len(self.inputs_) != len(matrices):
+            raise ArgumentError(
+                f"linear has {len(self.inputs_)} inputs and {len(matrices)} weights; it needs one for each"
+            )
         wrong = [w.shape for w in matrices if w.shape[1] != len(offset)]
         if wrong:
             raise ArgumentError(f"linear has a bias of length {len(offset)} and a weight of shape {wrong[0]}")
-        self._set(inputs_=tuple(inputs), weights=matrices, bias=offset, width=len(offset))
-        self.__post_init__()
+        self._set(inputs_=tuple(self.inputs_), weights=matrices, bias=offset, width=len(offset))
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -128,14 +127,15 @@ class Linear(Op):
 class Mix(Op):
     """A fixed mixing of tokens, the same for each channel: matrix @ value."""
 
-    word: ClassVar[str] = "mix"
-    operands: ClassVar[tuple[str, ...]] = ("input",)
+    word = "mix"
+    operands = ("input",)
     input: int
-    matrix: Array
+    matrix: Any
+    width: int
 
-    def __init__(self, input: int, matrix: npt.ArrayLike, width: int):
-        self._set(input=input, matrix=frozen(matrix, "the matrix of mix", 2), width=width)
-        self.__post_init__()
+    def __post_init__(self) -> None:
+        self._set(matrix=frozen(self.matrix, "the matrix of mix", 2))
+        super().__post_init__()
 
     def problem(self, tokens: int, widths: tuple[int, ...]) -> str | None:
         if self.matrix.shape != (tokens, tokens):
@@ -147,41 +147,36 @@ class Mix(Op):
 class Apply(Op):
     """A univariate function, entry by entry."""
 
-    word: ClassVar[str] = "apply"
-    operands: ClassVar[tuple[str, ...]] = ("input",)
+    word = "apply"
+    operands = ("input",)
     input: int
-    function: Univariate
+    function: Any
+    width: int
 
-    def __init__(self, input: int, function: str | Univariate, width: int):
-        self._set(input=input, function=get(function), width=width)
-        self.__post_init__()
+    def __post_init__(self) -> None:
+        self._set(function=get(self.function))
+        super().__post_init__()
 
 
 @dataclass(frozen=True, eq=False)
 class Product(Op):
     """The product of two values, entry by entry."""
 
-    word: ClassVar[str] = "product"
-    operands: ClassVar[tuple[str, ...]] = ("left", "right")
+    word = "product"
+    operands = ("left", "right")
     left: int
     right: int
-
-    def __init__(self, left: int, right: int, width: int):
-        self._set(left=left, right=right, width=width)
-        self.__post_init__()
+    width: int
 
 
 @dataclass(frozen=True, eq=False)
 class Softmax(Op):
     """Softmax over the channels of each token."""
 
-    word: ClassVar[str] = "softmax"
-    operands: ClassVar[tuple[str, ...]] = ("input",)
+    word = "softmax"
+    operands = ("input",)
     input: int
-
-    def __init__(self, input: int, width: int):
-        self._set(input=input, width=width)
-        self.__post_init__()
+    width: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,30 +187,22 @@ class Attention(Op):
     some token.
     """
 
-    word: ClassVar[str] = "attention"
-    operands: ClassVar[tuple[str, ...]] = ("query", "key", "value")
+    word = "attention"
+    operands = ("query", "key", "value")
     query: int
     key: int
     value: int
-    scale: float
-    causal: bool
-    mask: Any
+    width: int
+    scale: float = 1.0
+    causal: bool = False
+    mask: Any = None
 
-    def __init__(
-        self,
-        query: int,
-        key: int,
-        value: int,
-        width: int,
-        scale: float = 1.0,
-        causal: bool = False,
-        mask: npt.ArrayLike | None = None,
-    ):
-        array = None if mask is None else frozen(mask, "the mask of attention", 2, hidden=True)
-        factor = number(scale, "the scale of attention")
-        _flag(causal, "causal")
-        self._set(query=query, key=key, value=value, scale=factor, causal=causal, mask=array, width=width)
-        self.__post_init__()
+    def __post_init__(self) -> None:
+        flag("causal", self.causal)
+        if self.mask is not None:
+            self._set(mask=frozen(self.mask, "the mask of attention", 2, hidden=True))
+        self._set(scale=number("the scale of attention", self.scale))
+        super().__post_init__()
 
     def logit_mask(self, tokens: int) -> Array:
         """What is added to the logits, the causal rule included."""
@@ -239,31 +226,29 @@ class Attention(Op):
 class Normalise(Op):
     """Layer norm over the channels of each token, without an affine part; RMS norm when not `centred`."""
 
-    word: ClassVar[str] = "normalise"
-    operands: ClassVar[tuple[str, ...]] = ("input",)
+    word = "normalise"
+    operands = ("input",)
     input: int
-    eps: float
-    centred: bool
+    width: int
+    eps: float = 1e-5
+    centred: bool = True
 
-    def __init__(self, input: int, width: int, eps: float = 1e-5, centred: bool = True):
-        if number(eps, "the eps of normalise") < 0:
-            raise ArgumentError(f"the eps of normalise must not be negative, got {eps!r}")
-        _flag(centred, "centred")
-        self._set(input=input, eps=float(eps), centred=centred, width=width)
-        self.__post_init__()
+    def __post_init__(self) -> None:
+        flag("centred", self.centred)
+        self._set(eps=number("the eps of normalise", self.eps))
+        if self.eps < 0:
+            raise ArgumentError(f"the eps of normalise must not be negative, got {self.eps!r}")
+        super().__post_init__()
 
 
 @dataclass(frozen=True, eq=False)
 class MaxTokens(Op):
     """The largest entry over the tokens, for each channel, given to every token."""
 
-    word: ClassVar[str] = "max_tokens"
-    operands: ClassVar[tuple[str, ...]] = ("input",)
+    word = "max_tokens"
+    operands = ("input",)
     input: int
-
-    def __init__(self, input: int, width: int):
-        self._set(input=input, width=width)
-        self.__post_init__()
+    width: int
 
 
 #: Every operation there is: each interpreter has an entry for each of them.
@@ -284,18 +269,6 @@ def frozen(value: npt.ArrayLike, what: str, ndim: int, hidden: bool = False) -> 
         raise ArgumentError(f"{what} must be finite{' or -inf' if hidden else ''}")
     array.setflags(write=False)
     return array
-
-
-def number(value: float, what: str) -> float:
-    """A finite float."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ArgumentError(f"{what} must be a finite number, got {value!r}")
-    return float(value)
-
-
-def _flag(value: bool, what: str) -> None:
-    if not isinstance(value, bool):
-        raise ArgumentError(f"{what} must be True or False, got {value!r}")
 
 
 def _hashable(value: object) -> object:

@@ -1,6 +1,6 @@
 """`Program`: what is computed, as a list of operations in single static assignment over (tokens, width) arrays.
 
-Programs to and from plain JSON values and named arrays.
+A program goes to and comes from plain JSON values and named arrays:
 
     header, arrays = program.to_json();  Program.from_json(header, arrays) == program
 
@@ -108,15 +108,11 @@ class Program:
 
     def to_json(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """A header of plain JSON values and the arrays it refers to by name; `from_json` reads both back, exactly."""
-        pass
-
         return program_to_json(self)
 
     @classmethod
     def from_json(cls, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> Program:
         """The program that `to_json` described; `ArgumentError` on anything else."""
-        pass
-
         return program_from_json(header, arrays)
 
 
@@ -256,7 +252,7 @@ def live(ops: list[Op], labels: list[str], output: int) -> tuple[tuple[Op, ...],
     return tuple(ops[i].renamed(new) for i in order), tuple(labels[i] for i in order), new[output]
 
 
-FORMAT = 1
+FORMAT = 1  # of program headers in files; another number is refused
 _WORDS = {kind.word: kind for kind in OPS}
 _Fields = Mapping[str, Any]
 
@@ -279,8 +275,8 @@ def program_to_json(program: Program) -> tuple[dict[str, Any], dict[str, Array]]
 
 
 def _write(i: int, op: Op, arrays: dict[str, Array]) -> dict[str, Any]:
-    out: dict[str, Any] = {"op": op.word}
-    for field in fields(op):
+    out: dict[str, Any] = {"op": op.word, "width": op.width}
+    for field in fields(op):  # type: ignore[arg-type]
         value = getattr(op, field.name)
         if isinstance(value, np.ndarray):
             arrays[f"op{i}.{field.name}"] = value

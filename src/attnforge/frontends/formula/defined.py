@@ -1,12 +1,10 @@
-"""Points of the box where a formula is undefined or unbounded, found by search and confirmed in ball arithmetic.
-
-A refusal names such a point. Where the search finds none nothing is refused: the enclosure of the ranges has the last
-word, and an argument of a root may touch 0 (mathematics H1, item 8).
-
-Is a formula defined and bounded on its box? Refusals name a point (mathematics H1, item 8).
+"""Is a formula defined and bounded on its box? Refusals name a point (mathematics H1, item 8).
 
 First the formula as it was written: no root or logarithm of a negative number, even where it cancels later. Then the
 normal form: no pole, unless the function of one scalar around it is bounded all the same, as sin(x)/x is.
+
+Points where a formula is undefined or unbounded are found by search and confirmed in ball arithmetic. Where the search
+finds none nothing is refused: the enclosure of the ranges has the last word, and an argument of a root may touch 0.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial as partial_
 
 import torch
 from flint import arb
@@ -25,13 +24,14 @@ from ...errors import ArgumentError, DomainError
 from ...expressions.composite import composed
 from ...expressions.constants import ball
 from ...expressions.evaluate import Formula, balls, tensors
-from ...expressions.expression import Call, Expr, Graph, Monomial, Partial, Sum, reachable
+from ...expressions.expression import Call, Expr, Monomial, Partial, Sum, reachable
 from ...functions.directed import precision
 from ...functions.registry import power
 from ...functions.univariate import Domain, Univariate
-from .normal import Cuts, by_scalar, univariate
+from .normal import Cuts, by_scalar
 
-_SAMPLES, _CORNERS, _ROUNDS = 512, 256, 60
+_SAMPLES, _CORNERS = 512, 256  # points at which a search starts: milliseconds, and enough for nine variables
+_ROUNDS = 60  # of a pattern search, half of which may halve its step: 2^-30 of the box
 _TINY = 1e-30  # an argument this close to a pole counts as meeting it
 _LARGEST = sys.float_info.max
 Score = Callable[[Tensor], Tensor]
@@ -56,18 +56,17 @@ class Search:
         domain, argument = partial.domain, partial.argument
         below, above = domain.reaches(*argument.range)
         formula = Formula.of(argument)
-        if below:
-            relation = f"{'>=' if words.lo_closed else '>'} {domain.lo:g}"
-            point = self._lowest(formula, argument, lambda v: v - domain.lo)
+        for leaves, sign, end, closed, said in (
+            (below, 1, domain.lo, domain.lo_closed, f"{'>=' if words.lo_closed else '>'} {domain.lo:g}"),
+            (above, -1, domain.hi, domain.hi_closed, f"{'<=' if words.hi_closed else '<'} {domain.hi:g}"),
+        ):
+            if not leaves:
+                continue
+            point = self._lowest(formula, argument, partial_(_inside_by, sign, end))
             value = self.exact(formula, point)
-            if value < domain.lo or (not domain.lo_closed and self._meets(formula, point, domain.lo)):
-                raise DomainError(self._undefined(partial, point, value, relation))
-        if above:
-            relation = f"{'<=' if words.hi_closed else '<'} {domain.hi:g}"
-            point = self._lowest(formula, argument, lambda v: domain.hi - v)
-            value = self.exact(formula, point)
-            if value > domain.hi or (not domain.hi_closed and self._meets(formula, point, domain.hi)):
-                raise DomainError(self._undefined(partial, point, value, relation))
+            outside = value < end if sign > 0 else value > end
+            if outside or (not closed and self._meets(formula, point, end)):
+                raise DomainError(self._undefined(partial, point, value, said))
         pole = domain.pole_in(*argument.range) if math.isfinite(sum(argument.range)) else None
         for place in (pole,) if domain.period is not None else domain.poles:
             if place is not None and argument.range[0] <= place <= argument.range[1]:
@@ -171,23 +170,28 @@ class Search:
         return ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.names, point.tolist(), strict=True))
 
 
+def _inside_by(sign: int, end: float, v: Tensor) -> Tensor:
+    """How far values are on the inner side of an end of a domain: above it for sign 1, below it for sign -1."""
+    return sign * (v - end)
+
+
 def _number(value: arb) -> str:
     return f"{float(value):.6g}" if value.is_finite() else "undefined"
 
 
-_MOST_CELLS = 2000
+_MOST_CELLS = 2000  # in the proof that a function is bounded: a tenth of a second
 
 
-def refuse_undefined(graph: Graph, roots: Sequence[Expr], box: Box) -> None:
+def refuse_undefined(cuts: Cuts, roots: Sequence[Expr], box: Box) -> None:
     """Raise `DomainError`, with a witness, where the expressions are undefined or unbounded on the box."""
     search = Search(box)
     seen: set[tuple[Expr, Domain]] = set()
-    for partial in graph.partial:
+    for partial in cuts.graph.partial:
         closed = replace(partial.domain, lo_closed=True, hi_closed=True, poles=())
         if (partial.argument, closed) not in seen and any(closed.reaches(*partial.argument.range)):
             seen.add((partial.argument, closed))
             search.refuse(replace(partial, domain=closed), stated=partial.domain)
-    _Visit(graph, search).visit(roots)
+    _visit(cuts, search, roots)
     for root in roots:
         if not all(map(math.isfinite, root.range)):
             search.refuse_overflow(root)
@@ -210,43 +214,39 @@ def _touches(partial: Partial) -> bool:
     return ends or any(low <= pole <= high for pole in domain.poles) or domain.offence("", low, high) is not None
 
 
-class _Visit:
-    def __init__(self, graph: Graph, search: Search):
-        self.graph, self.search, self.cuts = graph, search, Cuts(graph)
+def _visit(cuts: Cuts, search: Search, roots: Sequence[Expr]) -> None:
+    """Walk down; below a function of one scalar that is shown to be bounded only the scalar matters."""
+    todo, done = list(roots), set()
+    while todo:
+        node = todo.pop()
+        if node in done:
+            continue
+        done.add(node)
+        if not any(_touches(partial) for part in reachable([node]) for partial in _partials(part)):
+            continue
+        scalar = cuts.cut(node)
+        if scalar is not None and scalar is not node and _bounded(cuts, node, scalar):
+            todo.append(scalar)
+            continue
+        parts = by_scalar(cuts.graph, cuts, node) if isinstance(node, Monomial) else []
+        if len(parts) > 1:
+            todo.extend(parts)
+            continue
+        for partial in _partials(node):
+            if _touches(partial):
+                search.refuse(partial)
+        todo.extend(node.children)
 
-    def visit(self, roots: Sequence[Expr]) -> None:
-        """Walk down; below a function of one scalar that is shown to be bounded only the scalar matters."""
-        todo, done = list(roots), set()
-        while todo:
-            node = todo.pop()
-            if node in done:
-                continue
-            done.add(node)
-            if not any(_touches(partial) for part in reachable([node]) for partial in _partials(part)):
-                continue
-            scalar = self.cuts.cut(node)
-            if scalar is not None and scalar is not node and self._bounded(node, scalar):
-                todo.append(scalar)
-                continue
-            parts = by_scalar(self.graph, self.cuts, node) if isinstance(node, Monomial) else []
-            if len(parts) > 1:
-                todo.extend(parts)
-                continue
-            for partial in _partials(node):
-                if _touches(partial):
-                    self.search.refuse(partial)
-            todo.extend(node.children)
 
-    def _bounded(self, node: Expr, scalar: Expr) -> bool:
-        inner, a, b = univariate(self.graph, node, scalar)
-        argument = self.graph.sum([(scalar, a)], b)
-        if isinstance(inner, Sum):
-            return False
-        try:
-            function = composed(inner)
-        except ArgumentError:
-            return False
-        return is_bounded(function, *argument.range)
+def _bounded(cuts: Cuts, node: Expr, scalar: Expr) -> bool:
+    inner, a, b = cuts.function(node, scalar)
+    if isinstance(inner, Sum):
+        return False
+    try:
+        function = composed(inner)
+    except ArgumentError:
+        return False
+    return is_bounded(function, *cuts.graph.sum([(scalar, a)], b).range)
 
 
 def is_bounded(function: Univariate, lo: float, hi: float) -> bool:

@@ -44,11 +44,12 @@ Factors = list[tuple[Expr, Fraction]]
 
 
 class Cuts:
-    """Cuts of the nodes of one graph, remembered."""
+    """Cuts of the nodes of one graph, and the functions that nodes are of them, remembered."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
         self._known: dict[Expr, Expr | None] = {}
+        self._functions: dict[tuple[Expr, Expr], tuple[Expr, Fraction, Fraction]] = {}
 
     def cut(self, node: Expr) -> Expr | None:
         """The scalar that the node is a function of; None for a number."""
@@ -83,6 +84,12 @@ class Cuts:
         scalar = primitive(self.graph, node)[0]
         self._known[scalar] = scalar
         return scalar
+
+    def function(self, node: Expr, scalar: Expr) -> tuple[Expr, Fraction, Fraction]:
+        """(f, a, b) with node = f(a * scalar + b), f an expression in the variable y of a graph of its own."""
+        if (node, scalar) not in self._functions:
+            self._functions[node, scalar] = _univariate(self.graph, node, scalar)
+        return self._functions[node, scalar]
 
     def groups(self, node: Monomial) -> dict[Expr, Factors]:
         """The factors of a product by their scalar; powers of a monomial that is one of the scalars belong to it."""
@@ -141,7 +148,6 @@ def _content(exponents: list[Fraction]) -> Fraction:
 
 
 _MOST_TERMS = 300  # a longer sum is taken as it is: the search for factors is quadratic in its length
-Factors = list[tuple[Expr, Fraction]]
 
 
 def arranged(graph: Graph, cuts: Cuts, terms: Sequence[tuple[Expr, Fraction]], known: Container[Expr]) -> Factors:
@@ -308,14 +314,14 @@ _KNOWN = {"y*sigmoid(y)": "silu", "y*tanh(softplus(y))": "mish"}
 
 
 def written(
-    graph: Graph, roots: Sequence[Expr], box: Box, source: str, several: bool = False, writing: Writing = "product"
+    cuts: Cuts, roots: Sequence[Expr], box: Box, source: str, several: bool = False, writing: Writing = "product"
 ) -> Program:
     """The program that computes the expressions; `several` outputs make a last dimension."""
     if writing not in WRITINGS:
         raise ArgumentError(f"writing is one of {', '.join(WRITINGS)}, not {writing!r}")
     if writing == "log":
-        roots = with_logarithms(graph, roots)
-    writer = _Writer(graph, box, fuse=writing != "plain")
+        roots = with_logarithms(cuts.graph, roots)
+    writer = _Writer(cuts, box, fuse=writing != "plain")
     forms = [writer.form(root) for root in roots]
     return writer.emit.program(forms, [root.short() for root in roots], source, several)
 
@@ -336,9 +342,9 @@ def with_logarithms(graph: Graph, roots: Sequence[Expr]) -> list[Expr]:
 
 
 class _Writer:
-    def __init__(self, graph: Graph, box: Box, fuse: bool):
-        self.graph, self.fuse = graph, fuse
-        self.emit, self.cuts = Emitter(box), Cuts(graph)
+    def __init__(self, cuts: Cuts, box: Box, fuse: bool):
+        self.graph, self.cuts, self.fuse = cuts.graph, cuts, fuse
+        self.emit = Emitter(box)
         self.columns = {name: j for j, name in enumerate(box.names or ())}
         self.forms: dict[Expr, Combination] = {}
 
@@ -376,7 +382,7 @@ class _Writer:
 
     def _fused(self, node: Expr, scalar: Expr) -> Combination | None:
         """The node as one function of the scalar, or None where it cannot be one."""
-        inner, a, b = univariate(self.graph, node, scalar)
+        inner, a, b = self.cuts.function(node, scalar)
         factor, constant = Fraction(1), Fraction(0)
         if isinstance(inner, Sum):
             # A constant, and a factor common to all terms, belong to the affine part of what follows.
@@ -488,8 +494,7 @@ class _Writer:
                     groups.setdefault(kept, []).append((left, p))
 
 
-def univariate(graph: Graph, node: Expr, scalar: Expr) -> tuple[Expr, Fraction, Fraction]:
-    """(f, a, b) with node = f(a * scalar + b), f an expression in the variable y of a graph of its own."""
+def _univariate(graph: Graph, node: Expr, scalar: Expr) -> tuple[Expr, Fraction, Fraction]:
     own = Graph({VARIABLE: WHOLE})
     y = own.variable(VARIABLE)
     replace: dict[Expr, Expr] = {scalar: y}

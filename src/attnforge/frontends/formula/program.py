@@ -1,7 +1,4 @@
-"""sympy expressions, walked node by node.
-
-Formulas to programs: strings, sympy expressions and Python callables of named scalars.
-"""
+"""Formulas to programs: strings, sympy expressions and Python callables of named scalars."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from ...expressions.grammar import read
 from ...expressions.special import ALIASES
 from ...programs.program import Program
 from .defined import refuse_undefined
-from .normal import Writing, written
+from .normal import Cuts, Writing, written
 
 _NAMES = {"Abs": "abs", "Max": "max", "Min": "min", "LambertW": "", "loggamma": ""}
 
@@ -85,8 +82,7 @@ def capture_formula(target: FormulaLike, box: Box, writing: Writing = "product")
     """The program of a formula on a box with named intervals.
 
     `target` is a string, a sympy expression, a callable of the box's variables, or a list of these (then the output has
-    a last dimension). Nothing in a string is ever run as code. Constants are folded exactly and
-    rounded to float64 once.
+    a last dimension). Nothing in a string is ever run as code. Constants are folded exactly, and rounded once.
 
     >>> print(capture_formula("exp(-x**2)/y + 2*x", Box(x=(-1, 1), y=(0.5, 2))))
     program of 1 token: exp(-x**2)/y + 2*x
@@ -105,8 +101,9 @@ def capture_formula(target: FormulaLike, box: Box, writing: Writing = "product")
     wide = box.outward(torch.float32)
     graph = Graph(dict(zip(box.names, wide.intervals(), strict=True)))
     roots, source, several = expressions(target, graph, box)
-    refuse_undefined(graph, roots, box)
-    return written(graph, roots, box, source, several, writing)
+    cuts = Cuts(graph)
+    refuse_undefined(cuts, roots, box)
+    return written(cuts, roots, box, source, several, writing)
 
 
 def expressions(target: FormulaLike, graph: Graph, box: Box) -> tuple[list[Expr], str, bool]:
