@@ -66,10 +66,10 @@ def inside(found: list[Range], program: Program, low: np.ndarray, high: np.ndarr
         seen = value.numpy().reshape(len(share), *r.low.shape)
         slack = 1e-13 * (1 + np.abs(seen))
         assert (seen >= r.low - slack).all() and (seen <= r.high + slack).all(), program.labels[number]
-        if r.slope is not None and r.form_low is not None and r.form_high is not None:
+        if r.tilt is not None:
             t = (2 * share - 1).reshape(len(share), len(low), -1)
-            line = np.einsum("pcs,ctks->pctk", t, r.slope)
-            assert (seen >= line + r.form_low - slack).all() and (seen <= line + r.form_high + slack).all()
+            line = np.einsum("pcs,ctks->pctk", t, r.tilt.slope)
+            assert (seen >= line + r.tilt.low - slack).all() and (seen <= line + r.tilt.high + slack).all()
 
 
 @pytest.mark.parametrize("name", [*FORMULAS, "tokens"])
