@@ -39,6 +39,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..functions.directed import lower, precision, upper
+from ..functions.piecewise import piece_of, series_between, touched
 from ..functions.registry import parse, power, read_with
 from ..functions.univariate import REALS, Domain, Searched, Series, Univariate, Value
 from . import evaluate
@@ -135,17 +136,11 @@ def _build(root: Expr, name: str) -> Univariate:
             return arb.nan()
         if not any(p.order >= 0 and near(x, p.place) for at in singular for p in at):
             return centred(evaluate.balls(formula, {VARIABLE: x})[root], x)
-        # next to a removable singularity: every piece that the ball may touch
-        touched = [
-            branch(arb_series([x, 1], prec=1))[0]
-            for k, branch in enumerate(branches)
-            if not ((k > 0 and x < knots[k - 1]) or (k < len(knots) and x > knots[k]))
-        ]
-        return functools.reduce(arb.union, touched)
+        return touched(knots, branches, x)  # next to a removable singularity
 
     def centred(natural: arb, x: arb) -> arb:
         """The natural enclosure, cut by f(c) + f'(x) (x - c), whose width shrinks with the square of that of x."""
-        k = None if x.is_exact() else next((k for k in range(len(knots) + 1) if _clear(x, knots, k)), None)
+        k = None if x.is_exact() else piece_of(knots, x)
         if k is None or not natural.is_finite():
             return natural
         middle = x.mid()
@@ -156,16 +151,10 @@ def _build(root: Expr, name: str) -> Univariate:
         other = evaluate.balls(formula, {VARIABLE: middle})[root] + slope * (x - middle)
         return natural.intersection(other) if other.is_finite() else natural
 
-    def series(x: arb_series) -> arb_series:
-        k = next((k for k in range(len(knots) + 1) if _clear(x[0], knots, k)), None)
-        if k is None:
-            return arb_series([ball(x[0])] + [arb.nan()] * (x.prec - 1), prec=x.prec)
-        return branches[k](x)
-
     return Univariate(
         name,
         _value(formula, root, [p for at in singular for p in at if p.order >= 0], branches, knots),
-        series,
+        series_between(knots, branches, ball),
         ball,
         natural_domain(formula, variable, [p for at in singular for p in at if p.order < 0]),
         knots,
@@ -174,10 +163,6 @@ def _build(root: Expr, name: str) -> Univariate:
         turns=turns_of(branches, knots),
         image=root.range,
     )
-
-
-def _clear(c: arb, knots: tuple[float, ...], k: int) -> bool:
-    return (k == 0 or c > knots[k - 1]) and (k == len(knots) or c < knots[k])
 
 
 def _kinks(formula: Formula, variable: Variable) -> tuple[tuple[float, ...], list[dict[Expr, Series]]]:
@@ -487,7 +472,7 @@ def _inside(end: _End, up: bool) -> tuple[float, bool]:
     return (upper(near) if up else lower(near)), False
 
 
-_HALVINGS = 40  # a turn is known to 2^-40 of the interval: its ball's share of the range is then below 2^-80
+_HALVINGS = 40  # a turn is known to 2^-40 of the interval, and the function is flat there: to 2^-80 of its bend
 _MOST_CELLS = 400  # looked at in search of turns; a function with many turns gets wider balls, not a longer search
 
 

@@ -16,10 +16,10 @@ from ..errors import ArgumentError, DomainError
 from ..functions.directed import precision
 from ..functions.univariate import Univariate
 
-_BITS = 200  # of a constant that is not rational
+_BITS = 200  # of a constant that is not rational: float64 and room for what cancels in a formula
 _EXACT_BITS = 2400  # numerators and denominators beyond this are rounded to _BITS; any float64 is well below
-_LARGEST = Fraction(2) ** 1024
-_SMALLEST = Fraction(1, 2**1074)
+_LARGEST = Fraction(2) ** 1024  # the first power of two beyond float64
+_SMALLEST = Fraction(1, 2**1074)  # the smallest positive float64
 #: Exponents beyond this are refused, as in the registry.
 LARGEST_EXPONENT = 1000
 

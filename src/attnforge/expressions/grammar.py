@@ -19,13 +19,13 @@ from .constants import constant_e, constant_pi, within_range
 from .expression import Expr, Graph
 from .special import ALIASES, REFUSED, words
 
-LONGEST = 20_000
-DEEPEST = 150
+LONGEST = 20_000  # characters of a formula: ten times what any text of an expression has, and read in a second
+DEEPEST = 150  # levels of a formula: each takes a few frames of the parser, and Python allows about 1000
 _TOKEN = re.compile(
     r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[^\W\d]\w*)|(?P<operator>\*\*|[-+*/^(),])|(?P<space>\s+)"
 )
 _CONSTANTS = {"pi": constant_pi, "e": constant_e}
-_SUM, _PRODUCT, _SIGN, _POWER = 1, 2, 3, 4
+_SUM, _PRODUCT, _SIGN, _POWER = 1, 2, 3, 4  # how tightly operators bind
 
 
 class UnknownNames(FormulaError, ArgumentError):

@@ -11,13 +11,13 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 import torch
 from flint import arb, arb_series
 from torch import Tensor
 
+from ..arguments import number
 from ..errors import ArgumentError
 from .analytic import expm1_series
 from .univariate import REALS, BallMap, Series, Univariate, Value, ball_by_turns
@@ -36,37 +36,38 @@ def piecewise(
 ) -> Univariate:
     """A continuous function that equals pieces[k] between knots k-1 and k and is monotone between its turns."""
     corners = tuple(arb(t) for t in turns)
-    ball = ball_by_turns(_point(knots, pieces), corners, REALS)
-    series = _series(knots, pieces, ball)
+    ball = ball_by_turns(lambda x: touched(knots, pieces, x), corners, REALS)
+    series = series_between(knots, pieces, ball)
     return Univariate(name, value, series, ball, REALS, knots, potentials, pieces=pieces, turns=corners, image=image)
 
 
-def _point(knots: tuple[float, ...], pieces: tuple[Series, ...]) -> BallMap:
-    def point(x: arb) -> arb:
-        out: arb | None = None
-        for k, piece in enumerate(pieces):
-            # every piece that the ball may touch; for an exact number that is one, or two that agree at a knot
-            if (k > 0 and x < knots[k - 1]) or (k < len(knots) and x > knots[k]):
-                continue
-            value = piece(arb_series([x], prec=1))[0]
-            out = value if out is None else out.union(value)
-        return arb.nan() if out is None else out
-
-    return point
+def touched(knots: tuple[float, ...], pieces: Sequence[Series], x: arb) -> arb:
+    """The values over a ball of every piece that it may touch; for an exact number one, or two that agree at a knot."""
+    near = [
+        piece(arb_series([x], prec=1))[0]
+        for k, piece in enumerate(pieces)
+        if not ((k > 0 and x < knots[k - 1]) or (k < len(knots) and x > knots[k]))
+    ]
+    return functools.reduce(arb.union, near) if near else arb.nan()
 
 
-def _series(knots: tuple[float, ...], pieces: tuple[Series, ...], ball: BallMap) -> Series:
+def piece_of(knots: tuple[float, ...], x: arb) -> int | None:
+    """The number of the only piece that a ball touches; None where it is not clear of a knot."""
+    inside = (k for k in range(len(knots) + 1) if (k == 0 or x > knots[k - 1]) and (k == len(knots) or x < knots[k]))
+    return next(inside, None)
+
+
+def series_between(knots: tuple[float, ...], pieces: Sequence[Series], ball: BallMap) -> Series:
     """One series for all of the line: known where the constant term's ball is clear of the knots.
 
     Tables use the pieces themselves instead, and so does whoever composes this function with another.
     """
 
     def series(x: arb_series) -> arb_series:
-        constant = x[0]
-        for k, piece in enumerate(pieces):
-            if (k == 0 or constant > knots[k - 1]) and (k == len(knots) or constant < knots[k]):
-                return piece(x)
-        return arb_series([ball(constant)] + [arb.nan()] * (x.prec - 1), prec=x.prec)
+        k = piece_of(knots, x[0])
+        if k is None:
+            return arb_series([ball(x[0])] + [arb.nan()] * (x.prec - 1), prec=x.prec)
+        return pieces[k](x)
 
     return series
 
@@ -132,7 +133,7 @@ def _level(height: float) -> Series:
 @functools.lru_cache(maxsize=64)
 def leaky_relu(slope: float = 0.01) -> Univariate:
     """max(y, 0) + slope * min(y, 0)."""
-    rate = _number("slope", slope)
+    rate = number("slope", slope)
     pieces: tuple[Series, ...] = (lambda x: x * rate, _same)
     name = "leaky_relu" if rate == 0.01 else f"leaky_relu({rate!r})"
     return piecewise(name, lambda y: torch.where(y > 0, y, rate * y), (0.0,), pieces, turns=(0.0,))
@@ -141,7 +142,7 @@ def leaky_relu(slope: float = 0.01) -> Univariate:
 @functools.lru_cache(maxsize=64)
 def elu(alpha: float = 1.0) -> Univariate:
     """y for y > 0, alpha (exp(y) - 1) below."""
-    a = _number("alpha", alpha)
+    a = number("alpha", alpha)
     pieces: tuple[Series, ...] = (lambda x: expm1_series(x) * a, _same)
 
     def value(y: Tensor) -> Tensor:
@@ -150,12 +151,7 @@ def elu(alpha: float = 1.0) -> Univariate:
     return piecewise("elu" if a == 1 else f"elu({a!r})", value, (0.0,), pieces, (0.0,), ("atan", "square"))
 
 
-def _number(argument: str, x: float) -> float:
-    if isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x):
-        raise ArgumentError(f"{argument} must be a finite number, got {x!r}")
-    return float(x)
-
-
+# what makes activations of mean 0 and variance 1 a fixed point (Klambauer et al. 2017), to the digits that torch has
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
@@ -202,7 +198,7 @@ PIECEWISE: tuple[Univariate, ...] = (
 )
 
 
-@lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=512)
 def clipped(fn: Univariate) -> Univariate:
     """`fn` continued by constants; `fn` itself when its domain has no closed end.
 

@@ -20,6 +20,7 @@ import torch
 from flint import arb
 from torch import Tensor
 
+from ..arguments import is_number, is_whole
 from ..dtypes import Array
 from ..errors import ArgumentError, DomainError, closest
 from .analytic import ANALYTIC, analytic
@@ -67,8 +68,10 @@ _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 
 def read_with(prefix: str, reader: Callable[[str], Univariate]) -> None:
-    """Let `parse` hand every name that begins with `prefix` to `reader` (composites are made of functions, and named by
-    formulas: `expressions.composite` enters itself here)."""
+    """Let `parse` hand every name that begins with `prefix` to `reader`.
+
+    Composites are made of functions and named by formulas: `expressions.composite` enters itself here.
+    """
     _READERS[prefix] = reader
 
 
@@ -143,7 +146,7 @@ def power(exponent: float) -> Univariate:
     >>> power(-2), power(0.5)
     (Univariate(power(-2)), Univariate(sqrt))
     """
-    if isinstance(exponent, bool) or not isinstance(exponent, (int, float)) or not math.isfinite(exponent):
+    if not is_number(exponent):
         raise ArgumentError(f"the exponent must be a finite real number, got {exponent!r}")
     if abs(exponent) > 1000:
         raise ArgumentError(f"the exponent must lie in [-1000, 1000], got {exponent!r}")
@@ -234,7 +237,7 @@ def taylor(fn: Function, lo: Array, hi: Array, order: int) -> Taylor:
     No knot of the function may lie strictly inside a cell. Results are cached and read-only.
     """
     function, (left, right) = get(fn), _cells(lo, hi)
-    if isinstance(order, bool) or not isinstance(order, int) or not 0 <= order <= 64:
+    if not is_whole(order, 0, 64):
         raise ArgumentError(f"order must be a whole number from 0 to 64, got {order!r}")
     for knot in function.knots:
         inside = (left < knot) & (knot < right)

@@ -24,7 +24,7 @@ from ..functions.univariate import Univariate
 from .ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from .program import Program
 
-MANY = 300  # with more distinct intervals than this, one table answers for all: it costs about as much as they do
+MANY = 300  # with more distinct intervals than this, one table, which is remembered, answers for all
 MOST_SYMBOLS = 64  # with more input coordinates than this, only intervals are kept: forms cost memory for each
 
 

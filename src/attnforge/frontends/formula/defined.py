@@ -30,7 +30,8 @@ from ...functions.registry import power
 from ...functions.univariate import Domain, Univariate
 from .normal import Cuts, by_scalar
 
-_SAMPLES, _CORNERS = 512, 256  # points at which a search starts: milliseconds, and enough for nine variables
+_CORNERS = 256  # where a search starts: all corners of a box of eight variables
+_SAMPLES = 512  # and as many points between them again, twice
 _ROUNDS = 60  # of a pattern search, half of which may halve its step: 2^-30 of the box
 _TINY = 1e-30  # an argument this close to a pole counts as meeting it
 _LARGEST = sys.float_info.max
@@ -179,7 +180,7 @@ def _number(value: arb) -> str:
     return f"{float(value):.6g}" if value.is_finite() else "undefined"
 
 
-_MOST_CELLS = 2000  # in the proof that a function is bounded: a tenth of a second
+_MOST_CELLS = 2000  # looked at before a function counts as not shown to be bounded
 
 
 def refuse_undefined(cuts: Cuts, roots: Sequence[Expr], box: Box) -> None:

@@ -1,8 +1,7 @@
 """From a function or module to a graph of operators: torch.export, or a trace where gradients are taken inside.
 
-A target's values in float64, whatever the dtype of its parameters and constants.
-
-How a target reads its input, and whether a program and its target agree.
+With it, how a target takes its input, its values in float64, whatever the dtype of its parameters and constants, and
+whether a program and its target agree.
 """
 
 from __future__ import annotations
@@ -295,8 +294,10 @@ def double(net: nn.Module, points: tuple[Tensor, ...]) -> Tensor:
     return out.detach().cpu().double()
 
 
-#: How many points the example batch holds, and how many are compared afterwards.
-BATCH, CHECKED = 2, 64
+#: Points of the example batch: two show whether points are mixed.
+BATCH = 2
+#: Points at which program and target are compared afterwards; another number than BATCH, so that its use is noticed.
+CHECKED = 64
 
 
 @dataclass(frozen=True)

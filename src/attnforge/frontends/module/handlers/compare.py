@@ -15,7 +15,7 @@ from ..atoms import Refusal, Tape
 from ..values import Value, apply, as_value, atoms, divide, multiply, rescale, shape, subtract
 from .table import Operation, handles
 
-#: Into how many cells the box is cut for the ranges that decide a comparison.
+#: Cells of the box for the ranges that decide a comparison: four cuts for each of four coordinates.
 CELLS = 256
 
 
