@@ -41,15 +41,10 @@ ALIASES = {
     "swish": "silu",
 }
 #: Why some common functions are refused.
-REFUSED = {
-    "sign": "it jumps, and attention-only networks are continuous",
-    "floor": "it jumps, and attention-only networks are continuous",
-    "ceil": "it jumps, and attention-only networks are continuous",
-    "round": "it jumps, and attention-only networks are continuous",
-    "mod": "it jumps, and attention-only networks are continuous",
-    "heaviside": "it jumps, and attention-only networks are continuous",
-    "step": "it jumps, and attention-only networks are continuous",
-}
+REFUSED = dict.fromkeys(
+    ("sign", "floor", "ceil", "round", "mod", "heaviside", "step"),
+    "it jumps, and attention-only networks are continuous",
+)
 
 
 def _count(word: str, arguments: Sequence[Expr], wanted: int, example: str) -> None:
@@ -80,16 +75,18 @@ def _balanced(graph: Graph, nodes: list[Expr]) -> Expr:
     return nodes[0]
 
 
-def _max(graph: Graph, arguments: list[Expr]) -> Expr:
+def _several(word: str, arguments: list[Expr]) -> list[Expr]:
     if not arguments:
-        raise ArgumentError("max takes at least one argument, as in max(x, y)")
-    return _balanced(graph, arguments)
+        raise ArgumentError(f"{word} takes at least one argument, as in {word}(x, y)")
+    return arguments
+
+
+def _max(graph: Graph, arguments: list[Expr]) -> Expr:
+    return _balanced(graph, _several("max", arguments))
 
 
 def _min(graph: Graph, arguments: list[Expr]) -> Expr:
-    if not arguments:
-        raise ArgumentError("min takes at least one argument, as in min(x, y)")
-    return -_balanced(graph, [-a for a in arguments])
+    return -_balanced(graph, [-a for a in _several("min", arguments)])
 
 
 def _clip(graph: Graph, arguments: list[Expr]) -> Expr:

@@ -32,8 +32,12 @@ class Largest:
         """The largest number of the cells that meet [low, high]; cells begin at `start`, the last one has no end."""
         first = np.clip(np.searchsorted(self.start, low, side="left") - 1, 0, len(self.start) - 1)
         final = np.clip(np.searchsorted(self.start, high, side="right") - 1, first, len(self.start) - 1)
+        return self.among(first, final)
+
+    def among(self, first: npt.NDArray[np.intp], final: npt.NDArray[np.intp]) -> Array:
+        """The largest number of the cells `first` to `final`, both included."""
         depth = np.floor(np.log2(final - first + 1)).astype(int)
-        worst = np.empty(np.shape(low))
+        worst = np.empty(np.shape(first))
         for k, level in enumerate(self.levels):
             at = depth == k
             worst[at] = np.maximum(level[first[at]], level[final[at] - 2**k + 1])
@@ -145,13 +149,8 @@ def _steepest_on_grid(fn: Univariate, first: Array, last: Array) -> Array:
     tiles = range(int(np.floor(start / pitch / TILE)), int(np.floor(stop / pitch / TILE)) + 1)
     row = np.concatenate([_tile(fn, pitch, t) for t in tiles])
     a = np.floor(first / pitch).astype(int) - tiles[0] * TILE
-    b = np.floor(last / pitch).astype(int) - tiles[0] * TILE + 1
-    level = np.floor(np.log2(b - a)).astype(int)
-    rows = [row]
-    for k in range(int(level.max())):  # rows[k][i] is the maximum over cells i to i + 2^k - 1
-        rows.append(np.maximum(rows[k], np.append(rows[k][2**k :], np.full(2**k, np.inf))))
-    table = np.stack(rows)
-    return np.maximum(table[level, a], table[level, b - 2**level])
+    b = np.floor(last / pitch).astype(int) - tiles[0] * TILE
+    return Largest(np.arange(float(len(row))), row).among(a, b)
 
 
 @lru_cache(maxsize=256)

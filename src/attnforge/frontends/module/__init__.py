@@ -1,8 +1,11 @@
 """Execution of a captured PyTorch graph on symbols, which writes a `Program`.
 
-    capture   the target's graph            walk      execution, node by node      simplify   fewer operations
-    atoms     what tensors are made of      table     operators and handlers       precise    the target in float64
-    reading   batch or single points, and whether program and target agree
-    values, algebra, arithmetic, mixing, attention    what handlers compute with
-    ops_*     the handlers
+    program     capture, execution and simplification, and whether program and target agree
+    capture     the target's graph, its values in float64, how it takes its input
+    walk        execution, node by node
+    atoms       what tensors are made of, the tape, arithmetic, and the mixing of tokens
+    attention   scores and weights that are remembered until they are attention
+    values      what nodes stand for: constants, atoms, scores and weights
+    handlers    one handler for each operator, and the table of them
+    simplify    fewer operations with the same meaning
 """

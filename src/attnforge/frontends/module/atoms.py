@@ -9,12 +9,9 @@ from, in which order and shape, and whether two points of the batch were mixed, 
 Slots that belong to no value hold fixed numbers. Atom 0 is the number zero, so that operations which fill with zeros
 need no special care.
 
-Numbers of different tokens: fixed mixing of tokens, so that what is combined stands at one token.
-
-In a program of one token nothing here is ever needed. Rows of atoms are combined token by token where they can be;
-where a row holds atoms of several tokens, `Mix` operations bring them together.
-
-Arithmetic on tensors of atoms: functions, sums, products and contractions.
+Arithmetic on tensors of atoms are functions, sums, products and contractions. Rows of atoms are combined token by token
+where they can be; where a row holds atoms of several tokens, `Mix` operations bring them together first. In a program
+of one token that is never needed.
 """
 
 from __future__ import annotations

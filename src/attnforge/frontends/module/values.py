@@ -1,6 +1,5 @@
-"""What a node of the target's graph stands for while the target is captured, and how such values are moved about.
-
-Arithmetic on values of any kind: constants, atoms, and what attention is made of.
+"""What a node of the target's graph stands for while the target is captured, how such values are moved about, and
+arithmetic on values of any kind: constants, atoms, and what attention is made of.
 """
 
 from __future__ import annotations
@@ -179,7 +178,7 @@ def _zipped(make: Callable[..., Any], *results: Any) -> Any:
     return make(*results)
 
 
-Number = Tensor | float
+Factor = Tensor | float
 
 
 def as_value(argument: Any) -> Value:
@@ -189,7 +188,7 @@ def as_value(argument: Any) -> Value:
     return argument
 
 
-def rescale(tape: Tape, x: Value, scale: Number, bias: Number = 0.0) -> Value:
+def rescale(tape: Tape, x: Value, scale: Factor, bias: Factor = 0.0) -> Value:
     """scale * x + bias with constants."""
     if isinstance(x, Tensor):
         return x * scale + bias

@@ -31,7 +31,7 @@ from ..values import (
 )
 from .table import Operation, handles
 
-Fold = Callable[[Tape, Value, Value], Value]
+Join = Callable[[Tape, Value, Value], Value]
 
 
 def axes(dim: Any, rank: int) -> list[int]:
@@ -78,7 +78,7 @@ def variance(tape: Tape, x: Value, dims: list[int], keepdim: bool, correction: f
     return total(tape, apply(tape, centred, "square"), dims, keepdim, 1.0 / count)
 
 
-def tournament(tape: Tape, x: Value, dims: list[int], keepdim: bool, fold: Fold) -> Value:
+def tournament(tape: Tape, x: Value, dims: list[int], keepdim: bool, join: Join) -> Value:
     """An associative operation over axes, as a balanced tree."""
     if not shape(x):
         return x
@@ -91,7 +91,7 @@ def tournament(tape: Tape, x: Value, dims: list[int], keepdim: bool, fold: Fold)
             rearranged(tape, x, lambda i, a=a, b=b: i[..., a:b])
             for a, b in ((0, half), (half, 2 * half), (2 * half, size))
         )
-        joined = fold(tape, left, right)
+        joined = join(tape, left, right)
         if size % 2:
             pair = [atoms(tape, joined), atoms(tape, rest)]
             joined = wrap(tape, torch.cat(pair, -1))
@@ -127,14 +127,14 @@ def log_sum_exp(tape: Tape, x: Value, dims: list[int], keepdim: bool) -> Value:
     return tournament(tape, x, dims, keepdim, log_add_exp)
 
 
-@handles("sum", note="affine over channels, mixes tokens over tokens")
+def _over(call: Operation) -> tuple[Value, list[int], bool]:
+    """What is reduced, over which axes, and whether they are kept."""
+    return call["self"], axes(call.get("dim"), len(shape(call["self"]))), bool(call.get("keepdim"))
+
+
+@handles("sum", "mean", note="affine over channels, mixes tokens over tokens")
 def _sum(tape: Tape, call: Operation) -> Value:
-    return total(tape, call["self"], axes(call.get("dim"), len(shape(call["self"]))), bool(call.get("keepdim")))
-
-
-@handles("mean", note="affine over channels, mixes tokens over tokens")
-def _mean(tape: Tape, call: Operation) -> Value:
-    return mean(tape, call["self"], axes(call.get("dim"), len(shape(call["self"]))), bool(call.get("keepdim")))
+    return (total if call.name == "sum" else mean)(tape, *_over(call))
 
 
 @handles("trace", note="affine")
@@ -150,8 +150,7 @@ def _correction(call: Operation) -> float:
 
 @handles("var", "std", "var_mean", "std_mean", note="centre, squares and their mean; std takes the root")
 def _variance(tape: Tape, call: Operation) -> Any:
-    x, keepdim = call["self"], bool(call.get("keepdim"))
-    dims = axes(call.get("dim"), len(shape(x)))
+    x, dims, keepdim = _over(call)
     out = variance(tape, x, dims, keepdim, _correction(call))
     if call.name.startswith("std"):
         out = apply(tape, out, "sqrt")
@@ -160,8 +159,7 @@ def _variance(tape: Tape, call: Operation) -> Any:
 
 @handles("amax", "amin", note="over all tokens natively, else a tournament of relus")
 def _extreme(tape: Tape, call: Operation) -> Value:
-    dims = axes(call.get("dim"), len(shape(call["self"])))
-    return largest(tape, call["self"], dims, bool(call.get("keepdim")), 1.0 if call.name == "amax" else -1.0)
+    return largest(tape, *_over(call), 1.0 if call.name == "amax" else -1.0)
 
 
 @handles("max", "min", note="of two tensors, or over one axis (without the indices) or all")
@@ -169,8 +167,7 @@ def _max(tape: Tape, call: Operation) -> Any:
     sign = 1.0 if call.name == "max" else -1.0
     if "other" in call.arguments:
         return (maximum if sign > 0 else minimum)(tape, call["self"], call["other"])
-    dims = axes(call.get("dim"), len(shape(call["self"])))
-    out = largest(tape, call["self"], dims, bool(call.get("keepdim")), sign)
+    out = largest(tape, *_over(call), sign)
     if "dim" not in call.arguments:
         return out
     return [out, Unknown(f"the indices that {call.name} returns choose by comparing data")]
@@ -178,8 +175,7 @@ def _max(tape: Tape, call: Operation) -> Any:
 
 @handles("prod", note="a balanced tree of products")
 def _prod(tape: Tape, call: Operation) -> Value:
-    dims = axes(call.get("dim"), len(shape(call["self"])))
-    return tournament(tape, call["self"], dims, bool(call.get("keepdim")), multiply)
+    return tournament(tape, *_over(call), multiply)
 
 
 @handles("cumsum", note="affine over channels, mixes tokens over tokens")
@@ -200,15 +196,14 @@ def _cumprod(tape: Tape, call: Operation) -> Value:
 
 @handles("logsumexp", note="a tournament of softplus, which never overflows")
 def _logsumexp(tape: Tape, call: Operation) -> Value:
-    return log_sum_exp(tape, call["self"], axes(call["dim"], len(shape(call["self"]))), bool(call.get("keepdim")))
+    return log_sum_exp(tape, *_over(call))
 
 
 @handles("linalg_vector_norm", "norm", note="any order: sums of powers, or maxima")
 def _norm(tape: Tape, call: Operation) -> Value:
-    x, keepdim = call["self"], bool(call.get("keepdim"))
+    x, dims, keepdim = _over(call)
     order = call.get("ord", call.get("p"))
     order = 2.0 if order is None else float(order)
-    dims = axes(call.get("dim"), len(shape(x)))
     if order == 2:
         return apply(tape, total(tape, apply(tape, x, "square"), dims, keepdim), "sqrt")
     size = apply(tape, x, "abs")
@@ -226,7 +221,6 @@ def _norm(tape: Tape, call: Operation) -> Value:
 def _dist(tape: Tape, call: Operation) -> Value:
     difference = subtract(tape, call["self"], call["other"])
     return _norm(tape, Operation("norm", None, {"self": difference, "p": call.get("p")}))
-
 
 
 @handles("cdist", "_cdist_forward", "_euclidean_dist", note="norms of differences of rows")
