@@ -73,7 +73,7 @@ def composite(text: str) -> Univariate:
 
 @functools.lru_cache(maxsize=_KEPT)
 def _read(text: str) -> Univariate:
-    return composed(read(text, Graph({VARIABLE: WHOLE}), (VARIABLE,))[0])
+    return _built(_spelt(read(text, Graph({VARIABLE: WHOLE}), (VARIABLE,))[0]))
 
 
 def composed(node: Expr) -> Univariate:
@@ -83,16 +83,10 @@ def composed(node: Expr) -> Univariate:
     >>> composed(1 / (y * 2 + 1) ** 2) == composite("(2*y + 1)**-2")
     True
     """
-    own = node.graph.intervals == {VARIABLE: WHOLE}
-    graph = node.graph if own else Graph({VARIABLE: WHOLE})
-    (root,) = rebuilt(graph, [node], settled)
-    for _ in range(_PASSES):
-        before, (root,) = root, rebuilt(graph, [root], settled)
-        if before is root:
-            break
-    if before is not root or root.text is None or _levels(root) > DEEPEST:
-        raise ArgumentError("the composite function is too long to be written down")
-    return _built(_Spelt(root.text, root))
+    spelt = _spelt(node)
+    if _levels(spelt.root) > DEEPEST:
+        raise ArgumentError("the composite function is nested too deeply to be read back from its name")
+    return _built(spelt)
 
 
 @dataclass(frozen=True)
@@ -101,6 +95,16 @@ class _Spelt:
 
     text: str
     root: Expr = field(compare=False)
+
+
+def _spelt(node: Expr) -> _Spelt:
+    """The expression with every constant replaced by the one that its text spells."""
+    graph = node.graph if node.graph.intervals == {VARIABLE: WHOLE} else Graph({VARIABLE: WHOLE})
+    for _ in range(_PASSES):
+        before, (node,) = node, rebuilt(graph, [node], settled)
+        if before is node and node.text is not None:
+            return _Spelt(node.text, node)
+    raise ArgumentError("the composite function is too long to be written down")
 
 
 def _levels(root: Expr) -> int:

@@ -26,11 +26,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NoReturn, TypeVar
 
+from ..box import Interval
 from ..errors import ArgumentError, UnsupportedOperation
 from ..functions.registry import get
 from ..functions.univariate import NON_NEGATIVE, POSITIVE, Domain, Univariate
 from .constants import LARGEST_EXPONENT, constant_call, constant_power, constant_text, rational, within_range
-from .interval import WHOLE, Interval, added, called, point, powered, product, scaled
+from .interval import WHOLE, added, called, point, powered, product, scaled
 from .special import ALIASES, POWERS, SPECIAL, words
 
 #: numpy and torch names that differ from those of formulas.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+from ..box import Interval
 from ..functions.registry import enclose, power
 from ..functions.univariate import Univariate
 
-Interval = tuple[float, float]
 WHOLE: Interval = (-math.inf, math.inf)
 
 

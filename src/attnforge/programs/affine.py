@@ -20,6 +20,7 @@ from ..dtypes import Array
 from .ops import Constant, Input, Linear
 from .program import Program
 
+Column = tuple[int, int]  # (value, channel)
 Atom = TypeVar("Atom", bound=Hashable)
 Factor = TypeVar("Factor", Array, Fraction)
 

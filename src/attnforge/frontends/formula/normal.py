@@ -36,7 +36,7 @@ from ...expressions.expression import Call, Expr, Graph, Monomial, Number, Sum, 
 from ...expressions.interval import WHOLE
 from ...functions.registry import get, power
 from ...functions.univariate import Univariate
-from ...programs.affine import Affine, fold_affine
+from ...programs.affine import Affine, Column, fold_affine
 from ...programs.ops import Apply, Constant, Input, Linear
 from ...programs.program import Builder, Program
 
@@ -239,8 +239,7 @@ def by_scalar(graph: Graph, cuts: Cuts, node: Monomial) -> list[Expr]:
     return [graph.product(group) for group in cuts.groups(node).values()]
 
 
-#: Column c of value i, as (i, c): the input is value 0, every other value has one column.
-Column = tuple[int, int]
+#: Of columns of the input, which is value 0, and of other values, which have one column each.
 Combination = Affine[Column, Fraction]
 _ONE = Fraction(1)
 

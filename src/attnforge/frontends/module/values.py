@@ -178,7 +178,7 @@ def _zipped(make: Callable[..., Any], *results: Any) -> Any:
     return make(*results)
 
 
-Factor = Tensor | float
+Amount = Tensor | float
 
 
 def as_value(argument: Any) -> Value:
@@ -188,7 +188,7 @@ def as_value(argument: Any) -> Value:
     return argument
 
 
-def rescale(tape: Tape, x: Value, scale: Factor, bias: Factor = 0.0) -> Value:
+def rescale(tape: Tape, x: Value, scale: Amount, bias: Amount = 0.0) -> Value:
     """scale * x + bias with constants."""
     if isinstance(x, Tensor):
         return x * scale + bias
