@@ -1,8 +1,7 @@
-"""Single operations lowered to programs: the same values, and no more operations than they need."""
+"""Single operations captured as programs: the same values, and no more operations than they need."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,40 +10,18 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnforge.box import Box
 from attnforge.frontends.module.capture import FunctionModule, traced
-from attnforge.frontends.module.program import Convention, _attempt, capture_module, join, supported_operations
+from attnforge.frontends.module.program import Convention, _attempt, capture_module, supported_operations
 from attnforge.functions.registry import names
 from attnforge.programs.interpret import values
 from attnforge.programs.ops import Apply, Attention, MaxTokens, Mix, Product, Softmax
-from attnforge.programs.program import Program
+from captures import POSITIVE, SEQUENCE, VECTOR, agree, words
 
 torch.manual_seed(0)
-VECTOR, POSITIVE, SEQUENCE = Box.cube(-1, 1, shape=4), Box.cube(0.2, 0.8, shape=4), Box.cube(-1, 1, shape=(4, 3))
 MATRIX, ROW = torch.randn(4, 4).double(), torch.tensor([0.5, -0.25, 1.0, -2.0]).double()
-
-
-def words(program: Program) -> list[str]:
-    return [op.word for op in program.ops[1:]]
-
-
-def agree(target: Callable[..., Tensor], *boxes: Box, one_point: bool = False) -> Program:
-    """The program of a target, after a comparison of the two in float64 at points of our own."""
-    program = capture_module(target, boxes[0] if len(boxes) == 1 else boxes)
-    points = [box.sample(17, seed=7 + i) for i, box in enumerate(boxes)]
-    exact = copy.deepcopy(target).double().eval() if isinstance(target, nn.Module) else target
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        truth = torch.stack([exact(*p) for p in zip(*points, strict=True)]) if one_point else exact(*points)
-    finally:
-        torch.set_default_dtype(default)
-    found = values(program, join(program, *points))
-    assert found.shape == truth.shape
-    assert torch.allclose(found, truth.detach().double(), rtol=1e-9, atol=1e-11)
-    return program
 
 
 def rotated(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ trusts nothing: anything that is not a valid program raises `ArgumentError`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -90,11 +90,7 @@ class Program:
 
     def depth(self) -> int:
         """The longest chain of operations that are not affine."""
-        deep: list[int] = []
-        for op in self.ops:
-            below = max((deep[i] for i in op.inputs), default=0)
-            deep.append(below + (0 if isinstance(op, (Input, Constant, Linear, Mix)) else 1))
-        return deep[self.output]
+        return depths(self.ops, (Input, Constant, Linear, Mix))[self.output]
 
     def __str__(self) -> str:
         rows = [f"  %{i} = {_text(op)}" for i, op in enumerate(self.ops)]
@@ -114,6 +110,14 @@ class Program:
     def from_json(cls, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> Program:
         """The program that `to_json` described; `ArgumentError` on anything else."""
         return program_from_json(header, arrays)
+
+
+def depths(ops: Sequence[Op], free: tuple[type[Op], ...] = (Input, Constant, Linear)) -> list[int]:
+    """For each operation the longest chain of operations up to it that are not `free`."""
+    deep: list[int] = []
+    for op in ops:
+        deep.append(max((deep[i] for i in op.inputs), default=0) + (not isinstance(op, free)))
+    return deep
 
 
 def _text(op: Op) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...box import Box
 from ...errors import ArgumentError, UnsupportedOperation
 from ...programs.ops import Attention, Constant, Linear, Mix
-from ...programs.program import Program
+from ...programs.program import Program, depths
 from .atoms import BatchRefusal, Refusal, Tape, broadcast
 from .capture import (
     BATCH,
@@ -158,12 +158,8 @@ def _attends(program: Program) -> bool:
 
 def _cost(program: Program) -> int:
     """Heads, roughly, and layers: a column of an operation that is not affine is a head, a mixing of tokens two."""
-    heads, layers = 0, [0]
-    for op in program.ops[1:]:
-        free = isinstance(op, (Constant, Linear))
-        heads += 0 if free else 2 if isinstance(op, Mix) else op.width
-        layers.append(max((layers[i] for i in op.inputs), default=0) + (not free))
-    return heads + 4 * layers[program.output]
+    heads = [2 if isinstance(op, Mix) else op.width for op in program.ops[1:] if not isinstance(op, (Constant, Linear))]
+    return sum(heads) + 4 * depths(program.ops)[program.output]
 
 
 def _attempt(captured: Captured, reading: Convention, tokens: int) -> tuple[Program | None, list[Obstacle]]:
