@@ -9,9 +9,8 @@ import torch
 
 from ..heads.construction import Frame, Member, Planned
 from ..heads.families import builder_of
-from ..heads.site import Column
 from ..network import AttentionLayer, AttentionOnly
-from ..programs.affine import Form, affine_map, forms
+from ..programs.affine import Column, Form, affine_map, forms
 from .layout import Layout, Step
 
 

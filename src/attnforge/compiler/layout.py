@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..heads.site import Column, Seat, Site
+from ..heads.site import Seat, Site
 from ..heads.stored import Place
 from ..network import AttentionLayer
-from ..programs.affine import Form, forms, is_head, levels
+from ..programs.affine import Column, Form, forms, is_head, levels
 from ..programs.ops import Constant, Input
 from ..programs.positions import reads
 from ..programs.program import Program

@@ -23,10 +23,10 @@ from ..dtypes import Array, stored
 from ..errors import CertificateError
 from ..heads.families import rule_of
 from ..heads.rule import Local, Moved, Setting
-from ..heads.site import Column, Site
+from ..heads.site import Site
 from ..heads.stored import StoredHeads, refuse_endless, skip_of
 from ..network import AttentionLayer, AttentionOnly
-from ..programs.affine import Form, affine_map, folding_error, forms
+from ..programs.affine import Column, Form, affine_map, folding_error, forms
 from ..programs.enclose import Range
 from ..programs.ops import Constant
 from ..programs.positions import reads as values_read

@@ -18,7 +18,6 @@ from ..network import Scope
 from ..programs.positions import reads
 from ..programs.program import Program
 
-Column = tuple[int, int]  # (value of the program, channel)
 Span = tuple[float, float]
 
 

@@ -119,7 +119,7 @@ def is_head(program: Program, i: int) -> bool:
     return not isinstance(program.ops[i], (Input, Constant, Linear))
 
 
-def affine_map(of: list[Form], before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) -> tuple[Array, Array]:
+def affine_map(of: list[Form], before: Sequence[Column], after: Sequence[Column]) -> tuple[Array, Array]:
     """The matrix and bias that make the columns `after` out of the atoms `before`, in float64."""
     rows = {column: i for i, column in enumerate(before)}
     matrix, bias = np.zeros((len(before), len(after))), np.zeros(len(after))
@@ -131,7 +131,7 @@ def affine_map(of: list[Form], before: Sequence[tuple[int, int]], after: Sequenc
     return matrix, bias
 
 
-def folding_error(of: list[Form], before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) -> tuple[Array, Array]:
+def folding_error(of: list[Form], before: Sequence[Column], after: Sequence[Column]) -> tuple[Array, Array]:
     """How far `affine_map` can be from the exact product of the program's matrices, entry by entry."""
     rows = {column: i for i, column in enumerate(before)}
     matrix, bias = np.zeros((len(before), len(after))), np.zeros(len(after))

@@ -54,7 +54,8 @@ from ..dtypes import Array, dtype_name
 from ..errors import CertificateError, PrecisionError
 from ..functions.registry import piecewise_linear
 from ..heads.anchor.bound import AnchorWeights, anchor_bound
-from ..heads.gate.bound import Domain, Lines, gate_error
+from ..heads.gate.bound import Domain, gate_error
+from ..heads.gate.target import Lines
 from ..heads.self_head import SelfSpec
 from .grid import Grid, Modulus
 from .result import Ledger, finite

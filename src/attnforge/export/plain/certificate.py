@@ -41,10 +41,10 @@ from ...errors import CertificateError, PrecisionError
 from ...heads.families import rule_of
 from ...heads.rule import Copies, Local, Moved, Setting
 from ...heads.self_head import power_of_two
-from ...heads.site import Column, Site
+from ...heads.site import Site
 from ...heads.stored import refuse_endless, skip_of
 from ...heads.token.bound import DEAD, UNDERFLOW
-from ...programs.affine import affine_map, folding_error
+from ...programs.affine import Column, affine_map, folding_error
 from ...programs.enclose import Range
 from .layout import HeadTables, PlainLayout
 from .sizes import first_sizes, written_sizes

@@ -20,9 +20,9 @@ from ...compiler.propagation import Errors, Propagation
 from ...compiler.split import outward_cells
 from ...dtypes import Array
 from ...heads.families import rule_of
-from ...heads.site import Column
 from ...heads.stored import skip_of
 from ...network import AttentionLayer
+from ...programs.affine import Column
 from ...programs.enclose import Range, ranges
 from .spec import FLAG, Columns
 
