@@ -334,7 +334,7 @@ def test_the_line_is_found_in_helpers_and_under_no_grad() -> None:
 
     expected = impure.__code__.co_firstlineno + 2
     (offence,) = offences(Apply(impure))
-    assert offence.source == f"tests/test_purity.py:{expected}  return x.tanh()  # the line"
+    assert offence.source == f"tests/test_census.py:{expected}  return x.tanh()  # the line"
     (offence,) = offences(nn.Sequential(nn.Linear(C, C), nn.LSTM(C, C)), X)
     assert offence.operation == "lstm" and offence.module == "1"
     assert offence.source.startswith("torch/nn/modules/rnn.py:")
@@ -611,7 +611,7 @@ def branch(x: Tensor) -> Tensor:
 def test_control_flow_on_data_is_refused() -> None:
     with pytest.raises(PurityError, match="depends on data") as caught:
         purity(Apply(branch))
-    assert f"test_purity.py:{branch.__code__.co_firstlineno + 1}  if x.sum() > 0:" in str(caught.value)
+    assert f"test_census.py:{branch.__code__.co_firstlineno + 1}  if x.sum() > 0:" in str(caught.value)
     with pytest.raises(PurityError, match=r"depends on data|nonzero"):
         purity(Apply(lambda x: x[x > 0]))
 
