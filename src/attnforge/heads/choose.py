@@ -7,7 +7,7 @@ them. What it returns is frozen data and equals the function exactly:
     Gate         the function is a gate: straight lines with kinks (lemmas B1 to B3), or sigmoid, tanh, silu (B4)
     GateProduct  y times a gate, by a gate head and a product head: hardswish, squared_relu, y abs(y)
     Pieces       straight lines, plus every curved piece read where the argument is clipped to it: elu, selu, softsign
-    Anchors      a table of anchors: everything else
+    Anchors      a table of anchors and a linear skip: everything without kinks, and what is not proved to be the above
 
 `fast_form` says which functions one exponential per element serves on the whole line (lemma A8). Nothing here builds
 weights; `heads.build.head_for` does. The compiler plans from the same answers: `Gate.arguments` are those of the gate's
@@ -138,7 +138,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Anchors:
-    """A table of anchors."""
+    """A table of anchors beside a linear skip, which is all of a straight line."""
 
     family: ClassVar[str] = "anchor"
 
@@ -193,12 +193,12 @@ def choose(function: Univariate, lo: float = -math.inf, hi: float = math.inf) ->
     >>> choose(parse("relu6")).name, choose(parse("hardswish")).gate == choose(parse("hardsigmoid"))
     ('ramp', True)
     >>> choose(parse("elu"), -8, 8).lines.name, choose(parse("elu"), 1, 8).family, choose(parse("gelu")).family
-    ('relu', 'gate', 'anchor')
+    ('relu', 'anchor', 'anchor')
     """
     if function.name in LOGISTIC:
         return Gate(function.name)
     line = straight(function)
-    if line is not None:
+    if line is not None and line.plain().knots:
         return gate_of(line)
     inside = tuple(k for k in function.knots if lo < k < hi)
     quotient = _quotient(function) if inside else None
@@ -281,67 +281,57 @@ def _quotient(function: Univariate) -> Polyline | None:
 
 @functools.lru_cache(maxsize=512)
 def _pieces(function: Univariate, inside: tuple[float, ...], lo: float, hi: float) -> Pieces | Gate | None:
-    """Straight pieces as one gate, curved ones clipped; None where a curve has no kink inside, or a vertical one."""
-    if function.domain != REALS or not function.branches:
+    """Straight pieces as one gate, curved ones clipped; None without kinks inside, or with a vertical one."""
+    if not inside or function.domain != REALS or not function.branches:
         return None
     first = sum(k <= lo for k in function.knots)
     branches = function.branches[first : first + len(inside) + 1]
     flat = [_degree(piece, 1) for piece in branches]
-    if not inside:
-        return _segment(branches[0], lo, hi) if flat[0] else None
     heights = [_exact(branches[i], k) for i, k in enumerate(inside)]
     steep = any(not _slope(piece, k).is_finite() for i, k in enumerate(inside) for piece in branches[i : i + 2])
     if steep or any(height is None for height in heights):
         return None
     at = [Fraction(height) for height in heights if height is not None]
-    parts = []
-    for i, curved in enumerate(flat):
-        if not curved:
-            left, right = inside[i - 1] if i else None, inside[i] if i < len(inside) else None
-            parts.append(Part(gate_of(_clip(left, right)), lo if left is None else left, hi if right is None else right))
-    curves = [i for i, is_flat in enumerate(flat) if not is_flat]
+    curved = [i for i, is_flat in enumerate(flat) if not is_flat]
 
-    def left_over(j: int) -> Fraction:
+    def curves(j: int) -> Fraction:
         """What the curved parts add up to at knot j: each is at the end of its piece that is nearer to the knot."""
-        return sum((at[i - 1] if j < i else at[i] for i in curves), Fraction(0))
+        return sum((at[i - 1] if j < i else at[i] for i in curved), Fraction(0))
 
-    rest = [_float(at[j] - left_over(j)) for j in range(len(inside))]
+    rest = [_float(height - curves(j)) for j, height in enumerate(at)]
     ends: list[tuple[float, float] | None] = []
-    for side, j in ((-1, 0), (1, len(inside) - 1)):
-        piece, straight_there = (branches[0], flat[0]) if side < 0 else (branches[-1], flat[-1])
-        if not straight_there:
-            height = rest[j]
-            ends.append(None if height is None else (_away(inside[j], side), height))
-            continue
-        ends.append(_beyond(piece, inside[j], side, less=left_over(j)))
+    for side, i, j in ((-1, 0, 0), (1, -1, len(inside) - 1)):
+        level = rest[j]
+        if flat[i]:
+            ends.append(_beyond(branches[i], inside[j], side, less=curves(j)))
+        else:
+            ends.append(None if level is None else (_away(inside[j], side), level))
     line = _polyline(ends[0], zip(inside, rest, strict=True), ends[1])
     if line is None:
         return None
-    return Pieces(None if not any(line.ys) else gate_of(line), tuple(parts))
-
-
-def _segment(piece: Series, lo: float, hi: float) -> Gate | None:
-    """A straight piece alone."""
-    middle = 0.5 * (lo + hi) if math.isfinite(lo + hi) else 0.0
-    start = float(math.floor(middle))
-    line = _polyline(_beyond(piece, start, -1), (), _beyond(piece, start, 1))
-    return None if line is None else gate_of(line)
+    borders = (None, *inside, None)
+    parts = []
+    for i in curved:
+        left, right = borders[i : i + 2]
+        parts.append(Part(gate_of(_clip(left, right)), lo if left is None else left, hi if right is None else right))
+    return Pieces(gate_of(line) if any(line.ys) else None, tuple(parts)) if parts else gate_of(line)
 
 
 def _clip(low: float | None, high: float | None) -> Polyline:
     """max(y, low), min(y, high) or both."""
-    xs, ys = [], []
     if low is None:
         assert high is not None
-        far = _away(high, -1)
-        xs, ys = [far], [far]
+        below = (_away(high, -1),) * 2
     else:
-        xs, ys = [_away(low, -1), low], [low, low]
+        below = _away(low, -1), low
     if high is None:
         assert low is not None
-        far = _away(low, 1)
-        return Polyline((*xs, far), (*ys, far))
-    return Polyline((*xs, high, _away(high, 1)), (*ys, high, high))
+        above = (_away(low, 1),) * 2
+    else:
+        above = _away(high, 1), high
+    points = [below, *((k, k) for k in (low, high) if k is not None), above]
+    xs, ys = zip(*points, strict=True)
+    return Polyline(xs, ys)
 
 
 def _away(x: float, side: int) -> float:
