@@ -25,7 +25,6 @@ from attnforge.cli import app
 from attnforge.cli.common import box as box_from
 from attnforge.cli.common import console, guarded, interval, number, table
 from attnforge.cli.functions import EXAMPLES, domain_text
-from attnforge.cli.head import GATES
 from attnforge.functions import registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,7 +143,10 @@ def test_options_reach_the_fit() -> None:
     assert found("head", "sin", "--lo", "-2*pi", "--hi", "pi/2")["interval"] == [-2 * math.pi, math.pi / 2]
 
 
-@pytest.mark.parametrize("name", sorted(GATES))
+KINKS = ("abs", "hardsigmoid", "hardtanh", "leaky_relu", "leaky_relu(0.2)", "relu", "relu6")
+
+
+@pytest.mark.parametrize("name", KINKS)
 def test_kinks_become_gates_unless_anchors_are_asked_for(name: str) -> None:
     gate = json.loads(call("head", name, "--lo", "-7", "--hi", "7", "--eps", "1e-5", "--json").stdout)
     assert gate["family"] == "gate" and gate["bound"] <= 1e-5 and gate["kappa"] is None
@@ -153,7 +155,18 @@ def test_kinks_become_gates_unless_anchors_are_asked_for(name: str) -> None:
     assert anchored["bound"] > gate["bound"]
 
 
-@pytest.mark.parametrize("name", ["gelu", "relu", "tanh"])
+@pytest.mark.parametrize(("name", "heads"), [("hardswish", ["gate", "product"]), ("elu", ["lines", "clip0", "table0"])])
+def test_curves_with_kinks_become_chains(name: str, heads: list[str]) -> None:
+    found = json.loads(call("head", name, "--lo", "-8", "--hi", "8", "--eps", "1e-4", "--json").stdout)
+    assert found["family"] == "chain" and found["bound"] <= 1e-4 and found["heads"] == heads
+    assert found["function"] == name and found["measured"] <= found["bound"] and found["anchors"] < 16
+    shown = call("head", name, "--lo", "-8", "--hi", "8").stdout
+    assert shown.startswith(f"{name} on [-8, 8] by a chain of heads: {', '.join(heads)}, float32")
+    refused = call("head", name, "--lo", "-8", "--hi", "8", "--eps", "1e-9")
+    assert refused.exit_code != 0 and "the smallest bound found is" in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["gelu", "relu", "tanh", "hardswish"])
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_plot_draws_something(name: str, kind: str, tmp_path: Path) -> None:
     path = tmp_path / "new" / f"head.{kind}"
@@ -168,7 +181,7 @@ def test_plot_draws_something(name: str, kind: str, tmp_path: Path) -> None:
     assert max(count for count, _ in colours) < 0.97 * sum(count for count, _ in colours)
 
 
-@pytest.mark.parametrize("name", ["gelu", "relu", "hardtanh", "leaky_relu"])
+@pytest.mark.parametrize("name", ["gelu", "relu", "hardtanh", "leaky_relu", "hardswish", "softsign"])
 def test_check_recomputes_and_refuses_what_was_changed(name: str, tmp_path: Path) -> None:
     path = tmp_path / "head.safetensors"
     assert call("head", name, "--lo", "-4", "--hi", "4", "-o", str(path)).exit_code == 0

@@ -53,6 +53,7 @@ class Kept(nn.Module):
 ACTIVATIONS = [
     nn.GELU(), nn.GELU("tanh"), nn.ReLU(), nn.SiLU(), nn.Tanh(), nn.Sigmoid(), nn.Softplus(), nn.Mish(), nn.ELU(),
     nn.LeakyReLU(0.1), nn.Hardtanh(), nn.ReLU6(), nn.Softsign(), nn.Hardtanh(-0.5, 2.0), nn.Hardsigmoid(),
+    nn.Hardswish(), nn.SELU(),
 ]  # fmt: skip
 
 

@@ -20,7 +20,8 @@ from attnforge.errors import ArgumentError, CertificateError, PrecisionError
 from attnforge.heads.fast import read as fast_compiled
 from attnforge.heads.fast.activation import FastActivation
 from attnforge.heads.fast.bound import read_error
-from attnforge.heads.fast.read import anchor_read, basis, dropped, evaluate, form_of, reach_for, read, softmax_read
+from attnforge.heads.fast.read import anchor_read, basis, evaluate, read, softmax_read
+from attnforge.heads.fast.table import dropped, form_of, reach_for
 
 TABLES = [(2, 0.5), (3, 0.3), (16, 0.25), (29, 0.7), (33, 0.5), (200, 1.0), (301, 0.25), (9, 40.0), (400, 60.0)]
 ACTIVATIONS = ["gelu", "gelu_tanh", "softplus", "mish", "silu", "quick_gelu", "relu", "tanh", "sigmoid"]

@@ -12,6 +12,8 @@ import typer
 from ..errors import ArgumentError
 from ..functions.registry import get
 from ..heads.anchor.head import AnchorHead
+from ..heads.build import head_for
+from ..heads.chain.head import ChainHead
 from ..heads.gate.head import GateHead
 from ..report.figures import save
 from ..report.pictures import figure_of
@@ -26,16 +28,6 @@ class PotentialName(StrEnum):
     log = "log"
     atan = "atan"
     ends = "ends"
-
-
-# Functions with kinks that are gates (section B of the mathematics), where anchors converge slowly.
-GATES: dict[str, tuple[str, dict[str, float]]] = {
-    "abs": ("abs", {}),
-    "hardtanh": ("ramp", {"a": -1.0, "b": 1.0}),
-    "leaky_relu": ("leaky_relu", {"slope": 0.01}),
-    "relu": ("relu", {}),
-    "relu6": ("ramp", {"a": 0.0, "b": 6.0}),
-}
 
 
 def head(
@@ -65,8 +57,8 @@ def head(
 ) -> None:
     """Fit one softmax head to FUNCTION on [lo, hi] and print its certificate.
 
-    Functions with kinks (relu, abs, ...) become gate heads, sharp up to rounding, unless --anchors, --relative, --cold,
-    --potential or --kappa ask for an anchor head.
+    Functions with kinks (relu, abs, ...) become gate heads, sharp up to rounding, or gates followed by a product or by
+    tables (hardswish, elu, ...), unless --anchors, --relative, --cold, --potential or --kappa ask for an anchor head.
 
     \b
     attnforge head gelu --lo -8 --hi 8 --eps 1e-6 --dtype float64 --plot gelu.png
@@ -74,25 +66,17 @@ def head(
     if output is not None and output.suffix != ".safetensors":
         raise ArgumentError(f"a head is saved as .safetensors, got '{output}'")
     name = get(function).name
-    plain = anchors is None and kappa is None and not (cold or relative) and potential is PotentialName.auto
-    built: AnchorHead | GateHead
+    asked: dict[str, Any] = {
+        "anchors": anchors,
+        "relative": relative or None,
+        "temperature": "cold" if cold else None,
+        "potential": None if potential is PotentialName.auto else potential.value,
+        "kappa": kappa,
+    }
+    anchored = {option: value for option, value in asked.items() if value is not None}
     with waiting(f"fitting {name}"):
-        if plain and name in GATES:
-            gate, parameters = GATES[name]
-            built = GateHead.fit(gate, lo, hi, eps, dtype=dtype.torch, **parameters)
-        else:
-            built = AnchorHead.fit(
-                name,
-                lo,
-                hi,
-                anchors=anchors,
-                eps=eps,
-                dtype=dtype.torch,
-                relative=relative,
-                potential=potential.value,
-                temperature="cold" if cold else "auto",
-                kappa=kappa,
-            )
+        built = head_for(name, lo, hi, eps, dtype.torch, **anchored)
+    assert isinstance(built, (AnchorHead, GateHead, ChainHead))
     written: list[Path] = []
     if output is not None:
         built.save(output)
@@ -103,25 +87,28 @@ def head(
     if as_json:
         say(json.dumps(description(built), allow_nan=False))
         return
-    say(f"{summary(built)}\n\n{built.certificate}")
+    say(f"{summary(built, name)}\n\n{built.certificate}")
     if built.measured is not None:
         say(f"largest error measured {built.measured:.3e}")
     for path in written:
         say(f"wrote {path}")
 
 
-def summary(built: AnchorHead | GateHead) -> str:
-    """One line on what was built."""
+def summary(built: AnchorHead | GateHead | ChainHead, name: str) -> str:
+    """One line on what was built for the function of this name."""
     where = f"on [{built.lo:g}, {built.hi:g}]"
     dtype = built.certificate.dtype
     if isinstance(built, GateHead):
         sharp = "exact" if built.sharpness is None else f"sharpness {built.sharpness:.4g}"
-        return f"{built.name} {where} by a gate head: {sharp}, {dtype}"
+        kind = "a gate head" if built.name == name else f"a gate head ({built.name})"
+        return f"{name} {where} by {kind}: {sharp}, {dtype}"
+    if isinstance(built, ChainHead):
+        return f"{name} {where} by a chain of heads: {', '.join(built.heads)}, {dtype}"
     shape = f"{built.size} anchors, potential {built.potential}, kappa {built.kappa:.3g}"
-    return f"{built.function.name} {where} by an anchor head: {shape}, {dtype}"
+    return f"{name} {where} by an anchor head: {shape}, {dtype}"
 
 
-def description(built: AnchorHead | GateHead) -> dict[str, Any]:
+def description(built: AnchorHead | GateHead | ChainHead) -> dict[str, Any]:
     """What --json prints."""
     certificate = built.certificate
     shared = {
@@ -134,8 +121,11 @@ def description(built: AnchorHead | GateHead) -> dict[str, Any]:
         "measured": certificate.measured,
         "certificate": certificate.to_json(),
     }
+    none = {"anchors": 0, "kappa": None, "potential": None}
     if isinstance(built, GateHead):
-        return {**shared, "anchors": 0, "kappa": None, "potential": None, "sharpness": built.sharpness}
+        return {**shared, **none, "sharpness": built.sharpness}
+    if isinstance(built, ChainHead):
+        return {**shared, **none, "anchors": built.anchors, "heads": list(built.heads)}
     return {
         **shared,
         "anchors": built.size,

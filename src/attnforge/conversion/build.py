@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from ..arguments import is_number, is_whole
 from ..certificates.certified import CertifiedModule
 from ..errors import ArgumentError
 from ..functions.registry import Univariate, enclose
-from ..heads import AnchorHead, GateHead, ProductHead
-from ..heads.fast.activation import EXACT as FAST_EXACT
-from ..heads.fast.activation import GATES, FastActivation
+from ..heads import ProductHead
+from ..heads.build import head_for
+from ..heads.choose import fast_form
 from .norm import NativeNorm
 
-MOST_ANCHORS = 64
-FAST = (*FAST_EXACT, *GATES)  # one exponential per element (lemma A8), right on the whole line
-EXACT = ("silu", "sigmoid", "tanh")  # two slots, no table (lemma B4)
-KINKS: dict[str, tuple[str, dict[str, Any]]] = {  # functions made of straight lines: gates build their kinks (B1 to B3)
-    "relu": ("relu", {}),
-    "abs": ("abs", {}),
-    "leaky_relu": ("leaky_relu", {}),
-    "hardtanh": ("hard_tanh", {}),
-    "relu6": ("ramp", {"a": 0.0, "b": 6.0}),
-    "hardsigmoid": ("piecewise_linear", {"xs": [-4.0, -3.0, 3.0, 4.0], "ys": [0.0, 0.0, 1.0, 1.0]}),
-}
+MOST_HEADS = 64  # of a norm: what its fit is worked out for
+ANCHORS = 32  # of a cold head, unless the user says how many: where the paper's heads reach a few percent
+NARROWEST = 1e-3  # a range that is narrower than this share of its size is widened to it: a constant input has a range
+SMALLEST = 1e-6  # and one around 0 to this
+BITS = 16  # ends of ranges are multiples of 1/16 of a power of two: four bits
+LINE = 16.0  # the least half width of a whole line: activations are straight beyond
 
 
 @dataclass(frozen=True)
@@ -44,7 +38,7 @@ class Options:
 
     def everywhere(self, function: Univariate) -> bool:
         """Whether heads for this function will be right on the whole line."""
-        return self.fast and not self.cold and self.anchors is None and function.name in FAST
+        return self.fast and not self.cold and self.anchors is None and fast_form(function) is not None
 
 
 def widened(low: float, high: float, margin: float) -> tuple[float, float]:
@@ -53,7 +47,7 @@ def widened(low: float, high: float, margin: float) -> tuple[float, float]:
     >>> widened(-3.0, 2.8, 2.0)
     (-6.0, 6.0)
     """
-    middle, half = 0.5 * (low + high), 0.5 * margin * max(high - low, 1e-3 * max(abs(low), abs(high)), 1e-6)
+    middle, half = 0.5 * (low + high), 0.5 * margin * max(high - low, NARROWEST * max(abs(low), abs(high)), SMALLEST)
     left, right = middle - half, middle + half
     left, right = (min(left, margin * low), max(right, margin * high)) if low < 0 < high else (left, right)
     return -_coarse(-left), _coarse(right)
@@ -65,7 +59,7 @@ def whole_line(low: float, high: float) -> tuple[float, float]:
     >>> whole_line(-34.0, 50.0)
     (-64.0, 64.0)
     """
-    size = 4.0 ** math.ceil(math.log(max(abs(low), abs(high), 16.0), 4.0) - 1e-9)
+    size = 4.0 ** math.ceil(math.log(max(abs(low), abs(high), LINE), 4.0) - 1e-9)
     return -size, size
 
 
@@ -79,7 +73,7 @@ def _coarse(x: float) -> float:
     if x == 0:
         return 0.0
     mantissa, exponent = math.frexp(x)
-    return math.ldexp(math.ceil(mantissa * 16) / 16, exponent)
+    return math.ldexp(math.ceil(mantissa * BITS) / BITS, exponent)
 
 
 def scale_of(function: Univariate, low: float, high: float) -> float:
@@ -96,32 +90,12 @@ def activation_head(function: Univariate, low: float, high: float, eps: float, o
 @functools.lru_cache(maxsize=256)
 def _activation_head(function: Univariate, low: float, high: float, eps: float, options: Options) -> CertifiedModule:
     if options.anchors is not None or options.cold:
-        count, kind = options.anchors or 32, "cold" if options.cold else "auto"
-        return AnchorHead.fit(function, low, high, anchors=count, temperature=kind, dtype=options.dtype)  # type: ignore[arg-type]
-    name = function.name
-    if options.everywhere(function):
-        return FastActivation.fit(name, low, high, anchors=MOST_ANCHORS, dtype=options.dtype)
-    if name in EXACT:
-        return GateHead.fit(name, low, high, dtype=options.dtype)
-    gate = straight(name)
-    if gate is not None:
-        return GateHead.fit(gate[0], low, high, eps, dtype=options.dtype, **gate[1])
-    return AnchorHead.fit(function, low, high, eps=eps, dtype=options.dtype)
-
-
-def straight(name: str) -> tuple[str, dict[str, Any]] | None:
-    """The gate for a function made of straight lines, with its parameters; None for a curve.
-
-    >>> straight("leaky_relu(0.2)"), straight("gelu")
-    (('leaky_relu', {'slope': 0.2}), None)
-    """
-    word, _, rest = name.partition("(")
-    if not rest:
-        return KINKS.get(name)
-    arguments = json.loads(f"[{rest.removesuffix(')')}]")
-    if word == "leaky_relu":
-        return "leaky_relu", {"slope": arguments[0]}
-    return ("piecewise_linear", {"xs": arguments[0], "ys": arguments[1]}) if word == "piecewise_linear" else None
+        kind = "cold" if options.cold else "auto"
+        return head_for(
+            function, low, high, dtype=options.dtype, anchors=options.anchors or ANCHORS, temperature=kind
+        )
+    everywhere = options.everywhere(function)  # then the table is as good as it gets, and the report says how good
+    return head_for(function, low, high, None if everywhere else eps, options.dtype, fast=everywhere)
 
 
 def norm_head(
@@ -136,7 +110,7 @@ def _norm_head(
     channels: int, low: float, high: float, eps_norm: float, kind: str, offset: float, options: Options
 ) -> NativeNorm:
     arguments = dict(kind=kind, offset=offset, dtype=options.dtype)
-    heads = None if options.anchors is None else min(options.anchors, MOST_ANCHORS)
+    heads = None if options.anchors is None else min(options.anchors, MOST_HEADS)
     head = NativeNorm.fit(channels, (low, high), eps_norm, heads=heads, **arguments)  # type: ignore[arg-type]
     assert isinstance(head, NativeNorm)
     return head
@@ -155,9 +129,8 @@ def _product_head(first: tuple[float, float], second: tuple[float, float], dtype
 def checked(eps: object, margin: object, variance_margin: object, anchors: object) -> None:
     """Raise `ArgumentError` for numbers that mean nothing."""
     for name, value, least in (("eps", eps, 0.0), ("margin", margin, 1.0), ("variance_margin", variance_margin, 1.0)):
-        good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not good or value < least or (name == "eps" and value == 0):  # type: ignore[operator]
+        if not is_number(value) or value < least or (name == "eps" and value == 0):  # type: ignore[operator]
             bound = "greater than 0" if name == "eps" else f"at least {least:g}"
             raise ArgumentError(f"{name} must be a finite number, {bound}, got {value!r}")
-    if anchors is not None and (isinstance(anchors, bool) or not isinstance(anchors, int) or anchors < 2):
+    if anchors is not None and not is_whole(anchors, 2):
         raise ArgumentError(f"anchors must be a whole number, at least 2, got {anchors!r}")

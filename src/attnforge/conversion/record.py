@@ -17,7 +17,7 @@ from ..certificates.certificate import aligned, upper_text
 from ..errors import ArgumentError
 
 LEVELS = ("ffn", "pure")
-FAMILIES = ("anchor", "gate", "fast", "product", "norm")
+FAMILIES = ("anchor", "gate", "chain", "fast", "product", "norm")
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from ..certificates.certificate import weights_hash
 from ..certificates.certified import CertifiedModule
 from ..errors import ArgumentError, AttnforgeError, CertificateError
 from ..functions.registry import parse
+from ..heads.build import computes
 from .build import scale_of
 from .find import norm_of, recognise
 from .folder import model_class, quiet, read_config
@@ -42,7 +43,7 @@ from .replace import put, unfuse
 from .site import ActivationSite, GatedUnit, Layout, ProductSite, SiteModule, gated_layout, handed_on, rebuilt
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-FAMILIES = ("anchor", "gate", "product", "fast")  # of the heads that a site may hold
+FAMILIES = ("anchor", "gate", "chain", "product", "fast")  # of the heads that a site may hold
 
 
 def install(model: nn.Module, conversion: Conversion, stored: Mapping[str, Tensor], strict: bool = False) -> None:
@@ -148,7 +149,7 @@ def _bound(module: nn.Module, site: Site, dtype: torch.dtype) -> float:
         return handed_on(found, sizes[0] * sizes[1], dtype)
     _covers(site, head.box.intervals()[0])
     function = parse(site.operation)
-    if head.certificate.target.partition("(")[0] != function.name.partition("(")[0]:
+    if not computes(head, function):
         raise CertificateError(f"its head computes {head.certificate.target}")
     return handed_on(found, scale_of(function, site.low, site.high), dtype)
 

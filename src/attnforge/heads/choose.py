@@ -1,8 +1,8 @@
 """Which head computes which function: the one place that decides.
 
-`choose` looks at what a function is made of, not at its name. In ball arithmetic it proves that pieces between kinks are
-straight (their second derivative is exactly 0 on the whole line) or parabolas (the third is), and reads exact points off
-them. What it returns is frozen data and equals the function exactly:
+`choose` looks at what a function is made of, not at its name. In ball arithmetic it proves that pieces between kinks
+are straight (their second derivative is exactly 0 on the whole line) or parabolas (the third is), and reads off exact
+points. What it returns is frozen data and equals the function exactly:
 
     Gate         the function is a gate: straight lines with kinks (lemmas B1 to B3), or sigmoid, tanh, silu (B4)
     GateProduct  y times a gate, by a gate head and a product head: hardswish, squared_relu, y abs(y)

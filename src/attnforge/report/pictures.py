@@ -11,6 +11,7 @@ import torch
 from ..dtypes import Array
 from ..errors import ArgumentError
 from ..heads.anchor.head import AnchorHead
+from ..heads.chain.head import ChainHead
 from ..heads.gate.head import GateHead
 from ..heads.gate.target import Lines, Logistic
 from .figures import HeadPicture, _draw_error, _interval, _ramp, _short, head_figure
@@ -24,7 +25,7 @@ CROWD = 11
 NEAR = 16.0  # a gate is drawn where |sharpness * (y - kink)| is below this: beyond it one slot has all the weight
 
 
-def figure_of(head: AnchorHead | GateHead) -> Builder:
+def figure_of(head: AnchorHead | GateHead | ChainHead) -> Builder:
     """The figure that suits a head: its anchors where it has some, else its slots."""
     if isinstance(head, AnchorHead) and head.potential.name != "exact":
         return head_figure(head_picture(head))
@@ -66,7 +67,7 @@ def _worst(error: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.tensor([0]), places, torch.tensor([len(error) - 1])]).unique()
 
 
-def _inside(y: Array, head: AnchorHead | GateHead) -> torch.Tensor:
+def _inside(y: Array, head: AnchorHead | GateHead | ChainHead) -> torch.Tensor:
     """The numbers of the head's dtype next to y, each once, within its interval."""
     kept = torch.from_numpy(np.clip(y, head.lo, head.hi)).to(head.dtype).unique()
     within = kept[(kept.double() >= head.lo) & (kept.double() <= head.hi)]
@@ -104,8 +105,8 @@ class SlotsPicture:
 
 
 @torch.no_grad()
-def slots_picture(head: AnchorHead | GateHead, points: int = 2 * POINTS) -> SlotsPicture:
-    """A gate near its first kink, or any head of few slots on all of its interval."""
+def slots_picture(head: AnchorHead | GateHead | ChainHead, points: int = 2 * POINTS) -> SlotsPicture:
+    """A gate near its first kink, or any head of few slots (of a chain the first) on all of its interval."""
     y = _inside(np.linspace(head.lo, head.hi, points), head)
     place, near = None, y
     if isinstance(head, GateHead) and isinstance(head.spec.target, Lines) and head.sharpness is not None:
@@ -118,7 +119,7 @@ def slots_picture(head: AnchorHead | GateHead, points: int = 2 * POINTS) -> Slot
     weights = group.weights(near.unsqueeze(-1))
     error = (head.core(near).double() - torch.from_numpy(_target(head, near))).numpy()
     return SlotsPicture(
-        head.function.name if isinstance(head, AnchorHead) else head.name, (head.lo, head.hi), y.double().numpy(),
+        head.name if isinstance(head, GateHead) else head.function.name, (head.lo, head.hi), y.double().numpy(),
         _target(head, y), place, near.double().numpy() - (place or 0.0), weights.double().flatten(1).numpy(),
         _labels(group), error, head.bound, head.certificate.dtype,
     )  # fmt: skip
@@ -135,10 +136,10 @@ def _labels(group: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _target(head: AnchorHead | GateHead, y: torch.Tensor) -> Array:
+def _target(head: AnchorHead | GateHead | ChainHead, y: torch.Tensor) -> Array:
     """The exact target at y, in float64."""
     at = y.double()
-    if isinstance(head, AnchorHead):
+    if not isinstance(head, GateHead):
         return np.asarray(head.function.value(at).numpy())
     target = head.spec.target.shape
     if isinstance(target, Logistic):

@@ -4,8 +4,8 @@
 the range of g widened by a: |P(y, G(y)) - y g(y)| <= b + X a.
 
 *pieces.* With gate heads C_i, |C_i - c_i| <= a_i, tables T_i, |T_i - f| <= b_i on the piece widened by a_i, where f
-turns by at most L_i, and a gate head G for the lines: |G + sum_i T_i(C_i) - f| <= a + sum_i (b_i + L_i a_i), and adding n
-parts rounds by gamma(n - 1) times their sizes.
+turns by at most L_i, and a gate head G for the lines: |G + sum_i T_i(C_i) - f| <= a + sum_i (b_i + L_i a_i), and
+adding n parts rounds by gamma(n - 1) times their sizes.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class ChainHead(CertifiedModule):
     >>> head = ChainHead.fit("hardswish", -8, 8)
     >>> head(torch.tensor([-4.0, -1.5, 8.0])).allclose(torch.tensor([0.0, -0.375, 8.0]), atol=1e-5)
     True
-    >>> head.bound < 2e-5, ChainHead.fit("elu", -8, 8, eps=1e-4).size < 16
+    >>> head.bound < 2e-5, ChainHead.fit("elu", -8, 8, eps=1e-4).anchors < 16
     (True, True)
     """
 
@@ -93,7 +93,7 @@ class ChainHead(CertifiedModule):
                     made["product"] = ProductHead.fit((self.lo, self.hi), box, rest, dtype=dtype)
                 elif key != "lines":
                     share = None if rest is None else rest / len(self._parts())
-                    made[f"table{key.removeprefix('clip')}"] = AnchorHead.fit(self.function, *box, eps=share, dtype=dtype)
+                    made[key.replace("clip", "table")] = AnchorHead.fit(self.function, *box, eps=share, dtype=dtype)
             except PrecisionError as error:
                 assert eps is not None
                 raise self._out_of_reach(eps, dtype, None) from error
@@ -144,19 +144,14 @@ class ChainHead(CertifiedModule):
     @property
     def layer(self) -> AttentionLayer:
         """The first layer's first gate."""
-        first: AttentionLayer = next(iter(self._gated().values())).layer
-        return first
+        first = self._head(next(iter(self._gates())))
+        assert isinstance(first, GateHead)
+        return first.layer
 
     @property
-    def size(self) -> int:
-        """The number of anchors, or of the product's nodes."""
-        return sum(head.size if isinstance(head, AnchorHead) else getattr(head, "nodes", 0) for head in self._each())
-
-    def _each(self) -> list[CertifiedModule]:
-        return [head for head in self.heads.values() if isinstance(head, CertifiedModule)]
-
-    def _gated(self) -> dict[str, GateHead]:
-        return {key: head for key, head in self.heads.items() if isinstance(head, GateHead)}
+    def anchors(self) -> int:
+        """The number of anchors in all tables."""
+        return sum(head.size for head in self.heads.values() if isinstance(head, AnchorHead))
 
     def _head(self, key: str) -> CertifiedModule:
         head = self.heads[key]
@@ -187,11 +182,11 @@ class ChainHead(CertifiedModule):
         for key, gate in self._gates().items():
             off = _proved(found[key])
             box, factor = self._reads(key, gate, off, dtype)
-            terms.append(Term(f"{key}, {gate.name}", "propagation", bound.carried(factor, off), f"{factor:.4g} times"))
+            terms.append(Term(f"{key}, {gate.name}", "propagation", bound.carried(factor, off), f"times {factor:.4g}"))
             if key == "lines":
                 sizes.append(bound.size_of(gate.function, (self.lo, self.hi), off, dtype))
                 continue
-            reader = "product" if key == "gate" else f"table{key.removeprefix('clip')}"
+            reader = "product" if key == "gate" else key.replace("clip", "table")
             second = self._head(reader)
             bound.covered(reader, second.box.intervals()[-1], box, dtype)
             if key == "gate":

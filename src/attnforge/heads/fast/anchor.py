@@ -1,6 +1,6 @@
 """Anchor heads of the square potential read with one exponential per element: what `fast=True` does (lemma A8).
 
-The stored keys are those of an even lattice up to their rounding. What is left, at most `Lattice.off` in any logit, is
+The stored keys are those of an even lattice up to their rounding. What is left, at most `Lattice.distance` in any logit, is
 part of the bound, so that the certificate speaks of the stored weights: interpolation by the stored keys in exact
 arithmetic, plus everything that the fast evaluation does differently.
 """
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from ..anchor.head import AnchorHead
 
 MOST_OFF = 0.01  # logits further than this from an even lattice are not one
-U = 2.0**-53
+U = 2.0**-53  # roundoff of float64, in which the lattice is worked out
 
 
 @dataclass(frozen=True)
 class Lattice:
-    """The even lattice of a table of keys: logits rate k (y - centre) - kappa k^2, right to `off`.
+    """The even lattice of a table of keys: logits rate k (y - centre) - kappa k^2, right to `off` when it was made.
 
     A `mirrored` table holds its keys from the largest down.
     """
@@ -53,26 +53,40 @@ class Lattice:
         k = np.arange(count) - (count - 1) / 2
         rate = float(np.sum(k * weights.slope) / np.sum(k * k))
         curve = np.stack([np.ones(count), k * k], -1)
-        level, bend = np.linalg.lstsq(curve, weights.offset, rcond=None)[0] if count > 2 else (weights.offset[0], -0.25)
-        kappa = -float(bend)
-        common = float(weights.slope.mean())
-        slope_off = np.abs(weights.slope - common - rate * k) + 8 * U * (np.abs(weights.slope) + abs(common))
-        offset_off = np.abs(weights.offset - (level - kappa * k * k) if count > 2 else weights.offset - level)
-        offset_off = offset_off + 16 * U * (np.abs(weights.offset) + abs(level) + abs(kappa) * k * k)
-        off = float(up(np.max(slope_off * reach + offset_off), 4))
-        if not (rate != 0 and kappa > 0 and off <= MOST_OFF):
+        # of two keys the offsets are equal, and any kappa will do
+        bend = np.linalg.lstsq(curve, weights.offset, rcond=None)[0][1] if count > 2 else -0.25
+        found = cls(abs(rate), -float(bend), weights.centre, 0.0, rate < 0)
+        off = found.distance(weights, reach)
+        if not (found.rate > 0 and found.kappa > 0 and off <= MOST_OFF):
             raise ArgumentError(
                 f"fast=True reads evenly spaced anchors (potential='square'), but these logits are {off:.3g} away from "
                 "an even lattice's; fit with potential='square', or leave fast out"
             )
-        return cls(abs(rate), kappa, weights.centre, off, rate < 0)
+        return replace(found, off=off)
+
+    def distance(self, weights: AnchorWeights, reach: float) -> float:
+        """How far any logit of stored keys is from this lattice's for |y - centre| <= reach, up to a common one."""
+        count = len(weights.slope)
+        k = np.arange(count) - (count - 1) / 2
+        rate = -self.rate if self.mirrored else self.rate
+        common = float(weights.slope.mean())
+        slope_off = np.abs(weights.slope - common - rate * k) + 8 * U * (np.abs(weights.slope) + abs(common))
+        above = weights.offset + self.kappa * k * k
+        level = 0.5 * float(above.max() + above.min())
+        offset_off = np.abs(above - level) + 16 * U * (np.abs(weights.offset) + abs(level) + abs(self.kappa) * k * k)
+        moved = 2 * np.abs(weights.slope).max() * abs(weights.centre - self.centre)
+        return float(up(np.max(slope_off * reach + offset_off) + moved, 4))
 
 
 def lattice_of(head: AnchorHead) -> Lattice:
     """The lattice of a head's stored keys on its interval."""
+    return Lattice.of(*_read(head))
+
+
+def _read(head: AnchorHead) -> tuple[AnchorWeights, float]:
+    """The stored weights, and how far from the centre the interval reaches in the dtype in hand."""
     weights = head.weights_in_float64()
-    ends = head.cells()[[0, -1]]
-    return Lattice.of(weights, float(np.max(np.abs(ends - weights.centre)) * (1 + 4 * U)))
+    return weights, float(np.max(np.abs(head.cells()[[0, -1]] - weights.centre)) * (1 + 4 * U))
 
 
 def fast_core(head: AnchorHead, y: Tensor, lattice: Lattice) -> Tensor:
@@ -90,14 +104,17 @@ def fast_core(head: AnchorHead, y: Tensor, lattice: Lattice) -> Tensor:
 
 def fast_certificate(head: AnchorHead, lattice: Lattice, blank: Certificate) -> Certificate:
     """Interpolation by the stored weights in exact arithmetic, plus the bound of the fast evaluation."""
-    weights, dtype = head.weights_in_float64(), head.dtype
-    cells = head.cells()
-    if lattice != (now := lattice_of(head)):
-        raise CertificateError(f"the keys have changed since fast=True was set ({lattice} is now {now}): set it again")
+    (weights, reach), dtype, cells = _read(head), head.dtype, head.cells()
+    off = lattice.distance(weights, reach)
+    if not off <= MOST_OFF:
+        raise CertificateError(
+            f"the keys have changed since fast=True was set: logits are {off:.3g} away from those of {lattice}; set it "
+            "again"
+        )
     found = anchor_bound(weights, head.function, cells, torch.float64, head.relative)
     lo, hi = float(cells[0]), float(cells[-1])
     value = weights.value[::-1] if lattice.mirrored else weights.value
-    reading = read_error(value, lattice.rate, lattice.kappa, lo, hi, dtype, lattice.centre, logit_error=lattice.off)
+    reading = read_error(value, lattice.rate, lattice.kappa, lo, hi, dtype, lattice.centre, logit_error=off)
     error = reading.rounding
     a, b = weights.skip
     if weights.skip != (0.0, 0.0):

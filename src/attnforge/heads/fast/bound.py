@@ -11,25 +11,37 @@ mean of V, three things happen to a computed value (docs/theory.md, A8, has the 
 - *leak*: what a window or a pair leaves out.
 
 The sums here are of positive terms in float64 and are enlarged by `SLACK`, far more than their own rounding.
+
+`activation_error` is how far the heads of a fast activation in exact arithmetic are from its function, and `differing`
+says which stored tensors are not those that the evaluation has as numbers. Nothing here builds a weight.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ...certificates.rounding import TINY, gamma, unit
-from ...dtypes import Array
-from ...errors import PrecisionError
-from .read import dropped, form_of, lattice, masses, reach_for, working
+from ...certificates.rounding import TINY, gamma, unit, up
+from ...dtypes import Array, rounded, stored
+from ...errors import CertificateError, PrecisionError
+from ...functions.registry import parse
+from ...functions.univariate import Univariate
+from ...network import AttentionLayer
+from ..anchor.bound import CELLS, AnchorWeights, anchor_bound
+from ..choose import Fast
+from .table import Table, dropped, form_of, lattice, masses, reach_for, working
 
 SLACK = 1 + 1e-9  # on every bound computed here in float64 from positive terms
-U = 2.0**-53
-STEP = 0.03  # width of a cell of the lattice form, in theta
+U = 2.0**-53  # roundoff of float64, in which the bounds are computed
+STEP = 0.03  # width of a cell of the lattice form, in theta: a key of 30 then moves by e^0.9 on it
 FAR = 40.0  # beyond the last anchor by so much of theta, a head has reached its last value to exp(-40)
-CHUNK = 1 << 20
+CHUNK = 1 << 20  # numbers in one array of cells and keys: 8 MB
+KINK = 0.27846454276107380  # W(1/e) = 0.278464542761073795..., rounded up: the error of a relu of slope 1 (lemma B1)
+BEND = 0.45  # y sigmoid(a y) moves with a by y^2 sigmoid'(a y) = (t^2 sigmoid'(t)) / a^2 <= 0.44 / a^2
 # in units of roundoff: GPU compilers divide in float32 to 2 units in the last place (PTX div.full), others round once
 QUOTIENT = {torch.float32: 4.0, torch.float64: 1.0}
 EXP = 3.0  # all of float32's numbers in [-87, 0], on an NVIDIA H200: 2.56
@@ -207,7 +219,7 @@ def _lattice(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logi
     centred = centred + moved[:, None] * np.abs(q_j)
     centred = centred + 16 * U * (np.abs(p_j) + np.abs(r_j) + np.abs(middle)[:, None] * np.abs(q_j))
     centred = centred + p_own + r_own + size[:, None] * q_own
-    j = np.arange(rows)
+    j = np.arange(rows, dtype=np.float64)
     divided = QUOTIENT[work]
     bend = np.expm1(np.maximum(j, 1) * 3.7 * u) * (j > 0)  # s: 1.5 u below, 2.1 u a quotient corrected once
     # coefficients rounded once more, Horner, and for P + t R the product and the sum, even where R = 0: a kernel does
@@ -313,3 +325,59 @@ def _gated(head: Array, size: Array, cells: _Cells, gate: float, u: float, tiny:
     right = cells.high > 0
     last = np.where(right, np.minimum(inner, u * (far + inner) * 1.01), 0.0)
     return inner_error + last, np.where(right, far, 0.0) + size + bump, size + bump
+
+
+def activation_error(function: Univariate, form: Fast, table: Table, lo: float, hi: float) -> float:
+    """A bound of |gate + table of the stored values - function| on [lo, hi], in exact arithmetic."""
+    if not form.bump:
+        return _mismatch(function.name, form, table)
+    keys = table.keys()
+    weights = AnchorWeights(keys[:, 0], keys[:, 1], np.array(table.value), table.centre)
+    last = table.kappa * (table.anchors - 1) / table.rate
+    ends = table.centre - last - 2, table.centre + last + 2  # a little beyond the last anchors the bump is flat
+    places = np.concatenate([np.linspace(lo, hi, 65), np.linspace(*ends, CELLS)])
+    edges = np.unique(np.concatenate([[lo, hi], places[(places > lo) & (places < hi)]]))
+    return anchor_bound(weights, bump_of(function, table.gate), edges, torch.float64).bound
+
+
+def bump_of(function: Univariate, gate: float) -> Univariate:
+    """What the anchors stand for: the function less the gate."""
+    return parse(f"expr: {function.name}(y) - y*sigmoid({gate!r}*y)")
+
+
+def _mismatch(name: str, form: Fast, table: Table) -> float:
+    """The error of a function that the heads are, but for stored numbers and the kink of a relu."""
+    if form.table is not None:
+        if (table.anchors, table.rate, table.centre, table.gate) != (2, form.rate, 0.0, 0.0):
+            raise CertificateError(f"{name} is a table of two keys {form.rate:g} apart, and this is {table}")
+        off = float(np.abs(np.array(table.value) - form.table).max())
+        return float(up(off, 2)) if off else 0.0
+    (slope,) = form.slopes
+    if table.anchors or not table.gate > 0:
+        raise CertificateError(f"{name} is a gate alone, and this is {table}")
+    if math.isinf(slope):
+        return float(up(KINK / table.gate, 4))  # lemma B1
+    off = abs(table.gate - slope)
+    return float(up(BEND * off / min(table.gate, slope) ** 2, 8)) if off else 0.0
+
+
+def differing(layer: AttentionLayer, table: Table) -> list[str]:
+    """The stored tensors that are not the numbers of the table as their dtype holds them; the values are free."""
+    wanted: dict[str, Array] = {}
+    one, zero = np.ones((1, 1, 1)), np.zeros((1, 1, 1))
+    if table.gate:
+        gate = {"W_Q": one, "b_K": np.array([[table.gate]]), "W_V": one, "M_K": zero, "M_V": zero, "W_O": one}
+        wanted |= {f"groups.0.{name}": array for name, array in gate.items()}
+    values = ""
+    if table.anchors:
+        place = f"groups.{1 if table.gate else 0}"
+        query, shift = np.array([[[1.0, 0.0]]]), np.array([[-table.centre, 1.0]])
+        anchors = {"W_Q": query, "b_Q": shift, "M_K": table.keys()[None], "W_O": one}
+        wanted |= {f"{place}.{name}": array for name, array in anchors.items()}
+        values = f"{place}.M_V"
+    held = {name: tensor for name, tensor in layer.state_dict().items() if name != values}
+    return sorted(name for name in {*wanted, *held} if not _same(held.get(name), wanted.get(name)))
+
+
+def _same(tensor: Tensor | None, wanted: Array | None) -> bool:
+    return tensor is not None and wanted is not None and np.array_equal(stored(tensor), rounded(wanted, tensor.dtype))

@@ -1,28 +1,4 @@
-"""One exponential per element: anchor heads on an even lattice without a softmax over p logits (lemma A8).
-
-The head that is evaluated has p keys k = -(p-1)/2, ..., (p-1)/2 (whole or half numbers), logits
-rate k (y - centre) - kappa k^2 and one value a key: evenly spaced anchors, 2 kappa / rate apart. Optionally a gate
-y sigmoid(gate y), a self head of its own (lemma B4), is added. With theta = rate (y - centre) and q = exp(-|theta|):
-
-- *lattice form* (few anchors): sum_k c_k V_k e^(k theta) is a polynomial in q + 1/q plus sinh(theta) times another.
-  With s = q/(1 + q^2) and t = tanh(theta) the head is (P(s) + t R(s)) / Q(s), three polynomials of degree (p-1)/2: no
-  gathers, no truncation, and R = 0 where the values are symmetric.
-- *window form* (many anchors, or cold ones): 2J+1 anchors around the nearest, always inside the table, so that nothing
-  is masked: a polynomial of degree 2J in q = exp(-2 kappa |r|), r the distance to the window's middle in anchors.
-- *pair form* (cold anchors): only the two that y lies between matter, one sigmoid.
-
-`fast.anchor_read` is the operator made of this; how far it can be from the softmax is `fast_bound.read_error`.
-
-Fast reading (lemma A8) as plain PyTorch that a compiler turns into one kernel, and that kernel for eager GPUs.
-
-The operator of `fast` works in passes over pieces that fit a processor's cache; a compiler wants the opposite, one
-expression per element. Here the denominator's coefficients are numbers in the program. The numerator's follow from the
-values in one small sum, so that compiled modules train. Everything else is pointwise: one exponential, Horner's rule.
-
-Sizes |x| are written as a choice of sides, with the derivative of the right side at 0: sums of such terms that are
-smooth have the right gradient there, where that of `abs` would be 0.
-
-`attnforge::anchor_read`: an anchor head on an even lattice with one exponential per element (lemma A8).
+"""`attnforge::anchor_read`: an anchor head on an even lattice with one exponential per element (lemma A8).
 
     h = anchor_read(y, value, rate, kappa)                  # softmax over p keys (rate k, -kappa k^2), values `value`
     h = anchor_read(y, value, rate, kappa, centre, gate)    # around `centre`, plus y sigmoid(gate y)
@@ -30,22 +6,25 @@ smooth have the right gradient there, where that of `abs` would be 0.
 y has any shape, float64, float32 or bfloat16 (computed in float32 inside); `value` is a table of p >= 2 numbers,
 float32 or float64; rate, kappa > 0, centre and gate are Python numbers. k runs from -(p-1)/2 to (p-1)/2, so the anchors
 are centre + 2 kappa k / rate. gate = 0 means no gate; with a gate the table may be empty. Gradients flow to y and to
-`value`. The result equals `softmax_read` with the same arguments up to `fast_bound.read_error`; far outside its anchors
-the head goes on as the last value (plus y or 0 from the gate), as the softmax does.
+`value`. The result equals `softmax_read` with the same arguments up to `bound.read_error`; far outside its anchors the
+head goes on as the last value (plus y or 0 from the gate), as the softmax does. The three forms are those of `table`.
 
-On a processor the operator works through pieces that stay in its cache, on a GPU large inputs go through one compiled
-kernel. `read` is the same computation as plain PyTorch: call it inside `torch.compile`, which fuses it with what is
-around it. `softmax_read` is the attention written out: call it while exporting. `evaluate` picks among the three.
+On a processor the operator works in passes over pieces that stay in its cache. A compiler wants the opposite, one
+expression per element: `read` is the same computation as plain PyTorch. There the denominator's coefficients are
+numbers in the program, and the numerator's follow from the values in one small sum, so that compiled modules train;
+everything else is pointwise, one exponential and Horner's rule. On an eager GPU large inputs go through one such
+kernel. Sizes |x| are written there as a choice of sides, with the derivative of the right side at 0: sums of such terms
+that are smooth have the right gradient there, where that of `abs` would be 0. `softmax_read` is the attention written
+out, for exports. `evaluate` picks among the three.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,21 +32,14 @@ from torch import Tensor
 
 from ...census import allow_custom
 from ...errors import ArgumentError
+from .table import Form, form_of, known, lattice, masses, reach_for, working
 
-LARGEST = {torch.float32: 75.0, torch.float64: 600.0}  # log of the largest coefficient of the lattice form
-WIDEST = {torch.float32: 140.0, torch.float64: 1200.0}  # kappa K^2 up to which the lattice form is used
-COLD = {torch.float32: 17.0, torch.float64: 37.0}  # kappa from which exp(-kappa) is below a roundoff
-MOST_LATTICE = 129  # and anchors: beyond, a window is shorter
-
-
-Made = TypeVar("Made", bound=Callable[..., object])
-
-
-def known(make: Made) -> Made:
-    """Mark `make` to be run while tracing, its result a constant of the compiled program: what
-    `torch.compiler.assume_constant_result` does, which would load the compiler already here."""
-    make.__dict__["_dynamo_marked_constant"] = True
-    return make
+LARGE = 1 << 18  # elements from which an eager GPU uses a compiled kernel, whose first call takes seconds
+CACHED = 1 << 17  # elements a thread works on at once: a handful of temporaries stay in its cache
+SOFTMAX = 1 << 20  # weights alive at once where the gradient of the values needs all of them
+READ = (torch.float64, torch.float32, torch.bfloat16)  # dtypes of y; float16 overflows in the lattice form
+NAME = "attnforge::anchor_read"
+Number = float | Tensor
 
 
 @known
@@ -90,96 +62,6 @@ def unpacked(text: str) -> tuple[float, ...]:
     (0.1, -2.0)
     """
     return tuple(float.fromhex(number) for number in text.split())
-
-
-def working(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a head of this dtype is computed."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def dropped(kappa: float, reach: int, off: float = 0.0) -> float:
-    """Upper bound of the weight outside a window, m_J of lemma A8; `off`: how far beyond 1/2 |r| may be.
-
-    >>> dropped(0.25, 8) < 3.2e-8
-    True
-    """
-    total, i = 0.0, reach + 1
-    while True:
-        term = math.exp(-kappa * (i * i - i * (1.0 + 2.0 * off)))
-        total += 2.0 * term
-        if term < 1e-30 * total or term < 1e-320:
-            return total * (1 + 1e-12) + 1e-300  # what is left is far below the slack: terms more than halve
-        i += 1
-
-
-@known
-def reach_for(kappa: float, dtype: torch.dtype) -> int:
-    """The smallest J whose window leaves out less than a roundoff."""
-    return _reach_for(kappa, 2.0**-24 if working(dtype) == torch.float32 else 2.0**-53)
-
-
-@functools.lru_cache(maxsize=512)
-def _reach_for(kappa: float, wanted: float) -> int:
-    reach = 1
-    while dropped(kappa, reach) > wanted:
-        reach += 1
-    return reach
-
-
-Form = Literal["lattice", "window", "pair"]
-
-
-@known
-def form_of(anchors: int, kappa: float, dtype: torch.dtype) -> Form:
-    """How a table is read: all of it, through a window, or by pairs.
-
-    >>> [form_of(p, kappa, torch.float32) for p, kappa in ((33, 0.5), (1000, 0.5), (33, 20.0))]
-    ['lattice', 'window', 'pair']
-    """
-    work = working(dtype)
-    if anchors == 0:
-        return "lattice"
-    if kappa >= COLD[work]:
-        return "pair"
-    wide = kappa * ((anchors - 1) / 2) ** 2 > WIDEST[work] or anchors > MOST_LATTICE
-    return "window" if wide and anchors > 2 * reach_for(kappa, dtype) + 1 else "lattice"
-
-
-@functools.lru_cache(maxsize=64)
-def lattice(anchors: int) -> tuple[np.ndarray, np.ndarray]:
-    """Coefficients in s, lowest first, of s^K 2 cosh(k theta) and of s^K 2 sinh(k theta) / t; rows: k >= 0.
-
-    Both follow X_(k+1) = X_k / s - X_(k-1), in whole numbers. With an even number of anchors k is half a number, and
-    both are divided by 2 cosh(theta/2), so that t = tanh(theta/2).
-
-    >>> lattice(5)[0].astype(int).tolist()
-    [[0, 0, 1], [0, 1, 0], [1, 0, -2]]
-    """
-    rows = (anchors + 1) // 2
-    degree = rows - 1
-    if anchors % 2:  # 2 cosh: 2, X, ...; 2 sinh: 0, 2 sinh theta, ...  (t / s = 2 sinh theta)
-        even, odd = [[2.0], [0.0, 1.0]], [[0.0], [0.0, 1.0]]
-    else:  # divided by 2 cosh(theta/2): 1, X - 1, ... and 1, X + 1, ...
-        even, odd = [[1.0], [-1.0, 1.0]], [[1.0], [1.0, 1.0]]
-    for family in (even, odd):
-        for k in range(2, rows):
-            up, down = [0.0, *family[k - 1]], [*family[k - 2], 0.0, 0.0]
-            family.append([a - b for a, b in zip(up, down, strict=True)])
-    if anchors % 2:
-        even[0] = [1.0]  # k = 0 is there once
-    tables = np.zeros((2, rows, rows))
-    for table, family in zip(tables, (even, odd), strict=True):
-        for k in range(rows):
-            table[k, degree - np.arange(len(family[k]))] = family[k]
-    return tables[0], tables[1]
-
-
-@functools.lru_cache(maxsize=256)
-def masses(anchors: int, kappa: float, dtype: torch.dtype) -> np.ndarray:
-    """exp(-kappa k^2) for k >= 0, times a constant that keeps the smallest away from underflow in `dtype`."""
-    k = np.arange((anchors + 1) // 2) + (0.0 if anchors % 2 else 0.5)
-    shift = min(kappa * float(k[-1]) ** 2, LARGEST[working(dtype)])
-    return np.exp(shift - kappa * k * k)
 
 
 _BASES: dict[tuple[int, float, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
@@ -392,10 +274,6 @@ class Reading:
         return torch.add(inner, torch.clamp_min(y, 0.0, out=room("s", n)), out=out)
 
 
-LARGE = 1 << 18  # elements from which an eager GPU uses a compiled kernel, whose first call takes seconds
-Number = float | Tensor
-
-
 @known
 def _total(anchors: int, kappa: float, dtype: torch.dtype) -> tuple[float, ...]:
     """The coefficients of Q, lowest power first, as numbers."""
@@ -412,9 +290,9 @@ def _matrix(anchors: int, kappa: float, dtype: torch.dtype, device: torch.device
 def read(
     y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0, even: bool = False
 ) -> Tensor:
-    """`fast.anchor_read` for compilers to fuse and differentiate; `even` promises value[i] = value[-1 - i].
+    """`anchor_read` for compilers to fuse and differentiate; `even` promises value[i] = value[-1 - i].
 
-    The numbers must be constants of the program that is compiled (`fast_read.unpacked` makes them so).
+    The numbers must be constants of the program that is compiled (`unpacked` makes them so).
 
     >>> y, value = torch.linspace(-9, 9, 101), torch.linspace(-1, 1, 17)
     >>> compiled = torch.compile(read, backend="eager", fullgraph=True)
@@ -521,12 +399,6 @@ def _kernel() -> Callable[..., Tensor]:
 def _compiles(device: torch.device) -> bool:
     """Whether this GPU's compiler is here."""
     return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (7, 0)
-
-
-CACHED = 1 << 17  # elements a thread works on at once: a handful of temporaries stay in its cache
-SOFTMAX = 1 << 20  # weights alive at once where the gradient of the values needs all of them
-DTYPES = (torch.float64, torch.float32, torch.bfloat16)
-NAME = "attnforge::anchor_read"
 
 
 def anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0) -> Tensor:
@@ -663,7 +535,7 @@ def _weights(y: Tensor, anchors: int, rate: float, kappa: float, centre: float) 
 
 
 def _check(y: Tensor, value: Tensor, rate: float, kappa: float, gate: float) -> None:
-    if y.dtype not in DTYPES:
+    if y.dtype not in READ:
         raise ArgumentError(f"y must be float64, float32 or bfloat16, got {y.dtype}")
     if value.dim() != 1 or value.shape[0] < (0 if gate else 2) or value.dtype not in (torch.float64, torch.float32):
         raise ArgumentError(
