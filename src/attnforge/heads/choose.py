@@ -198,11 +198,11 @@ def choose(function: Univariate, lo: float = -math.inf, hi: float = math.inf) ->
     if function.name in LOGISTIC:
         return Gate(function.name)
     line = straight(function)
-    if line is not None and line.plain().knots:
-        return gate_of(line)
+    if line is not None:
+        return gate_of(line) if line.plain().knots else Anchors()
     inside = tuple(k for k in function.knots if lo < k < hi)
     quotient = _quotient(function) if inside else None
-    if quotient is not None:
+    if quotient is not None and quotient.plain().knots:
         return GateProduct(gate_of(quotient))
     return _pieces(function, inside, lo, hi) or Anchors()
 
@@ -221,7 +221,7 @@ def gate_of(line: Polyline) -> Gate:
             return Gate(named, (), line)
         if (slope := _float(slopes[0])) is not None:
             return Gate("leaky_relu", (("slope", slope),), line)
-    if len(knots) == 2 and knots == heights and slopes == (0, 1, 0):
+    if len(knots) == 2 and knots == heights and slopes == (Fraction(0), Fraction(1), Fraction(0)):
         low, high = knots
         return Gate("hard_tanh", (), line) if (low, high) == (-1, 1) else Gate("ramp", (("a", low), ("b", high)), line)
     return Gate("piecewise_linear", (("xs", line.xs), ("ys", line.ys)), line)

@@ -30,6 +30,7 @@ from ..gate.head import GateHead
 from ..product.head import ProductHead
 from . import bound
 
+SHARE = 0.98  # of eps less the gates' part is for product and tables: adding the parts rounds, too
 POINTS = 4097  # of the grid on which the error of a float32 chain is measured
 
 
@@ -65,53 +66,47 @@ class ChainHead(CertifiedModule):
         if eps is not None:
             positive("eps", eps)
         empty = cls(function, low, high, {})
-        head = cls(function, low, high, empty._made(eps, dtype))
-        found = head.attach(head.recertify()).bound
-        if eps is not None and found is not None and found > eps:
-            raise empty._out_of_reach(eps, dtype, found)
-        return head
+        sizes = (None,) if eps is None else (eps, None)  # what certifies eps, else as accurate as heads are by default
+        best = math.inf
+        for wanted in sizes:
+            try:
+                head = cls(function, low, high, empty._made(wanted, dtype))
+            except PrecisionError:
+                if wanted is None:
+                    raise
+                continue
+            found = head.attach(head.recertify()).bound
+            assert found is not None
+            if eps is None or found <= eps:
+                return head
+            best = min(best, found)
+        wider = "" if dtype == torch.float64 else ", use dtype=torch.float64"
+        raise PrecisionError(
+            f"eps = {eps:g} cannot be reached for {function.name} on [{low:g}, {high:g}] in {dtype_name(dtype)}; the "
+            f"smallest bound found is {upper_text(best)}: ask for that{wider}, or shrink the interval",
+            reachable=best,
+        )
 
     def _made(self, eps: float | None, dtype: torch.dtype) -> dict[str, CertifiedModule]:
         """The heads, gates first: what they leave of eps is for the product, or for the tables in equal shares."""
         made: dict[str, CertifiedModule] = {}
+        boxes: dict[str, bound.Interval] = {}
         spent = 0.0
         for key, gate in self._gates().items():
             head = GateHead.fit(gate.name, self.lo, self.hi, dtype=dtype, **gate.arguments)
-            made[key] = head
             assert head.bound is not None
-            factor = self._reads(key, gate, head.bound, dtype)[1]
+            made[key] = head
+            boxes[key], factor = self._reads(key, gate, head.bound, dtype)
             spent += factor * head.bound
-        rest = None if eps is None else 0.98 * (eps - spent)  # 0.98: adding the parts rounds, too
-        if rest is not None and eps is not None and rest <= 0:
-            raise self._out_of_reach(eps, dtype, None)
-        for key, gate in self._gates().items():
-            first = made[key]
-            assert first.bound is not None
-            box, _ = self._reads(key, gate, first.bound, dtype)
-            try:
-                if key == "gate":
-                    made["product"] = ProductHead.fit((self.lo, self.hi), box, rest, dtype=dtype)
-                elif key != "lines":
-                    share = None if rest is None else rest / len(self._parts())
-                    made[key.replace("clip", "table")] = AnchorHead.fit(self.function, *box, eps=share, dtype=dtype)
-            except PrecisionError as error:
-                assert eps is not None
-                raise self._out_of_reach(eps, dtype, None) from error
+        rest = None if eps is None else SHARE * (eps - spent)
+        if rest is not None and rest <= 0:
+            raise PrecisionError(f"the gates of {self.name} alone are off by {spent:.3e}", reachable=None)
+        if "gate" in boxes:
+            made["product"] = ProductHead.fit((self.lo, self.hi), boxes["gate"], rest, dtype=dtype)
+        share = None if rest is None else rest / max(len(self._parts()), 1)
+        for i in range(len(self._parts())):
+            made[f"table{i}"] = AnchorHead.fit(self.function, *boxes[f"clip{i}"], eps=share, dtype=dtype)
         return made
-
-    def _out_of_reach(self, eps: float, dtype: torch.dtype, found: float | None) -> PrecisionError:
-        if found is None:
-            best = self._made(None, dtype)
-            head = ChainHead(self.function, self.lo, self.hi, best)
-            found = head.recertify().bound
-            assert found is not None
-        wider = "" if dtype == torch.float64 else ", use dtype=torch.float64"
-        return PrecisionError(
-            f"eps = {eps:g} cannot be reached for {self.function.name} on [{self.lo:g}, {self.hi:g}] in "
-            f"{dtype_name(dtype)}; the smallest bound found is {upper_text(found)}: ask for that{wider}, or shrink the "
-            "interval",
-            reachable=found,
-        )
 
     def _parts(self) -> tuple[Gate, ...]:
         return () if isinstance(self.choice, GateProduct) else tuple(part.clip for part in self.choice.parts)

@@ -225,7 +225,7 @@ class FastActivation(CertifiedModule):
             raise CertificateError(f"certificates are for one of {names}, these weights are {self.dtype}")
         if not bool(self._values().isfinite().all()):
             raise CertificateError("no bound holds for values that are not finite")
-        changed = differing(self.layer, self.table)
+        changed = [f"layer.{name}" for name in differing(self.layer, self.table)]
         if changed:
             raise CertificateError(
                 f"the keys, queries and outputs of a fast activation are fixed, and {', '.join(changed)} changed; "

@@ -1,8 +1,8 @@
 """Anchor heads of the square potential read with one exponential per element: what `fast=True` does (lemma A8).
 
-The stored keys are those of an even lattice up to their rounding. What is left, at most `Lattice.distance` in any logit, is
-part of the bound, so that the certificate speaks of the stored weights: interpolation by the stored keys in exact
-arithmetic, plus everything that the fast evaluation does differently.
+The stored keys are those of an even lattice up to their rounding. What is left, at most `Lattice.distance` in any
+logit, is part of the bound, so that the certificate speaks of the stored weights: interpolation by the stored keys in
+exact arithmetic, plus everything that the fast evaluation does differently.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ class Lattice:
         above = weights.offset + self.kappa * k * k
         level = 0.5 * float(above.max() + above.min())
         offset_off = np.abs(above - level) + 16 * U * (np.abs(weights.offset) + abs(level) + abs(self.kappa) * k * k)
-        moved = 2 * np.abs(weights.slope).max() * abs(weights.centre - self.centre)
-        return float(up(np.max(slope_off * reach + offset_off) + moved, 4))
+        off_centre = abs(weights.centre - self.centre)
+        moved = 2 * np.abs(weights.slope).max() * off_centre
+        return float(up(np.max(slope_off * (reach + off_centre) + offset_off) + moved, 8))
 
 
 def lattice_of(head: AnchorHead) -> Lattice:

@@ -22,6 +22,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -186,16 +187,16 @@ def _around(cells: _Cells, k: Array, value: Array, kappa: float) -> tuple[Array,
     return lifted, middle, turn, cells.radius * turn
 
 
-def _closest(k: Array, place: Array) -> Array:
+def _closest(k: Array, place: Array) -> npt.NDArray[np.intp]:
     """The column of the key nearest to each place; keys grow by 1 from column to column."""
-    return np.clip(np.rint(place - k[:, :1]), 0, k.shape[-1] - 1).astype(int)
+    return np.clip(np.rint(place - k[:, :1]), 0, k.shape[-1] - 1).astype(np.intp)
 
 
 def _lattice(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logit_error: float) -> tuple[Array, Array]:
     work = working(dtype)
     u, tiny = unit(work), TINY[work]
     anchors, rows = len(value), (len(value) + 1) // 2
-    k = np.arange(anchors) - (anchors - 1) / 2
+    k = np.arange(anchors, dtype=np.float64) - (anchors - 1) / 2
     lifted, middle, turn, moved = _around(cells, k[None], value[None], kappa)
     size = np.abs(middle) + moved
 
