@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import copy
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnforge as af
+from attnforge.certificates.certified import CertifiedModule
 from attnforge.errors import ArgumentError, CertificateError, PrecisionError
+from attnforge.functions.registry import Univariate, reference
 from attnforge.heads.fast import read as fast_compiled
 from attnforge.heads.fast.activation import FastActivation
 from attnforge.heads.fast.bound import read_error
@@ -375,3 +379,103 @@ def test_anchor_heads_can_be_fast(name: str, lo: float, hi: float, options: dict
 def test_only_even_lattices_are_fast() -> None:
     with pytest.raises(ArgumentError, match="evenly spaced"):
         af.AnchorHead.fit("gelu", -8, 8, anchors=32, potential="atan", fast=True)
+
+
+FAST_HEADS: list[Callable[[torch.dtype], CertifiedModule]] = [
+    lambda dtype: FastActivation.fit("gelu", -9, 9, anchors=25, dtype=dtype),
+    lambda dtype: FastActivation.fit("quick_gelu", -9, 9, dtype=dtype),
+    lambda dtype: FastActivation.fit("tanh", -9, 9, dtype=dtype),
+    lambda dtype: FastActivation.fit("relu", -9, 9, dtype=dtype),
+    lambda dtype: af.AnchorHead.fit("gelu", -8, 8, anchors=24, fast=True, dtype=dtype),
+    lambda dtype: af.AnchorHead.fit("exp", -4, 2, eps=1e-4, fast=True, dtype=dtype),
+]
+CASTS: list[tuple[torch.dtype, Callable[[CertifiedModule], CertifiedModule]]] = [
+    (torch.float32, lambda head: head.double()),
+    (torch.float64, lambda head: head.float()),
+    (torch.float32, lambda head: head.bfloat16().float()),
+    (torch.float32, copy.deepcopy),
+]
+
+
+def certified(head: CertifiedModule) -> tuple[float | None, str]:
+    """The bound of a head as it is stored now, or why there is none."""
+    try:
+        return af.certify(head).bound, ""
+    except CertificateError as error:
+        return None, str(error)
+
+
+@pytest.mark.parametrize(("dtype", "cast"), CASTS, ids=["widened", "narrowed", "there and back", "copied"])
+@pytest.mark.parametrize("build", FAST_HEADS, ids=["gelu", "quick_gelu", "tanh", "relu", "anchor gelu", "anchor exp"])
+def test_certificates_after_a_cast_speak_of_what_is_stored(
+    build: Callable[[torch.dtype], CertifiedModule],
+    dtype: torch.dtype,
+    cast: Callable[[CertifiedModule], CertifiedModule],
+) -> None:
+    head = cast(build(dtype))
+    bound, refused = certified(head)
+    if bound is None:
+        assert "changed" in refused
+        return
+    (low, high), function = head.box.intervals()[0], head.function
+    assert isinstance(function, Univariate)
+    y = torch.linspace(low, high, 201, dtype=head.dtype).clamp(low, high)
+    with torch.no_grad():
+        out = head.core(y)
+    assert all(abs(reference(function, float(a)) - float(b)) <= bound for a, b in zip(y, out, strict=True))
+
+
+@pytest.mark.parametrize("name", ["gelu", "tanh", "silu", "relu"])
+def test_every_changed_weight_counts(name: str) -> None:
+    """Sabotage: whatever is changed, the bound grows with it or there is none."""
+    head = FastActivation.fit(name, -9, 9)
+    y = torch.linspace(-9, 9, 101)
+    wanted = [reference(head.function, float(v)) for v in y]
+    for key in head.state_dict():
+        broken = copy.deepcopy(head)
+        with torch.no_grad():
+            broken.state_dict()[key].view(-1)[-1].mul_(1.01).add_(0.01)
+        bound, refused = certified(broken)
+        if bound is None:
+            assert f"{key} changed" in refused
+            continue
+        assert bound > 0.009
+        with torch.no_grad():
+            out = broken.core(y)
+        assert all(abs(a - float(b)) <= bound for a, b in zip(wanted, out, strict=True))
+
+
+@pytest.mark.parametrize(("name", "number"), [("tanh", "rate"), ("silu", "gate"), ("tanh", "gate")])
+def test_a_description_is_not_believed(name: str, number: str) -> None:
+    """Sabotage: numbers of the evaluation that make another function of the same stored values."""
+    head = FastActivation.fit(name, -9, 9)
+    config = head.config()
+    config["table"][number] = 1.5
+    other, y = FastActivation.rebuild(config, {}), torch.linspace(-9, 9, 1001)
+    if number == "gate" and name == "silu":  # a gate of another slope: its error is stated
+        assert (af.certify(other).bound or 0.0) >= float((other(y) - torch.nn.functional.silu(y)).abs().max())
+        return
+    with pytest.raises(CertificateError, match="two keys"):
+        af.certify(other)
+
+
+def test_bounds_of_fast_heads_load_nothing_that_builds() -> None:
+    """`bound` reaches no construction, no module and no evaluation, however many imports one follows."""
+    source = Path(af.__file__).parent
+    seen: set[Path] = set()
+    todo = [source / "heads" / name for name in ("fast/bound.py", "chain/bound.py", "choose.py")]
+    while todo:
+        path = todo.pop()
+        if path in seen or not path.is_file():
+            continue
+        seen.add(path)
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                folder = path.parents[node.level - 1]
+                for part in (node.module or "").split("."):
+                    folder = folder / part if part else folder
+                todo += [folder.with_suffix(".py"), *(folder / f"{alias.name}.py" for alias in node.names)]
+    names = {path.relative_to(source).as_posix() for path in seen}
+    assert {"heads/fast/table.py", "heads/anchor/bound.py", "certificates/rounding.py"} <= names, "the walk walks"
+    built = ("construction", "fit", "head", "activation", "read", "build", "self_head")
+    assert [name for name in sorted(names) if name.startswith("heads/") and Path(name).stem in built] == []
