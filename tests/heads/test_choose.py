@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flint import arb
+from flint import arb, arb_series
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -19,7 +19,16 @@ import attnforge as af
 from attnforge.conversion import storage
 from attnforge.conversion.build import Options, activation_head
 from attnforge.functions.directed import precision
-from attnforge.functions.registry import Univariate, from_callable, get, names, parse, piecewise_linear, reference
+from attnforge.functions.registry import (
+    Univariate,
+    enclose,
+    from_callable,
+    get,
+    names,
+    parse,
+    piecewise_linear,
+    reference,
+)
 from attnforge.heads import FastActivation
 from attnforge.heads.build import computes, head_for
 from attnforge.heads.chain.head import ChainHead
@@ -36,9 +45,15 @@ from attnforge.heads.choose import (
     fast_form,
     gate_of,
     line_of,
+    piece_of,
     straight,
 )
+from attnforge.heads.expand import expanded
 from attnforge.heads.gate.head import GateHead
+from attnforge.programs.enclose import cells, ranges
+from attnforge.programs.interpret import values
+from attnforge.programs.ops import Apply, Product
+from attnforge.programs.program import Builder, Program
 from laws import FUNCTIONS
 
 PARAMETRIC = (
@@ -293,3 +308,56 @@ def test_converted_chains_are_saved_and_loaded(tmp_path: Path) -> None:
         assert torch.equal(again(x), result(x)) and float((result(x) - model(x)).abs().max()) < 1e-3
     checked = storage.check(folder, model)
     assert [site.bound for site in checked.sites] == [site.bound for site in report.sites]
+
+
+@pytest.mark.parametrize(("name", "index"), [("elu(1.5)", 0), ("selu", 0), ("softsign", 1), ("hardswish", 1)])
+def test_a_piece_is_the_function_on_its_own_part_and_smooth_beyond(name: str, index: int) -> None:
+    function = parse(name)
+    piece = piece_of(function, index)
+    assert parse(piece.name) == piece and isinstance(choose(piece, -8, 8), Anchors)
+    low, high = (-9.0, *function.knots, 9.0)[index : index + 2]
+    with precision(200):
+        for y in np.linspace(low, high, 41):
+            assert piece.ball(arb(float(y))).overlaps(function.ball(arb(float(y))))
+    with precision(200, 4):
+        for i, knot in enumerate(piece.knots):
+            left, right = (branch(arb_series([knot, 1], prec=4)) for branch in piece.branches[i : i + 2])
+            assert all(left[j].overlaps(right[j]) and (left[j] - right[j]).rad() < 1e-40 for j in range(4))
+    y = torch.linspace(-9, 9, 501, dtype=torch.float64)
+    least, most = enclose(piece, -9.0, 9.0)
+    found = piece(y)
+    assert least <= float(piece.ball(arb(-7.5))) <= most and least <= float(piece.ball(arb(8.25))) <= most
+    assert all(abs(float(piece.ball(arb(float(a)))) - float(b)) < 1e-9 for a, b in zip(y, found, strict=True))
+    with pytest.raises(af.ArgumentError, match="has no piece"):
+        piece_of(function, 9)
+    with pytest.raises(af.ArgumentError, match="piece 0 of elu"):
+        parse("piece x of elu")
+
+
+WRITTEN = ["hardswish", "squared_relu", "selu", "elu(0.5)", "softsign", "expr: exp(-abs(y - 0.5))"]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_program_is_written_out_exactly(name: str) -> None:
+    function, box = parse(name), af.Box(x=(-3, 4), z=(-1, 1))
+    build = Builder(box)
+    inner = build.combination([(build.column(0), 1.0), (build.column(1), 0.5)], 0.25, "x + z/2 + 1/4")
+    program = build.program(build.apply(build.apply(inner, name, "f"), "sin", "sin(f)"), f"sin({name})")
+    found = ranges(program, *cells(program, 1))
+    other = expanded(program, found)
+    assert (other.source, other.sites[other.output]) == (program.source, "sin(f)") and len(other.ops) > len(program.ops)
+    assert all(choose(op.function, -9, 9).family != "chain" for op in other.ops if isinstance(op, Apply))
+    assert Program.from_json(*other.to_json()) == other, "functions are read back by name"
+    assert expanded(other, ranges(other, *cells(other, 1))) is other, "nothing is left to write out"
+    points = box.sample(200, dtype=torch.float64)
+    mine, theirs = (values(each, points) for each in (program, other))
+    assert float((mine - theirs).abs().max()) < 1e-13
+    smooth = build.program(build.apply(inner, "gelu"), "gelu")
+    assert function.knots and expanded(smooth, ranges(smooth, *cells(smooth, 1))) is smooth
+
+
+def test_a_margin_makes_kinks_at_the_end_count() -> None:
+    build = Builder(af.Box(x=(0, 3)))
+    program = build.program(build.apply(build.column(0), "hardswish"), "hardswish(x)")
+    found = ranges(program, *cells(program, 1))
+    assert expanded(program, found) is program and expanded(program, found, 2.0**-9).count(Product) == 1

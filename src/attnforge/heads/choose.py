@@ -25,16 +25,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
+import torch
 from flint import arb, arb_series
+from torch import Tensor
 
+from ..errors import ArgumentError
 from ..functions.directed import precision
-from ..functions.registry import Univariate, parse, piecewise_linear
+from ..functions.registry import Univariate, parse, piecewise_linear, read_with
 from ..functions.univariate import REALS, Series
 
 #: Gates that are their function exactly: two slots, no sharpness (lemma B4).
 LOGISTIC = ("sigmoid", "tanh", "silu")
 WHOLE = 2.0**1000  # proofs hold for |y| up to this: intervals of heads end at 2^900
 BITS = 256  # of the proofs and of the points read off: float64 and its products are exact, with room for one quotient
+SMOOTH = 3  # derivatives: a jump of the fourth costs a table less than rounding of a wide interval does
 #: Distances from the last kink at which a point with an exact value is looked for: a slope with a small denominator has
 #: one among the whole numbers, a short slope among the powers of two.
 STEPS = (*range(1, 65), 0.5, 0.25, 128, 256, 512, 1024)
@@ -115,11 +119,16 @@ class GateProduct:
 
 @dataclass(frozen=True)
 class Part:
-    """One curved piece of a function: the function itself, read at the argument clipped to [lo, hi] by a gate."""
+    """One curved piece of a function: the function itself, read at the argument clipped to [lo, hi] by a gate.
+
+    `function` is that piece alone, continued smoothly beyond its ends: what a table is made for when the clipped
+    argument may be off by more than rounding.
+    """
 
     clip: Gate
     lo: float
     hi: float
+    function: Univariate
 
 
 @dataclass(frozen=True)
@@ -201,6 +210,8 @@ def choose(function: Univariate, lo: float = -math.inf, hi: float = math.inf) ->
     if line is not None:
         return gate_of(line) if line.plain().knots else Anchors()
     inside = tuple(k for k in function.knots if lo < k < hi)
+    if all(_smooth(function, k) for k in inside):
+        return Anchors()
     quotient = _quotient(function) if inside else None
     if quotient is not None and quotient.plain().knots:
         return GateProduct(gate_of(quotient))
@@ -299,22 +310,107 @@ def _pieces(function: Univariate, inside: tuple[float, ...], lo: float, hi: floa
         return sum((at[i - 1] if j < i else at[i] for i in curved), Fraction(0))
 
     rest = [_float(height - curves(j)) for j, height in enumerate(at)]
-    ends: list[tuple[float, float] | None] = []
+    outer: list[tuple[float, float] | None] = []
     for side, i, j in ((-1, 0, 0), (1, -1, len(inside) - 1)):
         level = rest[j]
         if flat[i]:
-            ends.append(_beyond(branches[i], inside[j], side, less=curves(j)))
+            outer.append(_beyond(branches[i], inside[j], side, less=curves(j)))
         else:
-            ends.append(None if level is None else (_away(inside[j], side), level))
-    line = _polyline(ends[0], zip(inside, rest, strict=True), ends[1])
+            outer.append(None if level is None else (_away(inside[j], side), level))
+    line = _polyline(outer[0], zip(inside, rest, strict=True), outer[1])
     if line is None:
         return None
     borders = (None, *inside, None)
     parts = []
     for i in curved:
         left, right = borders[i : i + 2]
-        parts.append(Part(gate_of(_clip(left, right)), lo if left is None else left, hi if right is None else right))
+        ends = lo if left is None else left, hi if right is None else right
+        parts.append(Part(gate_of(_clip(left, right)), *ends, piece_of(function, first + i)))
     return Pieces(gate_of(line) if any(line.ys) else None, tuple(parts)) if parts else gate_of(line)
+
+
+def _smooth(function: Univariate, knot: float) -> bool:
+    """Whether a knot is none that a table would notice: value and derivatives up to `SMOOTH` may agree there."""
+    if not function.branches:
+        return True
+    i = function.knots.index(knot)
+    left, right = (_taylor(piece, knot) for piece in function.branches[i : i + 2])
+    return all(a.overlaps(b) for a, b in zip(left, right, strict=True))
+
+
+def _taylor(piece: Series, at: float) -> list[arb]:
+    with precision(BITS, SMOOTH + 1):
+        found = piece(arb_series([arb(at), 1], prec=SMOOTH + 1))
+        return [found[j] for j in range(SMOOTH + 1)]
+
+
+@functools.lru_cache(maxsize=512)
+def piece_of(function: Univariate, index: int) -> Univariate:
+    """One piece of a function, continued beyond its ends by its Taylor polynomials of degree `SMOOTH` there.
+
+    >>> piece = piece_of(parse("elu"), 0)
+    >>> piece.name, parse(piece.name) == piece, piece.knots, round(float(piece.ball(arb(0.5))), 4)
+    ('piece 0 of elu', True, (0.0,), 0.6458)
+    """
+    if not (function.domain == REALS and 0 <= index < len(function.branches)):
+        raise ArgumentError(f"{function.name} has no piece {index} of its own")
+    low, high = (-math.inf, *function.knots, math.inf)[index : index + 2]
+    own = function.branches[index]
+    pieces, knots = [own], []
+    for end in (low, high):
+        if math.isfinite(end):
+            pieces.insert(0 if end == low else len(pieces), _polynomial_at(end, tuple(_taylor(own, end))))
+            knots.append(end)
+
+    def value(y: Tensor) -> Tensor:
+        inside = y.clamp(low, high)
+        out = function.value(inside)
+        for end, side in ((low, y < low), (high, y > high)):
+            if math.isfinite(end):
+                terms = [float(c) * (y - end) ** j for j, c in enumerate(_taylor(own, end))]
+                out = torch.where(side, torch.stack(terms).sum(0), out)
+        return out
+
+    def ball(x: arb) -> arb:
+        """Over every piece that the ball may touch; for an exact number that is one, or two that agree at a knot."""
+        out: arb | None = None
+        for i, piece in enumerate(pieces):
+            if not ((i > 0 and x < knots[i - 1]) or (i < len(knots) and x > knots[i])):
+                here = piece(arb_series([x], prec=1))[0]
+                out = here if out is None else out.union(here)
+        return arb.nan() if out is None else out
+
+    def series(x: arb_series) -> arb_series:
+        for i, piece in enumerate(pieces):
+            if (i == 0 or x[0] > knots[i - 1]) and (i == len(knots) or x[0] < knots[i]):
+                return piece(x)
+        return arb_series([ball(x[0])] + [arb.nan()] * (x.prec - 1), prec=x.prec)
+
+    return Univariate(
+        f"piece {index} of {function.name}", value, series, ball, REALS, tuple(knots), function.potentials,
+        pieces=tuple(pieces), source=function.source,
+    )  # fmt: skip
+
+
+def _polynomial_at(place: float, coefficients: tuple[arb, ...]) -> Series:
+    def series(x: arb_series) -> arb_series:
+        h, total = x - place, x * 0 + coefficients[-1]
+        for c in coefficients[-2::-1]:
+            total = total * h + c
+        return total
+
+    return series
+
+
+def _read_piece(text: str) -> Univariate:
+    """The function that a name such as 'piece 0 of elu' stands for."""
+    index, _, name = text.removeprefix("piece ").partition(" of ")
+    if not index.isdigit():
+        raise ArgumentError(f"cannot read {text!r}; expected something like 'piece 0 of elu'")
+    return piece_of(parse(name), int(index))
+
+
+read_with("piece ", _read_piece)
 
 
 def _clip(low: float | None, high: float | None) -> Polyline:
