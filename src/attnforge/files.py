@@ -18,6 +18,7 @@ networks.HOMES.update(
         "norm": "attnforge.heads.norm.head",
         "token": "attnforge.heads.token.head",
         "fast": "attnforge.heads.fast.activation",
+        "chain": "attnforge.heads.chain.head",
         "network": "attnforge.compiler.compiled",
         "plain": "attnforge.export.plain.transformer",
         "blackbox-grid": "attnforge.blackbox.grid",

@@ -91,9 +91,7 @@ def activation_head(function: Univariate, low: float, high: float, eps: float, o
 def _activation_head(function: Univariate, low: float, high: float, eps: float, options: Options) -> CertifiedModule:
     if options.anchors is not None or options.cold:
         kind = "cold" if options.cold else "auto"
-        return head_for(
-            function, low, high, dtype=options.dtype, anchors=options.anchors or ANCHORS, temperature=kind
-        )
+        return head_for(function, low, high, dtype=options.dtype, anchors=options.anchors or ANCHORS, temperature=kind)
     everywhere = options.everywhere(function)  # then the table is as good as it gets, and the report says how good
     return head_for(function, low, high, None if everywhere else eps, options.dtype, fast=everywhere)
 

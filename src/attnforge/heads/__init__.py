@@ -12,6 +12,8 @@ from ..expressions.composite import composite  # noqa: F401 (heads are built for
 
 if TYPE_CHECKING:
     from .anchor.head import AnchorHead
+    from .build import head_for
+    from .chain.head import ChainHead
     from .fast.activation import FastActivation
     from .gate.head import GateHead
     from .norm.head import NormHead
@@ -20,14 +22,16 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "AnchorHead": ".anchor.head",
+    "ChainHead": ".chain.head",
     "FastActivation": ".fast.activation",
     "GateHead": ".gate.head",
     "NormHead": ".norm.head",
     "ProductHead": ".product.head",
     "TokenHead": ".token.head",
+    "head_for": ".build",
 }
 
-__all__ = ["AnchorHead", "FastActivation", "GateHead", "NormHead", "ProductHead", "TokenHead"]
+__all__ = ["AnchorHead", "ChainHead", "FastActivation", "GateHead", "NormHead", "ProductHead", "TokenHead", "head_for"]
 
 
 def __getattr__(name: str) -> Any:
