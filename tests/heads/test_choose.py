@@ -19,6 +19,7 @@ import attnforge as af
 from attnforge.conversion import storage
 from attnforge.conversion.build import Options, activation_head
 from attnforge.functions.directed import precision
+from attnforge.functions.piecewise import piecewise
 from attnforge.functions.registry import (
     Univariate,
     enclose,
@@ -159,6 +160,9 @@ def test_the_interval_counts() -> None:
     assert isinstance(choose(hardswish, -3, 3), Anchors) and isinstance(choose(hardswish, 3.5, 8), Anchors)
     assert isinstance(choose(elu, -8, 8), Pieces)
     assert isinstance(choose(elu, -8, 0), Anchors) and isinstance(choose(elu, 0, 8), Anchors)
+    # 0.1 is no float32: a head for [0.1, 1] is certified from the number below it on
+    bent = piecewise("bent", lambda y: (y - 0.1).clamp(min=0), (0.1,), (lambda x: (x - 0.1) ** 3, lambda x: x - 0.1))
+    assert isinstance(choose(bent, 0.25, 1), Anchors) and isinstance(choose(bent, 0.1, 1), Pieces)
     both = choose(parse("expr: abs(y)**3 - relu(y - 1)*y**2"), -0.5, 4)
     assert isinstance(both, Pieces) and [(part.lo, part.hi) for part in both.parts] == [(-0.5, 0), (0, 1), (1, 4)]
 

@@ -25,10 +25,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from flint import arb, arb_series
 from torch import Tensor
 
+from ..box import round_outward
 from ..errors import ArgumentError
 from ..functions.directed import precision
 from ..functions.registry import Univariate, parse, piecewise_linear, read_with
@@ -197,7 +199,7 @@ def fast_form(function: Univariate) -> Fast | None:
 
 
 def choose(function: Univariate, lo: float = -math.inf, hi: float = math.inf) -> Choice:
-    """What computes a function on [lo, hi].
+    """What computes a function on [lo, hi], and on all of the float32 numbers around: heads are certified there.
 
     >>> choose(parse("relu6")).name, choose(parse("hardswish")).gate == choose(parse("hardsigmoid"))
     ('ramp', True)
@@ -209,13 +211,14 @@ def choose(function: Univariate, lo: float = -math.inf, hi: float = math.inf) ->
     line = straight(function)
     if line is not None:
         return gate_of(line) if line.plain().knots else Anchors()
-    inside = tuple(k for k in function.knots if lo < k < hi)
+    low, high = round_outward(np.array(lo), np.array(hi), torch.float32)
+    inside = tuple(k for k in function.knots if low < k < high)
     if all(_smooth(function, k) for k in inside):
         return Anchors()
     quotient = _quotient(function) if inside else None
     if quotient is not None and quotient.plain().knots:
         return GateProduct(gate_of(quotient))
-    return _pieces(function, inside, lo, hi) or Anchors()
+    return _pieces(function, inside, float(low), float(high)) or Anchors()
 
 
 def gate_of(line: Polyline) -> Gate:
@@ -356,19 +359,19 @@ def piece_of(function: Univariate, index: int) -> Univariate:
         raise ArgumentError(f"{function.name} has no piece {index} of its own")
     low, high = (-math.inf, *function.knots, math.inf)[index : index + 2]
     own = function.branches[index]
-    pieces, knots = [own], []
-    for end in (low, high):
-        if math.isfinite(end):
-            pieces.insert(0 if end == low else len(pieces), _polynomial_at(end, tuple(_taylor(own, end))))
-            knots.append(end)
+    knots = [end for end in (low, high) if math.isfinite(end)]
+    tails = {end: _taylor(own, end) for end in knots}
+    pieces = [*(_polynomial_at(end, tails[end]) for end in knots if end == low), own]
+    pieces += [_polynomial_at(end, tails[end]) for end in knots if end == high]
+    steps = {end: [float(c) for c in tail] for end, tail in tails.items()}
 
     def value(y: Tensor) -> Tensor:
         inside = y.clamp(low, high)
         out = function.value(inside)
-        for end, side in ((low, y < low), (high, y > high)):
-            if math.isfinite(end):
-                terms = [float(c) * (y - end) ** j for j, c in enumerate(_taylor(own, end))]
-                out = torch.where(side, torch.stack(terms).sum(0), out)
+        for end, beyond in ((low, y < low), (high, y > high)):
+            if end in steps:
+                tail = torch.stack([c * (y - end) ** j for j, c in enumerate(steps[end])]).sum(0)
+                out = torch.where(beyond, tail, out)
         return out
 
     def ball(x: arb) -> arb:
@@ -392,7 +395,9 @@ def piece_of(function: Univariate, index: int) -> Univariate:
     )  # fmt: skip
 
 
-def _polynomial_at(place: float, coefficients: tuple[arb, ...]) -> Series:
+def _polynomial_at(place: float, coefficients: list[arb]) -> Series:
+    """The polynomial with these coefficients in powers of y - place, lowest first."""
+
     def series(x: arb_series) -> arb_series:
         h, total = x - place, x * 0 + coefficients[-1]
         for c in coefficients[-2::-1]:
