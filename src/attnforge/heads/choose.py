@@ -195,7 +195,7 @@ def fast_form(function: Univariate) -> Fast | None:
     >>> fast_form(parse("silu")), fast_form(parse("exp"))
     (Fast(slopes=(1.0,), table=None, rate=1.0, bump=False, centre=0.0), None)
     """
-    return _FAST.get(function.name)
+    return _FAST.get(function.name) if function.source is None else None
 
 
 def choose(function: Univariate, lo: float = -math.inf, hi: float = math.inf) -> Choice:
@@ -206,7 +206,7 @@ def choose(function: Univariate, lo: float = -math.inf, hi: float = math.inf) ->
     >>> choose(parse("elu"), -8, 8).lines.name, choose(parse("elu"), 1, 8).family, choose(parse("gelu")).family
     ('relu', 'anchor', 'anchor')
     """
-    if function.name in LOGISTIC:
+    if function.name in LOGISTIC and function.source is None:  # a user's callable may have any name
         return Gate(function.name)
     line = straight(function)
     if line is not None:
