@@ -20,7 +20,9 @@ from ..box import Box
 from ..census import structural
 from ..dtypes import shipped
 from ..errors import ArgumentError, DomainError
-from ..programs.enclose import ranges
+from ..heads.construction import Tactics
+from ..heads.expand import expanded
+from ..programs.enclose import Range, ranges
 from ..programs.positions import prepared
 from ..programs.program import Program
 from ..progress import stages
@@ -128,12 +130,20 @@ def capture(ways: list[Way], say: Say) -> Iterator[Program]:
 def enclose(program: Program, tolerance: Tolerance, boxes: tuple[Box, ...], say: Say) -> Problem:
     """The ranges of all values, on a grid fine enough that every one is finite."""
     say("enclose")
+    found, grid = _ranges(program, tolerance.dtype)
+    apart = expanded(program, found, Tactics().margin)  # functions with kinks as gates, products and smooth pieces
+    if apart is not program:
+        found, grid = _ranges(apart, tolerance.dtype)
+    return Problem(apart, found, grid, tolerance, boxes)
+
+
+def _ranges(program: Program, dtype: torch.dtype) -> tuple[list[Range], int]:
     for grid in GRIDS:
         with np.errstate(invalid="ignore", over="ignore"):
-            found = ranges(program, *outward_cells(program, grid, tolerance.dtype))
+            found = ranges(program, *outward_cells(program, grid, dtype))
         endless = [i for i, r in enumerate(found) if not (np.isfinite(r.low).all() and np.isfinite(r.high).all())]
         if not endless:
-            return Problem(program, found, grid, tolerance, boxes)
+            return found, grid
     name = program.labels[endless[0]] or program.ops[endless[0]].word
     raise DomainError(
         f"'{name}' cannot be shown to be bounded on {program.box!r}: its argument may come too close to a singularity; "

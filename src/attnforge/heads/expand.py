@@ -35,7 +35,7 @@ def expanded(program: Program, found: Sequence[Range], margin: float = 0.0) -> P
         return program
     build = Builder(program.box, program.tokens)
     new: dict[int, int] = {0: build.input}
-    for i, (op, site) in enumerate(zip(program.ops, program.sites, strict=True)):
+    for i, (op, site) in enumerate(zip(program.ops, program.labels, strict=True)):
         if i in choices and isinstance(op, Apply):
             new[i] = _written_out(build, new[op.input], choices[i], site or op.function.name)
         elif i:
@@ -51,4 +51,4 @@ def _written_out(build: Builder, y: int, choice: Choice, site: str) -> int:
     for part in choice.parts:
         clipped = build.apply(y, part.clip.function, f"clip of {site}")
         parts.append(build.apply(clipped, part.function, f"piece of {site}"))
-    return parts[0] if len(parts) == 1 else build.combination([(part, 1.0) for part in parts], site=site)
+    return parts[0] if len(parts) == 1 else build.combination([(part, 1.0) for part in parts], label=site)

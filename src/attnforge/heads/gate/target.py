@@ -7,7 +7,6 @@ gate with. Nothing here is a weight.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,6 +15,7 @@ from typing import Any
 from ...arguments import number
 from ...errors import ArgumentError, closest
 from ...functions.univariate import Univariate
+from ..choose import Gate, choose, gate_of, straight
 
 Line = tuple[Fraction, Fraction]  # slope and intercept, exact
 ALIASES = {"clip": "ramp", "clamp": "ramp", "hardtanh": "hard_tanh", "swish": "silu"}
@@ -174,26 +174,12 @@ def gate_for(fn: Univariate) -> tuple[str, dict[str, Any]] | None:
     >>> gate_for(get("relu6")), gate_for(get("gelu"))
     (('ramp', {'a': 0.0, 'b': 6.0}), None)
     """
-    if fn.source is not None:
-        return None  # a user's callable is only known by its values
-    if fn.name in ("sigmoid", "tanh", "silu", "relu", "abs"):
-        return fn.name, {}
-    if fn.name == "hardtanh":
-        return "hard_tanh", {}
-    if fn.name == "relu6":
-        return "ramp", {"a": 0.0, "b": 6.0}
-    if fn.name == "hardsigmoid":  # clip(y / 6 + 1 / 2, 0, 1)
-        return "piecewise_linear", {"xs": [-4.0, -3.0, 3.0, 4.0], "ys": [0.0, 0.0, 1.0, 1.0]}
-    word, _, rest = fn.name.partition("(")
-    if word == "leaky_relu":
-        return "leaky_relu", {"slope": float(rest[:-1])}
-    if word == "piecewise_linear":
-        xs, ys = json.loads(f"[{rest[:-1]}]")
-        return "piecewise_linear", {"xs": [float(x) for x in xs], "ys": [float(y) for y in ys]}
-    return None
+    choice = choose(fn)
+    return (choice.name, choice.arguments) if isinstance(choice, Gate) else None
 
 
 def target_of(fn: Univariate) -> GateTarget | None:
     """What a gate for this function is compared with: the function's own lines or values, whatever a file says."""
-    found = gate_for(fn)
-    return None if found is None else gate_target(found[0], **found[1])
+    line = straight(fn)  # a straight line without kinks is one as well, though no gate is chosen for it
+    choice = choose(fn) if line is None else gate_of(line)
+    return gate_target(choice.name, **choice.arguments) if isinstance(choice, Gate) else None
