@@ -288,7 +288,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def draw(found: dict[str, Any]) -> None:
     """The change of the embeddings against anchors, as docs/images/convert.svg and convert-dark.svg."""
-    from attnforge.report.style import DARK, LIGHT, save
+    from attnforge.charts.themes import DARK, LIGHT, save
     from attnforge.report.sweeps import Curve, Panel, sweep_figure
 
     curves = []

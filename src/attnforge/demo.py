@@ -17,6 +17,7 @@ import torch
 from . import demo_networks as networks
 from .certificates.certificate import upper_text
 from .certificates.certified import CertifiedModule
+from .charts.themes import Builder, Pair, svg
 from .errors import ArgumentError, closest
 from .heads.anchor.head import AnchorHead
 from .heads.gate.head import GateHead
@@ -25,7 +26,6 @@ from .heads.product.head import ProductHead
 from .report.demo_page import Shown, demo_page
 from .report.figures import Comparison, comparison_figure, save
 from .report.pictures import figure_of
-from .report.style import Builder, Pair, svg
 from .report.sweeps import Curve, Panel, Shapes, sweep_figure
 
 Step = Callable[[str], None]

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from attnforge.certificates.certificate import upper_text
+from attnforge.charts.themes import DARK, LIGHT, style
+from attnforge.conversion.page import DRAWN, TICKS, _label, bounds_figure, page, ranges_figure
 from attnforge.conversion.record import Conversion, Left, Site
-from attnforge.conversion.report_page import DRAWN, TICKS, _label, bounds_figure, page, ranges_figure
 from attnforge.errors import ArgumentError
-from attnforge.report.style import DARK, LIGHT, style
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: `make browser` installs one where it can")

@@ -11,10 +11,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
-from attnforge.lab.chart import Figure
-from attnforge.lab.drawing import builder, colour
-from attnforge.lab.looks import looks
-from attnforge.report.style import DARK, LIGHT, Theme, style
+from attnforge.charts.chart import Figure
+from attnforge.charts.drawing import builder, colour
+from attnforge.charts.looks import looks
+from attnforge.charts.themes import DARK, LIGHT, Theme, style
 
 LEGIBLE = 8.5  # points, on a figure as wide as a page
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB; and sight without a deficiency.

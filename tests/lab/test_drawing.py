@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnforge.lab.chart import Figure, Heat, Panel, Series, Zone
-from attnforge.lab.drawing import GREY, drawn, write
+from attnforge.charts.chart import Figure, Heat, Panel, Series, Zone
+from attnforge.charts.drawing import GREY, drawn, write
+from attnforge.charts.interactive import interactive
+from attnforge.charts.looks import looks, places, visible
+from attnforge.charts.themes import DARK, LIGHT, Theme
 from attnforge.lab.engine import measure_cell
-from attnforge.lab.interactive import interactive
-from attnforge.lab.looks import looks, places, visible
-from attnforge.report.style import DARK, LIGHT, Theme
 from lab.images import APART, VISION, check, confused, lab, problems
 from lab.toy import TOY
 

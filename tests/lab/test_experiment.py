@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnforge.charts.chart import Figure, Heat, Panel, Series
 from attnforge.errors import ArgumentError
 from attnforge.lab import verdicts
-from attnforge.lab.chart import Figure, Heat, Panel, Series
 from attnforge.lab.experiment import AGREES, BETTER, FAILS, Cell, Finding, Record, find, grid, names, plain
 from attnforge.lab.verdicts import Mean, Slope, mean, slope, student
 from lab.toy import TOY

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from attnforge.charts.interactive import interactive
 from attnforge.lab.experiment import VERDICTS, find, names
-from attnforge.lab.interactive import interactive
+from attnforge.lab.page import page_of
 from attnforge.lab.store import Gathered, result
-from attnforge.report.lab import page_of
 from lab.images import check
 from lab.kept import records
 

@@ -17,8 +17,8 @@ import pytest
 from attnforge.errors import ArgumentError
 from attnforge.lab import run
 from attnforge.lab.experiment import AGREES, Finding
+from attnforge.lab.page import lab_page, number, page_of, row
 from attnforge.lab.store import Store, results, tally, write
-from attnforge.report.lab import lab_page, number, page_of, row
 from lab.toy import TOY
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
+from attnforge.charts.themes import DARK, LIGHT, Builder, Theme, style
 from attnforge.errors import ArgumentError, MissingExtra
 from attnforge.extras import require
 from attnforge.report import Comparison, HeadPicture, comparison_figure, head_figure, save, svg, upper_text
-from attnforge.report.style import DARK, LIGHT, Builder, Theme, style
 
 
 def picture(

@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from attnforge.charts.themes import render, style
 from attnforge.errors import ArgumentError
 from attnforge.report import Comparison, Page, comparison_figure, svg
 from attnforge.report.html import VERSIONS_OF, clean
-from attnforge.report.style import render, style
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NO_BROWSER = "no chromium, chromium-browser or google-chrome on the path: `make browser` installs one where it can"

@@ -11,11 +11,11 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
+from attnforge.charts.themes import LIGHT, Builder, style, svg
 from attnforge.errors import ArgumentError
 from attnforge.heads.anchor.head import AnchorHead
 from attnforge.heads.gate.head import GateHead
 from attnforge.report.pictures import figure_of, head_picture, slots_picture
-from attnforge.report.style import LIGHT, Builder, style, svg
 from attnforge.report.sweeps import Curve, Panel, Shapes, sweep_figure
 
 GATES = {

@@ -14,8 +14,8 @@ import typer
 from ..errors import ArgumentError
 from ..lab import engine
 from ..lab import experiment as registry
+from ..lab.page import HEADER, TITLE, page_of, row
 from ..lab.store import Result, results, tally, write
-from ..report.lab import HEADER, TITLE, page_of, row
 from .common import CHECK_FAILED, Forge, console, say, table, waiting, whole
 
 PAGE = "report.html"

@@ -193,7 +193,7 @@ class Conversion:
         if target.suffix == ".json":
             target.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
         elif target.suffix in (".html", ".htm"):
-            from .report_page import write
+            from .page import write
 
             write(self, target)
         else:

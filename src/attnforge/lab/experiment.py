@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from ..charts.chart import Figure, Heat, Panel, Series, Zone
 from ..errors import ArgumentError, closest
-from .chart import Figure, Heat, Panel, Series, Zone
 
 __all__ = [
     "AGREES", "BETTER", "FAILS", "JSON", "Cell", "Experiment", "Figure", "Finding", "Heat", "Panel", "Record",

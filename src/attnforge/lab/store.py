@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..charts import drawing
+from ..charts.chart import Figure
 from ..errors import ArgumentError, AttnforgeError
-from . import drawing
 from . import experiment as registry
-from .chart import Figure
 from .experiment import VERDICTS, Cell, Experiment, Finding, Record
 
 MARKER = ".attnforge-lab"

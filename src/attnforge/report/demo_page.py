@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..charts.themes import Pair
 from .html import Page
-from .style import Pair
 
 Row = tuple[str, ...]
 FORMULA = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 
+from ..charts.themes import DARK, LIGHT, Pair, Theme
 from .structure import Structure, Unit
-from .style import DARK, LIGHT, Pair, Theme
 
 WIDE, TALL, BESIDE, BELOW = 184.0, 50.0, 58.0, 16.0
 TOP, EDGE = 44.0, 10.0

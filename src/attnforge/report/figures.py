@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..certificates.certificate import upper_text
+from ..charts.themes import DARK, LIGHT, Builder, Pair, Theme, new_figure, save, style, svg
 from ..dtypes import Array
 from ..errors import ArgumentError
 from ..extras import require
-from .style import DARK, LIGHT, Builder, Pair, Theme, new_figure, save, style, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -30,9 +30,9 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from ..charts.themes import Pair, render
 from ..errors import ArgumentError
 from ..extras import require
-from .style import Pair, render
 
 Span = tuple[Literal["plain", "bold", "code"], str]
 _MARKS = re.compile(r"`([^`\n]+)`|\*\*([^*\n]+)\*\*")

@@ -8,13 +8,13 @@ import numpy as np
 
 from ..box import Box
 from ..certificates.certificate import upper_text
+from ..charts.themes import Builder, Theme, new_figure, svg
 from ..compiler.compiled import CompiledNetwork
 from ..network import AttentionLayer
 from .drawing import drawing
 from .errors import Measured, Slice, measure, slices
 from .html import Page
 from .structure import Structure, structure
-from .style import Builder, Theme, new_figure, svg
 from .typeset import typeset
 
 if TYPE_CHECKING:

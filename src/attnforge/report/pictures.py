@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..charts.themes import Builder, Theme, new_figure
 from ..dtypes import Array
 from ..errors import ArgumentError
 from ..heads.anchor.head import AnchorHead
@@ -15,7 +16,6 @@ from ..heads.chain.head import ChainHead
 from ..heads.gate.head import GateHead
 from ..heads.gate.target import Lines, Logistic
 from .figures import HeadPicture, _draw_error, _interval, _ramp, _short, head_figure
-from .style import Builder, Theme, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

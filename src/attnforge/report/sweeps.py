@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..charts.themes import Builder, Theme, new_figure
 from ..dtypes import Array
 from ..errors import ArgumentError
 from ..extras import require
-from .style import Builder, Theme, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -202,7 +202,7 @@ class MaxAffine(Construction):
             some = range(0, len(used), max(1, len(used) // 6))
             return tuple((f"cell {used[k] + 1}", s, logits[:, k]) for k in some)
 
-        return diagonal_picture(self, curves, "Affine logits of some cells")
+        return diagonal_picture(self, curves, "Affine logits of some cells", "logit")
 
     @property
     def size(self) -> Size:

@@ -561,12 +561,12 @@ class Ramp(Construction):
         a, b = float(places[0]), float(places[-1])
         if self.temperature == "gate":
             curves = tuple((label, np.sort(at), w) for label, w in zip(("own token", "a", "b"), table.T, strict=False))
-            second = ("Softmax weights of the slots", "y = w.x + t", False)
+            second = ("Softmax weights of the slots", "y = w.x + t", "weight")
         else:
             step, kappa = (b - a) / (len(places) - 1), self.kappa
             some = [a + share * (b - a) for share in (0.15, 0.5, 0.85)]
             curves = tuple((f"y = {v:.3g}", places, -kappa * ((v - places) / step) ** 2) for v in some)
-            second = (f"Logits below the largest, κ = {kappa:.3g}", "anchor L", True)
+            second = (f"Logits below the largest, κ = {kappa:.3g}", "anchor L", "logit")
         kept = sorted(set(self.wanted.channel))
         return TheoremPicture(
             f"{self.theorem}, {self.form} form", "y = w.x + t", y[order], target[:, kept], output[:, kept],

@@ -210,7 +210,9 @@ DIAGONAL, COLUMNS, SLOTS = 600, 120, 64  # points of the curves, queries of the 
 IN_USE = 1e-2  # a key is in use if its weight is larger somewhere
 
 
-def diagonal_picture(m: Construction, curves: Callable[[Tensor, Array, Indices], Curves], title: str) -> TheoremPicture:
+def diagonal_picture(
+    m: Construction, curves: Callable[[Tensor, Array, Indices], Curves], title: str, label: str
+) -> TheoremPicture:
     """A construction along the diagonal of its box; `curves` gets the inputs, where they are, and the keys in use."""
     from .figures import TheoremPicture  # when drawn: matplotlib is an extra
 
@@ -228,7 +230,7 @@ def diagonal_picture(m: Construction, curves: Callable[[Tensor, Array, Indices],
     return TheoremPicture(
         f"{m.theorem}, {m.form} form", f"{axis} of the box", s.numpy(), target[:, :3], output[:, :3],
         np.abs(output - target).max(-1), m.bound, m.paper_bound, weights[::step][:, used], "key, those in use",
-        curves(X, s.numpy(), used), title, axis, False, dtype_name(m.dtype),
+        curves(X, s.numpy(), used), title, axis, label, dtype_name(m.dtype),
     )  # fmt: skip
 
 

@@ -332,7 +332,7 @@ class Universal(Construction):
             chosen = range(0, hats.shape[1], max(1, hats.shape[1] // 6))
             return tuple((f"hat {k + 1}", s, hats[:, k]) for k in chosen)
 
-        return diagonal_picture(self, curves, "Hats of the first coordinate (layer 1)")
+        return diagonal_picture(self, curves, "Hats of the first coordinate (layer 1)", "hat")
 
     @property
     def size(self) -> Size:

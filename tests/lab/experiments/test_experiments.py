@@ -149,10 +149,10 @@ def wrong_sign(make: Callable[..., Any]) -> Callable[..., Any]:
 
 # Where each experiment gets its construction from, how it is spoiled, which cells show it, and which finding falls.
 SABOTAGE: dict[str, tuple[str, str, Callable[..., Any], slice, str]] = {
-    "rate-anchors": ("_ramps", "ramp", lying, slice(0, 3), "certified bound"),
-    "rate-heads": ("_ramps", "ramp_heads", lying, slice(3, 6), "certified bound"),
-    "range": ("_ramps", "ramp", lying, slice(0, 3), "certified bound"),
-    "heatmap": ("_ramps", "ramp", lying, slice(0, 2), "certified bound"),
+    "rate-anchors": ("shared", "ramp", lying, slice(0, 3), "certified bound"),
+    "rate-heads": ("shared", "ramp_heads", lying, slice(3, 6), "certified bound"),
+    "range": ("shared", "ramp", lying, slice(0, 3), "certified bound"),
+    "heatmap": ("shared", "ramp", lying, slice(0, 2), "certified bound"),
     "boundary": ("boundary", "ramp", lying, slice(0, 2), "certified bound"),
     "length": ("length", "ramp", lying, slice(0, 2), "certified bound"),
     "sequence": ("sequence", "relu", lying, slice(0, 2), "bound from their certificates"),

@@ -17,11 +17,11 @@ import torch
 from ...certificates.certificate import Certificate, upper_text
 from ...certificates.certified import CertifiedModule
 from ...certificates.storage import MAX_HEADER
+from ...charts.themes import Builder, Theme, new_figure, save
 from ...compiler.compiled import CompiledNetwork
 from ...errors import CertificateError, MissingExtra
 from ...extras import require
 from ...programs.interpret import values
-from ...report.style import Builder, Theme, new_figure, save
 from ...theorems.result import Construction
 from ..artefact import Artefact, free_folder
 from ..plain.build import to_plain

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ...box import Box
+from ...charts.chart import Figure, Panel, Series
 from ...compiler.pipeline import compile
 from ...heads import AnchorHead
 from ...theorems import Construction, ramp, ramp_heads
-from ..chart import Figure, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, rate, threshold
-from ._reading import fitted, line, pairs, where
+from .shared import fitted, line, pairs, where
 
 DTYPE = torch.float64
 PLACES = {"middle": (-1.0, 1.0), "near the end": (-1.9, 0.1), "at the end": (-2.0, 0.0)}

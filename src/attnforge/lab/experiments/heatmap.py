@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..chart import Figure, Heat, Panel, Series
+from ...charts.chart import Figure, Heat, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..training import Stream, held_out, ramp_data, trained_map
 from ..verdicts import bound, mean, threshold
-from ._ramps import built, task_errors
-from ._reading import line, pairs, where
+from .shared import built, line, pairs, task_errors, where
 
 TOKENS, ANCHORS, SEED = 30, 30, 1234
 RANGES = (0.5, 1.5, 3.0)

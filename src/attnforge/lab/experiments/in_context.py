@@ -14,11 +14,11 @@ import flint
 import torch
 from torch import Tensor
 
+from ...charts.chart import Figure, Panel, Series
 from ...theorems import gradient_descent
-from ..chart import Figure, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, growth, threshold
-from ._reading import fitted, line, where
+from .shared import fitted, line, where
 
 SAMPLES, COLUMNS = 64, 6
 METHODS = {"linear": "linear, plain", "heavy ball": "linear, heavy ball", "logistic": "logistic, plain"}

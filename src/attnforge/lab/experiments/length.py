@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from ...charts.chart import Figure, Panel, Series
 from ...theorems import ramp
-from ..chart import Figure, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, growth, slope, threshold
-from ._reading import fitted, line, pairs, where
+from .shared import fitted, line, pairs, where
 
 LENGTHS = (50, 1_000, 10_000, 100_000)
 WIDTHS = (10, 100, 1_000)

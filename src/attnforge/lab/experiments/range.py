@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..chart import Figure, Panel, Series
+from ...charts.chart import Figure, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..training import SEEDS, Stream, held_out, ramp_data, trained_ramp
 from ..verdicts import bound, growth
-from ._ramps import (
+from .shared import (
     CHANNELS,
     NETWORKS,
     beside_published,
     built,
+    fitted,
     gate_line,
+    line,
     line_errors,
+    pairs,
     places,
     published_figure,
     task_errors,
     values_of,
-)
-from ._reading import fitted, line, pairs, where
+    where,
+)  # fmt: skip
 
 ANCHORS = 60
 RANGES = (10, 20, 30, 40, 50)

@@ -9,24 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..chart import Figure, Panel, Series
+from ...charts.chart import Figure, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..training import SEEDS, Stream, held_out, ramp_data, trained_ramp
 from ..verdicts import bound, rate
-from ._ramps import (
+from .shared import (
     CHANNELS,
-    DTYPES,
     NETWORKS,
+    PRECISIONS,
     beside_published,
     built,
+    fitted,
     gate_line,
+    line,
     line_errors,
+    pairs,
     places,
     published_figure,
     task_errors,
     values_of,
-)
-from ._reading import fitted, line, pairs, where
+    where,
+)  # fmt: skip
 
 A, B = -25.0, 25.0
 #: Means of the published scripts, mean squared error over 32 channels, 11 seeds.
@@ -41,7 +44,7 @@ def cells(quick: bool) -> tuple[Cell, ...]:
     most = {"cold": 4096, "warm": 1024, "gate": 4096}  # warm: beyond that the certificate takes long
     lines = tuple(
         cell for network in NETWORKS
-        for cell in grid(task=("line",), network=(network,), dtype=tuple(DTYPES),
+        for cell in grid(task=("line",), network=(network,), dtype=PRECISIONS,
                          p=[p for p in sizes if p <= most[network]])
     )  # fmt: skip
     tasks = grid(seeds, task=("published",), network=NETWORKS, dtype=("float32",), p=published)
@@ -66,7 +69,7 @@ def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
 def figures(records: Sequence[Record]) -> list[Figure]:
     lines, made = where(records, task="line"), []
     panels = []
-    for dtype in DTYPES:
+    for dtype in PRECISIONS:
         series: list[Series] = []
         for network in ("cold", "warm"):
             chosen = where(lines, network=network, dtype=dtype)

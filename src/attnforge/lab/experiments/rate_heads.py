@@ -10,23 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..chart import Figure, Panel, Series
+from ...charts.chart import Figure, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..training import SEEDS, Stream, held_out, ramp_data, trained_ramp
 from ..verdicts import bound, rate
-from ._ramps import (
+from .shared import (
     CHANNELS,
-    DTYPES,
+    PRECISIONS,
     beside_published,
     built,
+    fitted,
     gate_line,
+    line,
     line_errors,
+    pairs,
     places,
     published_figure,
     task_errors,
     values_of,
-)
-from ._reading import fitted, line, pairs, where
+    where,
+)  # fmt: skip
 
 A, B, TOKENS, SHARED = -25.0, 25.0, 50, 48
 HEADS = (1, 2, 4, 8, 16)
@@ -44,8 +47,8 @@ LOOKED_AT = 16_000  # scalars
 
 def cells(quick: bool) -> tuple[Cell, ...]:
     seeds = SEEDS[:2] if quick else SEEDS
-    lines = grid(task=("fixed p", "growing p"), network=("cold",), dtype=tuple(DTYPES), H=HEADS)
-    lines += grid(task=("growing p",), network=("warm", "gate"), dtype=tuple(DTYPES), H=HEADS)
+    lines = grid(task=("fixed p", "growing p"), network=("cold",), dtype=PRECISIONS, H=HEADS)
+    lines += grid(task=("growing p",), network=("warm", "gate"), dtype=PRECISIONS, H=HEADS)
     published = {"task": ("published",), "dtype": ("float32",)}
     found = lines + grid(seeds, **published, network=tuple(BUILT), H=HEADS)
     found += grid(seeds, **published, network=("trained",), H=(1, 2, 4) if quick else HEADS)
@@ -75,7 +78,7 @@ def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 def figures(records: Sequence[Record]) -> list[Figure]:
     panels = []
-    for dtype in DTYPES:
+    for dtype in PRECISIONS:
         chosen = where(records, dtype=dtype)
         growing, fixed = where(chosen, task="growing p", network="cold"), where(chosen, task="fixed p")
         series: list[Series] = []

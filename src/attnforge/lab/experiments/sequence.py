@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ...box import Box
+from ...charts.chart import Figure, Panel, Series
 from ...compiler.pipeline import compile
 from ...theorems import Construction, ramp_heads, relu
-from ..chart import Figure, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..training import SHARE, Data, Errors, Stream, TwoLayer, fit, held_out
 from ..verdicts import bound, rate, threshold
-from ._reading import column, fitted, line, pairs, where
+from .shared import column, fitted, line, pairs, where
 
 CHANNELS, HIDDEN, SAMPLES = 5, 10, 50_000
 DATA_SEED = 42  # of the published data; other seeds are those of training

@@ -14,13 +14,13 @@ from typing import Any, cast
 
 import torch
 
+from ...charts.chart import Figure, Panel, Series, Zone
 from ...network import AttentionOnly
 from ...theorems import ramp
 from ...theorems.ramps import BALANCED
-from ..chart import Figure, Panel, Series, Zone
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, close, threshold
-from ._reading import line, pairs, where
+from .shared import line, pairs, where
 
 A, B = -1.0, 1.0
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}

@@ -13,14 +13,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ...charts.chart import Figure, Panel, Series
 from ...theorems import Ramp, ramp
 from ...theorems.ramps import BALANCED
-from ..chart import Figure, Panel, Series
 from ..experiment import AGREES, FAILS, Cell, Experiment, Finding, Record, grid
 from ..training import SEEDS, OneLayer, RampData, Stream, fit, held_out, ramp_data
 from ..verdicts import mean, threshold
-from ._ramps import CHANNELS
-from ._reading import where
+from .shared import CHANNELS, where
 
 A, B, ANCHORS = -25.0, 25.0, 60
 KAPPAS = {"cold": None, "warm": BALANCED}

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ...blackbox import approximate
 from ...box import Box
+from ...charts.chart import Figure, Panel, Series
 from ...compiler.pipeline import compile
 from ...theorems import Universal, attention_then_softmax, max_affine, two_layer
-from ..chart import Figure, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, rate, threshold
-from ._reading import fitted, line, pairs, where
+from .shared import fitted, line, pairs, where
 
 GRIDS = {
     "two layers": "E1: two layers",

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..certificates.certificate import upper_text
+from ..charts.themes import Builder, Theme, new_figure, svg
 from ..report.html import Page
-from ..report.style import Builder, Theme, new_figure, svg
 from .record import Conversion, Site
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..extras import require
-from ..report.style import DARK, LIGHT, Builder, Pair, Theme, new_figure, render, style
 from .chart import Figure, Heat, Panel, Series
 from .looks import CURVE, LETTER, MARKERS, Look, looks, places, shape, tick, visible
+from .themes import DARK, LIGHT, Builder, Pair, Theme, new_figure, render, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -31,7 +31,7 @@ class Look:
 def looks(figure: Figure) -> dict[str, Look]:
     """A look for every name; series of one group share a colour.
 
-    >>> from attnforge.lab.chart import Panel, Series
+    >>> from attnforge.charts.chart import Panel, Series
     >>> cold, line = Series("cold", [1], [1.0]), Series("bound", [1], [2.0], style="bound")
     >>> looks(Figure("f", "c", [Panel("t", "x", "y", [cold, line])]))["bound"].colour is None
     True

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..lab.chart import Figure
-from ..lab.drawing import drawn
-from ..lab.experiment import FAILS, VERDICTS, Experiment, Finding, Record
-from ..lab.interactive import interactive
-from ..lab.store import Result, results, tally
-from .html import Block, Page
+from ..charts.chart import Figure
+from ..charts.drawing import drawn
+from ..charts.interactive import interactive
+from ..report.html import Block, Page
+from .experiment import FAILS, VERDICTS, Experiment, Finding, Record
+from .store import Result, results, tally
 
 TITLE = "The theory of softmax attention, measured"
 MOST_ROWS = 200  # of records shown in a table

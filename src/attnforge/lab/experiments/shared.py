@@ -1,7 +1,7 @@
-"""Ramps as several experiments need them: built by name and dtype, measured on a line and on the published task.
+"""What several experiments share: reading records, and ramps on a line and on the published task.
 
-The published task is drawn and judged alike in all of them: trained networks beside built ones, and their means beside
-those of the published scripts.
+Ramps are built by name and dtype. The published task is drawn and judged alike in all experiments that have it: trained
+networks beside built ones, and their means beside those of the published scripts.
 """
 
 from __future__ import annotations
@@ -12,18 +12,75 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...charts.chart import Figure, Panel, Series
+from ...dtypes import DTYPES
 from ...theorems import Construction, ramp, ramp_heads
-from ..chart import Figure, Panel, Series
 from ..experiment import Finding, Record
 from ..training import SEEDS, Errors, RampData
-from ..verdicts import equal, mean
-from ._reading import column, line, where
+from ..verdicts import Slope, equal, mean, slope
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
 CHANNELS = 32  # of the published networks; all but the first should be 0
 NETWORKS = ("cold", "warm", "gate")
-AT_ONCE = 1 << 20  # weights
+PRECISIONS = ("float64", "float32")  # what networks ship in, the finer one first
+AT_ONCE = 1 << 20  # weights of one evaluation: 8 MB, so that long lines are measured in little memory
 BESIDE = (1e-6, 1e-2, 0.06, 0.08, 0.09, 0.1, 0.12, 0.3)  # where to look next to the middle of two anchors, in spacings
+
+
+def where(records: Sequence[Record], **wanted: Any) -> list[Record]:
+    """The records whose settings have these values; a tuple of values means any of them.
+
+    >>> made = [Record("x", {"p": p}, 0, {"error": 1 / p}) for p in (1, 2, 4)]
+    >>> [r["error"] for r in where(made, p=(2, 4))]
+    [0.5, 0.25]
+    """
+
+    def fits(record: Record) -> bool:
+        return all(
+            name in record.settings
+            and (record.settings[name] in value if isinstance(value, tuple) else record.settings[name] == value)
+            for name, value in wanted.items()
+        )
+
+    return [record for record in records if fits(record)]
+
+
+def column(records: Sequence[Record], x: str, y: str) -> dict[Any, list[float]]:
+    """The values of y for each x, in order of x; records in which y is None are left out."""
+    found: dict[Any, list[float]] = {}
+    for record in records:
+        if record[y] is not None:
+            found.setdefault(record[x], []).append(float(record[y]))
+    return dict(sorted(found.items()))
+
+
+def line(
+    name: str, records: Sequence[Record], x: str, y: str, style: str = "line", group: str | None = None
+) -> list[Series]:
+    """Means over seeds against x, the smallest and largest as an interval; empty when there is nothing to draw.
+
+    Every axis of errors is logarithmic: an error of exactly 0 has no place on it and is left out.
+    """
+    found = {at: kept for at, values in column(records, x, y).items() if (kept := [v for v in values if v > 0])}
+    if not found:
+        return []
+    centre = [mean(values).value for values in found.values()]
+    if style == "bound" or all(len(values) == 1 for values in found.values()):
+        return [Series(name, list(found), centre, style=style, group=group)]
+    low, high = [min(v) for v in found.values()], [max(v) for v in found.values()]
+    return [Series(name, list(found), centre, low, high, style, group)]
+
+
+def fitted(records: Sequence[Record], x: str, y: str, least: int = 3) -> Slope | None:
+    """The slope of y against x on logarithmic axes, over all seeds; None with fewer than `least` places."""
+    points = [(a, b) for a, values in column(records, x, y).items() for b in values if b > 0]
+    if len({a for a, _ in points}) < least:
+        return None
+    return slope([a for a, _ in points], [b for _, b in points])
+
+
+def pairs(records: Sequence[Record], measured: str, limit: str) -> list[tuple[float, float]]:
+    """(measured, bound) of every record that has both."""
+    return [(float(r[measured]), float(r[limit])) for r in records if r[measured] is not None and r[limit] is not None]
 
 
 def built(network: str, a: float, b: float, p: int, dtype: str, heads: int = 1, **options: Any) -> Construction:
