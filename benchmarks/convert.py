@@ -288,15 +288,17 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def draw(found: dict[str, Any]) -> None:
     """The change of the embeddings against anchors, as docs/images/convert.svg and convert-dark.svg."""
-    from attnforge.charts.themes import DARK, LIGHT, save
-    from attnforge.report.sweeps import Curve, Panel, sweep_figure
+    from attnforge.charts.chart import Panel
+    from attnforge.charts.drawing import save
+    from attnforge.charts.themes import DARK, LIGHT
+    from attnforge.report.heads import sweep_figure, swept
 
     curves = []
     for role, text, cold, dtype in KINDS:
         points = [(r["anchors"], r["change"]) for r in found["sweep"] if r["cold"] == cold and r["dtype"] == dtype]
-        curves.append(Curve(text, role, tuple(points)))
-    panel = Panel("Largest change of a sentence embedding", "anchors at each of the six GELU sites", tuple(curves),
-                  logarithmic=True, ticks=tuple(float(n) for n in ANCHORS))  # fmt: skip
+        curves.append(swept(text, role, points))
+    panel = Panel("Largest change of a sentence embedding", "anchors at each of the six GELU sites", "change", curves,
+                  log_x=True, log_y=True, ticks=[(n, f"{n:g}") for n in ANCHORS])  # fmt: skip
     for name, theme in (("convert.svg", LIGHT), ("convert-dark.svg", DARK)):
         save(sweep_figure([panel]), IMAGES / name, theme)
 

@@ -1,35 +1,166 @@
 """The demonstration: three compiled networks, a handful of heads, their certified bounds, and pages that show them.
 
-`run` computes, `write` draws and writes; the command line only shows what they give.
+`run` computes, `write` saves, checks, draws and writes; the command line only shows what they give.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from . import demo_networks as networks
+from . import files
+from .box import Box
 from .certificates.certificate import upper_text
 from .certificates.certified import CertifiedModule
-from .charts.themes import Builder, Pair, svg
-from .errors import ArgumentError, closest
+from .charts.chart import Figure, Note, Panel, Series
+from .charts.drawing import save, svg
+from .charts.themes import Pair
+from .compiler.compiled import CompiledNetwork
+from .compiler.pipeline import compile
+from .dtypes import DTYPES
+from .errors import ArgumentError, CertificateError, closest
 from .heads.anchor.head import AnchorHead
 from .heads.gate.head import GateHead
 from .heads.norm.head import NormHead
 from .heads.product.head import ProductHead
-from .report.demo_page import Shown, demo_page
-from .report.figures import Comparison, comparison_figure, save
-from .report.pictures import figure_of
-from .report.sweeps import Curve, Panel, Shapes, sweep_figure
+from .report.heads import LABELS, Comparison, Shapes, comparison_figure, figure_of, sweep_figure, swept
+from .report.html import Page
+from .report.network import Measured, measure, network_page
 
 Step = Callable[[str], None]
-BOTH = {"float64": torch.float64, "float32": torch.float32}
+
+
+class Block(nn.Module):
+    """Attention between tokens, then a small MLP for each of them, both with a skip: a block of a transformer."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = nn.functional.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x))
+        x = x + self.out(mixed)
+        return x + self.mlp(x)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is compiled: a name for its files, a title for people, how it is made, its box and its tolerance."""
+
+    name: str
+    title: str
+    make: Callable[[], Any]
+    box: Box
+    where: str
+    eps: float
+
+
+def _seeded(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """A module whose random weights are the same every time."""
+
+    def build() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return make()
+
+    return build
+
+
+GRAVITY = "G*m1*m2/((x2-x1)**2 + (y2-y1)**2 + (z2-z1)**2)"
+TARGETS = (
+    Target(
+        "formula",
+        GRAVITY,
+        lambda: GRAVITY,
+        Box(dict.fromkeys(["G", "m1", "m2", "x1", "y1", "z1"], (1, 2)) | dict.fromkeys(["x2", "y2", "z2"], (3, 4))),
+        "9 intervals",
+        1e-3,
+    ),
+    Target(
+        "mlp",
+        "an MLP 8-32-32-1 with gelu",
+        _seeded(lambda: nn.Sequential(
+            nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1)
+        )),
+        Box.cube(-1, 1, shape=8),
+        "[-1, 1]^8",
+        1e-3,
+    ),
+    Target(
+        "sequence",
+        "a transformer block, 6 tokens of 4 channels",
+        _seeded(lambda: Block(4)),
+        Box.cube(-1, 1, shape=(6, 4)),
+        "[-1, 1]^(6x4)",
+        1e-3,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A target's network, how long it took, and what was measured on it."""
+
+    target: Target
+    net: CompiledNetwork
+    seconds: float
+    found: Measured
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """This network as a row of the table."""
+        size = self.net.size
+        return (
+            self.target.title, self.target.where, f"{self.target.eps:g}", upper_text(self.net.bound),
+            f"{self.found.worst:.2g}", str(size.layers), str(size.heads), str(size.anchors), f"{self.seconds:.1f}",
+        )  # fmt: skip
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """This network for other programs."""
+        return {
+            "name": self.target.name, "target": self.target.title, "eps": self.target.eps, "bound": self.net.bound,
+            "measured": self.found.worst, "size": vars(self.net.size), "seconds": self.seconds,
+        }  # fmt: skip
+
+
+def compiled_networks(targets: Sequence[Target], step: Step) -> tuple[Compiled, ...]:
+    """Compile every target; `step` is told what comes next."""
+    done = []
+    for target in targets:
+        step(f"compiling {target.title}")
+        start = time.perf_counter()
+        net = compile(target.make(), target.box, target.eps, progress=lambda stage: None)
+        seconds = time.perf_counter() - start
+        done.append(Compiled(target, net, seconds, measure(net)))
+    return tuple(done)
+
+
+def write_networks(networks: Sequence[Compiled], folder: Path, step: Step) -> tuple[list[Path], list[Path]]:
+    """Save every network, compute its certificate again from the file, and write its page: files and pages."""
+    saved, pages = [], []
+    for made in networks:
+        step(f"checking {made.target.name}.safetensors")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{made.target.name}.safetensors"
+        made.net.save(path)
+        again = files.check(path)
+        if again != made.net.certificate:
+            raise CertificateError(f"{path.name}: the file does not give the certificate that the compiler gave")
+        saved.append(path)
+        step(f"writing {made.target.name}.html")
+        pages.append(network_page(made.net).save(folder / f"{made.target.name}.html"))
+    return saved, pages
+
+
 
 
 @dataclass(frozen=True)
@@ -67,6 +198,11 @@ OTHERS: tuple[tuple[str, str, Callable[[torch.dtype], CertifiedModule]], ...] = 
 )
 COUNTS = (8, 12, 16, 20, 24, 28, 32, 40, 48, 64)
 KAPPAS = (0.05, 0.08, 0.12, 0.17, 0.25, 0.36, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 8.0, 14.0, 20.0)
+NETWORK_HEADER = ("network for", "box", "asked", "certified", "measured", "layers", "heads", "anchors", "seconds")
+NETWORK_NOTE = (
+    "asked: the largest error allowed. certified: proved for every point of the box, in float32, rounding\n"
+    "included. measured: the largest error seen on thousands of points. Attention and affine maps only."
+)
 HEADER = ("function", "interval", "anchors", "float64", "float32", "cold selection")
 OTHER_HEADER = ("no anchors needed", "where", "float64", "float32")
 NOTE = (
@@ -74,7 +210,6 @@ NOTE = (
     "function's size. cold selection: the largest error measured when as many anchors are selected\n"
     "instead of interpolated between."
 )
-LABELS = {"float64": "certified, float64", "float32": "certified, float32", "cold": "cold selection, same anchors"}
 
 
 @dataclass(frozen=True)
@@ -114,7 +249,7 @@ class Other:
 class Results:
     """Everything the demonstration computes."""
 
-    networks: tuple[networks.Compiled, ...]
+    networks: tuple[Compiled, ...]
     heads: tuple[Fitted, ...]
     others: tuple[Other, ...]
     panels: tuple[Panel, ...]
@@ -137,7 +272,7 @@ class Written:
 class Choice:
     """Which networks are compiled and which heads are fitted."""
 
-    targets: tuple[networks.Target, ...] = networks.TARGETS
+    targets: tuple[Target, ...] = TARGETS
     cases: tuple[Case, ...] = CASES
 
     @classmethod
@@ -145,7 +280,7 @@ class Choice:
         """What has these names; all of it when there are none. There is always a head: the page begins with one."""
         if not names:
             return cls()
-        targets = {target.name: target for target in networks.TARGETS}
+        targets = {target.name: target for target in TARGETS}
         cases = {case.function: case for case in CASES}
         for name in names:
             if name not in targets and name not in cases:
@@ -165,7 +300,7 @@ class Choice:
 def run(choice: Choice, step: Step = lambda text: None) -> Results:
     """Compile every network and fit every head; `step` is told what comes next."""
     start = time.perf_counter()
-    cases, compiled = choice.cases, networks.build(choice.targets, step)
+    cases, compiled = choice.cases, compiled_networks(choice.targets, step)
     heads = []
     for case in cases:
         step(f"fitting {case.function}")
@@ -188,7 +323,7 @@ def fitted(case: Case) -> Fitted:
         AnchorHead.fit(
             case.function, case.lo, case.hi, anchors=case.anchors, dtype=dtype, relative=case.relative
         )
-        for dtype in BOTH.values()
+        for dtype in (torch.float64, torch.float32)
     )  # fmt: skip
     return Fitted(case, double, single, cold_error(case, double.size))
 
@@ -206,18 +341,36 @@ def cold_error(case: Case, anchors: int, kappa: float | None = None) -> float:
     return min(found)
 
 
+def _swept(
+    case: Case, knob: str, at: Sequence[float], cold: Sequence[tuple[float, float]], **fixed: Any
+) -> list[Series]:
+    """Certified bounds against one argument of the fit, in both dtypes, and the errors of cold selection."""
+    found = []
+    for name in ("float64", "float32"):
+        options = {"dtype": DTYPES[name], **fixed}
+        fits = ((v, AnchorHead.fit(case.function, case.lo, case.hi, **options, **{knob: v}).bound) for v in at)
+        found.append(swept(LABELS[name], name, [(v, bound) for v, bound in fits if bound is not None]))
+    return [*found, swept(LABELS["cold"], "cold", cold)]
+
+
 def _temperature(function: str, lo: float, hi: float, anchors: int) -> Panel:
     """Bounds against kappa; cold heads, whose values are the function at its anchors, from kappa = 1 on."""
-    curves = []
-    for role, dtype in BOTH.items():
-        fits = ((k, AnchorHead.fit(function, lo, hi, anchors=anchors, kappa=k, dtype=dtype).bound) for k in KAPPAS)
-        curves.append(Curve(LABELS[role], role, tuple((k, bound) for k, bound in fits if bound is not None)))
     case = Case(function, lo, hi)
-    cold = tuple((k, cold_error(case, anchors, k)) for k in KAPPAS if k >= 1)
-    notes = ((0.13, 2e-9, "warm heads\ninterpolate"), (7.0, 3e-4, "cold heads\nselect"))
-    title = f"{function}, {anchors} anchors"
-    knob = "inverse temperature κ"
-    return Panel(title, knob, (*curves, Curve(LABELS["cold"], "cold", cold)), True, (0.05, 0.2, 1, 5, 20), notes)
+    cold = [(k, cold_error(case, anchors, k)) for k in KAPPAS if k >= 1]
+    return Panel(
+        f"{function}, {anchors} anchors", "inverse temperature κ", "largest error",
+        _swept(case, "kappa", KAPPAS, cold, anchors=anchors), log_x=True, log_y=True,
+        ticks=[(k, f"{k:g}") for k in (0.05, 0.2, 1, 5, 20)],
+        marks=[Note(0.13, 2e-9, "warm heads\ninterpolate"), Note(7.0, 3e-4, "cold heads\nselect")],
+    )  # fmt: skip
+
+
+def _anchors(function: str, lo: float, hi: float) -> Panel:
+    """Bounds against the number of anchors."""
+    case = Case(function, lo, hi)
+    series = _swept(case, "anchors", COUNTS, [(n, cold_error(case, n)) for n in COUNTS])
+    ticks = [(n, str(n)) for n in (8, 16, 24, 32, 48, 64)]
+    return Panel(f"{function}, best temperature", "anchors", "largest error", series, log_y=True, ticks=ticks)
 
 
 @torch.no_grad()
@@ -234,18 +387,7 @@ def _shapes(function: str, lo: float, hi: float, anchors: int) -> Shapes:
     return Shapes(f"{function}, {anchors} anchors", *rows)
 
 
-def _anchors(function: str, lo: float, hi: float) -> Panel:
-    """Bounds against the number of anchors."""
-    curves = []
-    for role, dtype in BOTH.items():
-        fits = ((n, AnchorHead.fit(function, lo, hi, anchors=n, dtype=dtype).bound) for n in COUNTS)
-        curves.append(Curve(LABELS[role], role, tuple((n, bound) for n, bound in fits if bound is not None)))
-    case = Case(function, lo, hi)
-    cold = Curve(LABELS["cold"], "cold", tuple((n, cold_error(case, n)) for n in COUNTS))
-    return Panel(f"{function}, best temperature", "anchors", (*curves, cold), ticks=(8, 16, 24, 32, 48, 64))
-
-
-def comparison(heads: tuple[Fitted, ...]) -> Builder:
+def comparison(heads: tuple[Fitted, ...]) -> Figure:
     """The figure that puts all cases next to each other."""
     return comparison_figure(
         [
@@ -257,26 +399,21 @@ def comparison(heads: tuple[Fitted, ...]) -> Builder:
 
 def write(results: Results, folder: Path, step: Step = lambda text: None) -> Written:
     """Save and check the networks, draw every figure, write the pages, one head and the numbers."""
-    saved, pages = networks.write(results.networks, folder, step)
-    builders = {"bounds": comparison(results.heads), "temperature": sweep_figure(results.panels, results.shapes)}
+    saved, pages = write_networks(results.networks, folder, step)
+    charts = {"bounds": comparison(results.heads), "temperature": sweep_figure(results.panels, results.shapes)}
     drawn = [head for head in results.heads if head.case.drawn]
-    builders |= {head.case.function: figure_of(head.float32) for head in drawn}
+    charts |= {head.case.function: figure_of(head.float32) for head in drawn}
     relu = results.others[0].float32
     assert isinstance(relu, GateHead)
-    builders["relu"] = figure_of(relu)
+    charts["relu"] = figure_of(relu)
     files, pictures = [], {}
-    for name, builder in builders.items():
+    for name, chart in charts.items():
         step(f"drawing {name}")
-        pictures[name] = svg(builder)
+        pictures[name] = svg(chart)
         files += _images(folder / "figures" / name, pictures[name])
-    files += [save(builders[name], folder / "figures" / f"{name}.png") for name in ("bounds", "temperature")]
+    files += [save(charts[name], folder / "figures" / f"{name}.png") for name in ("bounds", "temperature")]
     step("writing the page")
-    shown = Shown(
-        networks.HEADER, tuple(made.cells for made in results.networks), networks.NOTE,
-        HEADER, tuple(h.cells for h in results.heads), NOTE, OTHER_HEADER, tuple(o.cells for o in results.others),
-        pictures, tuple((h.case.function, h.cells, str(h.float32.certificate)) for h in drawn), results.seconds,
-    )  # fmt: skip
-    page = demo_page(shown).save(folder / "index.html")
+    page = demo_page(results, pictures).save(folder / "index.html")
     head = folder / f"{results.heads[0].case.function}.safetensors"
     results.heads[0].float32.save(head)
     numbers = folder / "numbers.json"
@@ -307,7 +444,103 @@ def _numbers(results: Results) -> dict[str, Any]:
         {"name": o.name, "where": o.where, "float64": o.float64.bound, "float32": o.float32.bound}
         for o in results.others
     ]
-    curves = [{c.role: c.points for c in panel.curves} for panel in results.panels]
-    sweeps = [{"title": p.title, "knob": p.knob, "curves": c} for p, c in zip(results.panels, curves, strict=True)]
+    kinds = {label: kind for kind, label in LABELS.items()}
+    sweeps = [
+        {"title": p.title, "knob": p.x, "curves": {kinds[s.name]: list(zip(s.x, s.y, strict=True)) for s in p.series}}
+        for p in results.panels
+    ]
     made = [network.numbers for network in results.networks]
     return {"networks": made, "heads": heads, "others": others, "sweeps": sweeps}
+
+
+FORMULA = """
+<math display="block"><mrow>
+<mi>head</mi><mo>(</mo><mi>y</mi><mo>)</mo><mo>=</mo><mfrac>
+<mrow><munder><mo largeop="true">∑</mo><mi>k</mi></munder><msub><mi>V</mi><mi>k</mi></msub>
+<msup><mi>e</mi><mrow><msub><mi>a</mi><mi>k</mi></msub><mi>y</mi><mo>+</mo><msub><mi>b</mi><mi>k</mi></msub></mrow></msup></mrow>
+<mrow><munder><mo largeop="true">∑</mo><mi>k</mi></munder>
+<msup><mi>e</mi><mrow><msub><mi>a</mi><mi>k</mi></msub><mi>y</mi><mo>+</mo><msub><mi>b</mi><mi>k</mi></msub></mrow></msup></mrow>
+</mfrac></mrow></math>
+"""
+
+
+def demo_page(results: Results, pictures: Mapping[str, Pair]) -> Page:
+    """The page, from the idea to the certificate; pictures of "bounds", "temperature", "relu" and every head drawn."""
+    name, interval, anchors, double, single, cold = results.heads[0].cells
+    file = f"{name.split()[0]}.safetensors"
+    page = Page("Functions from softmax attention", "One head, a table of constants, and a proof of the largest error.")
+    page.cards(
+        [
+            (f"{name}, float64", double, f"certified on {interval}, {anchors} anchors"),
+            (f"{name}, float32", single, "certified, rounding included"),
+            ("cold selection", cold, "measured, as many anchors"),
+            ("computed in", f"{results.seconds:.1f} s", "everything on this page"),
+        ]
+    )
+    if results.networks:
+        page.section("Networks")
+        page.text(
+            "A formula, an MLP and a block of a transformer, compiled. Each has a page of its own next to "
+            "this one, `formula.html`, `mlp.html` and `sequence.html`, and a file that `attnforge check` proves again."
+        )
+        _table(page, NETWORK_HEADER, results.networks, NETWORK_NOTE)
+    page.section("The idea")
+    page.text(
+        "A softmax head with query `(y, 1)` and constant keys `(a, b)` computes a smooth function of `y`: the values "
+        "`V` of its anchors, mixed with weights that move as `y` moves."
+    )
+    page.math(FORMULA, "One attention head over constant memory slots, as a function of the scalar it is asked about.")
+    page.text(
+        "Cold heads put all weight on the nearest anchor: a staircase. **Warm** heads mix many anchors, and if the "
+        "values are solved for instead of read off the function, the mixture interpolates: the error falls "
+        "geometrically with the number of anchors until the rounding of the arithmetic is all that is left."
+    )
+    page.figure(
+        pictures["temperature"],
+        "Left: the outputs of two heads with the same anchors, a cold one and a warm one, over the function (grey). "
+        "Middle: the largest error against temperature. Right: against the number of anchors, at the best temperature. "
+        "Bounds are certified; the errors of cold selection are only measured, so the comparison favours it.",
+        "A staircase and a curve; two charts of the largest error, against temperature and against anchors.",
+    )
+    page.section("Bounds")
+    page.figure(
+        pictures["bounds"],
+        "The functions below on one axis: the certified bound in float64 and float32, and cold selection.",
+        "Dots on a logarithmic axis, one line for each function.",
+    )
+    _table(page, HEADER, results.heads, NOTE)
+    drawn = [head for head in results.heads if head.case.drawn]
+    if drawn:
+        page.section("Head by head")
+        page.text("What ships in float32, for some of them: anchors, values, the error under its bound, the weights.")
+    for i, head in enumerate(drawn):
+        row, function = head.cells, head.case.function
+        block = page.details(f"{row[0]} on {row[1]}: {row[2]} anchors, at most {row[4]}", open=i == 0)
+        block.figure(pictures[function], alt=f"Function, values, error and weights of the head for {function}.")
+        block.code(str(head.float32.certificate), "The certificate, as print(head.certificate) shows it.")
+    page.section("Kinks, products, norms")
+    page.text(
+        "A kink does not converge spectrally, and a product has two inputs. One slot for the token itself and a few "
+        "constant slots build these directly, with an error near rounding. (Layer norm: of the row's largest output.)"
+    )
+    _table(page, OTHER_HEADER, results.others)
+    page.figure(
+        pictures["relu"],
+        "relu from two slots: on its interval, and magnified around the kink, where the weights change over.",
+        "The relu function, the weights of its two slots, and its error near 0.",
+    )
+    page.section("What is certified")
+    page.text(
+        "**Certified** means proved: for every number of the dtype in the interval, for the weights as stored, for any "
+        "order of summation, with or without fused multiply-add, and for an exponential within two units of roundoff. "
+        "Bounds are rounded up, also on this page.\n\n"
+        "**Measured** is the largest error seen on a dense sample. It is not a bound. Outside the interval nothing is "
+        "claimed, and a head says so; TF32, autocast and reduced-precision matrix products are refused.\n\n"
+        f"`attnforge check {file}` recomputes the first head's certificate from the file that stands next to this page."
+    )
+    return page
+
+
+def _table(page: Page, header: Sequence[str], rows: Sequence[Compiled | Fitted | Other], note: str = "") -> None:
+    """Rows of the page: two columns of words, the others numbers."""
+    page.table(header, [row.cells for row in rows], note.replace("\n", " ") or None, "ll" + "r" * (len(header) - 2))

@@ -1,8 +1,9 @@
-"""Packages that are only needed for pages and figures, imported when used."""
+"""Packages that are only needed for some things, imported when used, and the versions of those that are there."""
 
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from typing import Any
 
 from .errors import MissingExtra
@@ -21,3 +22,15 @@ def require(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingExtra(module.split(".")[0], extra) from error
+
+
+def version(package: str) -> str | None:
+    """The version of an installed package; None where it is not installed.
+
+    >>> version("no-such-package") is None
+    True
+    """
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

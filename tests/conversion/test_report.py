@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from attnforge.certificates.certificate import upper_text
-from attnforge.charts.themes import DARK, LIGHT, style
+from attnforge.charts.drawing import matplotlib_figure
+from attnforge.charts.themes import DARK, LIGHT, Theme
 from attnforge.conversion.page import DRAWN, TICKS, _label, bounds_figure, page, ranges_figure
 from attnforge.conversion.record import Conversion, Left, Site
 from attnforge.errors import ArgumentError
+from charts.images import check
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: `make browser` installs one where it can")
@@ -106,20 +108,27 @@ def test_ffn_and_pure_say_what_is_left() -> None:
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda t: t.name)
-def test_the_ranges_are_drawn_where_they_are(theme: object) -> None:
+def test_the_ranges_are_drawn_where_they_are(theme: Theme) -> None:
     sites = (gelu(), gelu("layer.1.act", -17.0, 25.0), norm(), gate())
-    with style(theme) as chosen:  # type: ignore[arg-type]
-        panels = ranges_figure(sites)(chosen).axes
-        inputs, variances = panels
-        bars = [(b.get_x(), b.get_x() + b.get_width()) for b in inputs.patches]
-        assert bars[:4] == [(-12.0, 18.0), (-6.0, 9.0), (-34.0, 50.0), (-17.0, 25.0)]
-        assert bars[4] == (-64.0, 64.0) and len(inputs.lines) == 2, "arrows where a site is right everywhere"
-        assert variances.get_xscale() == "log" and variances.patches[0].get_x() == 0.02
-        assert set(inputs.get_xticks()) <= set(TICKS)
-        dots = bounds_figure(conversion(*sites))(chosen).axes[0]
-        found = sorted(x for line in dots.lines[:-1] for x in line.get_xdata())
-        assert found == sorted(site.relative for site in sites)
-        assert list(dots.lines[-1].get_xdata()) == [1e-4, 1e-4]
+    panels = matplotlib_figure(ranges_figure(sites), theme).axes
+    inputs, variances = panels
+    bars = [(b.get_x(), b.get_x() + b.get_width()) for b in inputs.patches]
+    assert bars[:4] == [(-12.0, 18.0), (-6.0, 9.0), (-34.0, 50.0), (-17.0, 25.0)]
+    assert bars[4] == (-64.0, 64.0) and len(inputs.lines) == 2, "arrows where a site is right everywhere"
+    assert variances.get_xscale() == "log" and variances.patches[0].get_x() == 0.02
+    assert set(inputs.get_xticks()) <= set(TICKS)
+    dots = matplotlib_figure(bounds_figure(conversion(*sites)), theme).axes[0]
+    found = sorted(x for line in dots.lines[:-1] for x in line.get_xdata())
+    assert found == sorted(site.relative for site in sites)
+    assert list(dots.lines[-1].get_xdata()) == [1e-4, 1e-4]
+
+
+
+
+def test_the_figures_are_good_images() -> None:
+    sites = (gelu(), gelu("layer.1.act", -17.0, 25.0), norm(), gate())
+    check(bounds_figure(conversion(*sites)))
+    check(ranges_figure(sites))
 
 
 def test_large_models_are_drawn_in_part_and_listed_in_full() -> None:
@@ -127,8 +136,7 @@ def test_large_models_are_drawn_in_part_and_listed_in_full() -> None:
     html = page(made).html()
     assert f"the first {DRAWN} of {DRAWN + 3} are drawn" in html
     assert f"layer.{DRAWN + 2}.act" in words(html)
-    with style() as theme:
-        assert len(bounds_figure(made)(theme).axes[0].get_yticks()) == DRAWN
+    assert len(matplotlib_figure(bounds_figure(made)).axes[0].get_yticks()) == DRAWN
 
 
 @given(st.text(min_size=0, max_size=120))
@@ -140,9 +148,8 @@ def test_labels_fit(path: str) -> None:
 @settings(max_examples=5)
 @given(st.floats(-1e6, -1e-3), st.floats(1e-3, 1e6))
 def test_any_range_can_be_drawn(low: float, high: float) -> None:
-    with style() as theme:
-        axes = ranges_figure((gelu("a", low, high), gelu("b")))(theme).axes[0]
-        assert axes.get_xlim()[0] < 2 * low and axes.get_xlim()[1] > 2 * high
+    axes = matplotlib_figure(ranges_figure((gelu("a", low, high), gelu("b")))).axes[0]
+    assert axes.get_xlim()[0] < 2 * low and axes.get_xlim()[1] > 2 * high
 
 
 def test_names_are_shown_and_never_run() -> None:

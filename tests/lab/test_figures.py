@@ -10,7 +10,7 @@ from attnforge.charts.interactive import interactive
 from attnforge.lab.experiment import VERDICTS, find, names
 from attnforge.lab.page import page_of
 from attnforge.lab.store import Gathered, result
-from lab.images import check
+from charts.images import check
 from lab.kept import records
 
 

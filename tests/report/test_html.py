@@ -19,10 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from attnforge.charts.themes import render, style
+from attnforge.charts.drawing import matplotlib_figure, svg
+from attnforge.charts.themes import render
 from attnforge.errors import ArgumentError
-from attnforge.report import Comparison, Page, comparison_figure, svg
-from attnforge.report.html import VERSIONS_OF, clean
+from attnforge.report.heads import Comparison, comparison_figure
+from attnforge.report.html import VERSIONS_OF, Page
+from attnforge.report.mathml import clean
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NO_BROWSER = "no chromium, chromium-browser or google-chrome on the path: `make browser` installs one where it can"
@@ -35,7 +37,7 @@ NASTY = "<script>document.title='run'</script><img src=x onerror=\"document.titl
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
-BUILDER = comparison_figure([Comparison("gelu", (-8, 8), 1.6e-10, 8.7e-6, 0.12)])
+CHART = comparison_figure([Comparison("gelu", (-8, 8), 1.6e-10, 8.7e-6, 0.12)])
 
 
 class Reader(HTMLParser):
@@ -63,7 +65,7 @@ def full_page(text: str = "words") -> Page:
     page.cards([(text, text, text), ("bound", 1.6e-10, "")])
     page.section("One").text(text).section(text).section("One").section("Two")
     page.table([text, "size"], [[text, 1], ["long " * 40, 2]], caption=text)
-    page.figure(svg(BUILDER), caption=text, alt=text).figure(PNG, alt=text).code(text, text)
+    page.figure(svg(CHART), caption=text, alt=text).figure(PNG, alt=text).code(text, text)
     x, y = sympy.symbols("x y")
     page.math(sympy.mathml(sympy.exp(-(x**2)) / sympy.sqrt(y) < 1, printer="presentation"), text)
     page.details(text, open=True).text(text).details(text).table([text], [[text]])
@@ -129,10 +131,11 @@ def test_plotly_is_inlined_once_and_only_when_used() -> None:
 
 
 def test_a_matplotlib_figure_is_drawn() -> None:
-    with style() as theme:
-        figure = BUILDER(theme)
-        assert render(figure, "svg").startswith(b"<?xml")
-        assert "data:image/svg+xml;base64," in Page("t").figure(figure, "a figure").html()
+    figure = matplotlib_figure(CHART)
+    assert render(figure, "svg").startswith(b"<?xml")
+    assert "data:image/svg+xml;base64," in Page("t").figure(figure, "a figure").html()
+    whole = Page("t").figure(CHART).html()
+    assert CHART.caption in whole and whole.count("data:image/svg+xml;base64,") == 2, "a chart brings its caption"
 
 
 def test_save(tmp_path: Path) -> None:

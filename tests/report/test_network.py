@@ -23,12 +23,10 @@ from attnforge.certificates.certificate import upper_text
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.heads.anchor.potential import Potential
 from attnforge.heads.anchor.rule import kappa
-from attnforge.report.drawing import FAMILIES, drawing
-from attnforge.report.errors import measure, slices
-from attnforge.report.html import clean
-from attnforge.report.network import network_page
+from attnforge.report.mathml import clean, typeset
+from attnforge.report.network import FAMILIES, drawing, histogram_figure, measure, network_page, slices, slices_figure
 from attnforge.report.structure import structure
-from attnforge.report.typeset import typeset
+from charts.images import check
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SPACE = '<mspace width="0.17em"></mspace>'
@@ -85,6 +83,12 @@ def test_measured_errors_and_slices(net: CompiledNetwork) -> None:
     assert [s.label for s in along] == ["x1", "x1", "theta", "theta"]
     assert all(0 < s.error.max() <= net.bound for s in along)
     assert max(s.error.max() for s in along) >= 0.9 * found.worst, "slices go through the worst point"
+
+
+def test_figures_of_errors_are_good_images(net: CompiledNetwork) -> None:
+    found = measure(net, 2000)
+    for figure in (slices_figure(slices(net, found), net.bound), histogram_figure(found, net.bound)):
+        check(figure)
 
 
 def test_structure_accounts_for_heads_errors_and_inputs(net: CompiledNetwork) -> None:

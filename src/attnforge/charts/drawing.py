@@ -9,54 +9,93 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ArgumentError, closest
 from ..extras import require
-from .chart import Figure, Heat, Panel, Series
-from .looks import CURVE, LETTER, MARKERS, Look, looks, places, shape, tick, visible
-from .themes import DARK, LIGHT, Builder, Pair, Theme, new_figure, render, style
+from .chart import Contour, Fan, Figure, Heat, Level, Note, Panel, Series, Spans
+from .looks import CURVE, LETTER, MARKERS, Look, key, looks, places, shape, tick, visible
+from .themes import DARK, LIGHT, Pair, Theme, new_figure, render, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Not the theme's own grey on dark ground, which some eyes cannot tell from its pink.
-GREY = {"light": LIGHT.soft, "dark": "#828a96"}
-WIDTH, ALONE, ROW = 10.0, 7.2, 3.55  # inches
+WIDTH, ALONE, ROW = 10.0, 7.2, 3.55  # inches: of a page, of a panel that stands alone, and of a row of panels
+LINE = 0.26  # inches of a line of the legend or of a title above the panels
 COLOURS = "viridis"  # even in lightness, and read alike with every kind of colour vision
+DASHED = ((0, (5, 2.5)), (0, (1.2, 1.8)))  # of a level, and of others beside it
+FILLED = 40  # curves of a fan: more of them would cover one another, and stay lines
+SEEN = 1e-3  # of the highest point of a fan: where a curve is lower it would only make the file larger
+BAR = 0.62  # of a row's height
+STEPS = (1, 2, 2.5, 5, 10)  # between ticks, times a power of ten: numbers that are easy to read
+KINDS = ("png", "svg", "pdf")  # of files
+Handles = dict[str, Any]
 
 
-def builder(figure: Figure) -> Builder:
-    """The figure for `report.style`: panels side by side, one legend above them all."""
+def draw(figure: Figure, theme: Theme) -> Any:
+    """The matplotlib figure: panels side by side, one legend above them all; inside `style` of the same theme."""
+    count, appearance = len(figure.panels), looks(figure)
+    rows, columns = shape(count) if not figure.columns else (-(-count // len(figure.columns)), len(figure.columns))
+    width = WIDTH if columns > 1 or figure.columns else ALONE
+    heights, ratios = figure.heights or (ROW,) * rows, figure.columns or (1.0,) * columns
+    lines = _legend_rows(_names_above(figure), width)
+    whole = new_figure(width, sum(heights) + LINE * (len(lines) + bool(figure.title)))
+    if figure.title:
+        whole.suptitle(figure.title, x=0.01, ha="left", fontsize=12, color=theme.ink)
+    handles: Handles = {}
+    grid = whole.subplots(rows, columns, squeeze=False, width_ratios=ratios, height_ratios=heights)
+    for place, axes in enumerate(grid.flat):
+        if place >= count:
+            axes.set_axis_off()
+            continue
+        panel, above = figure.panels[place], 0
+        room = width * ratios[place % columns] / sum(ratios) - 1.0
+        if panel.heat is not None:
+            _heat(axes, panel, panel.heat, theme)
+        else:
+            own = _marks(axes, panel, appearance, theme)
+            _scales(axes, panel, theme, room)
+            above = _zones(axes, panel, theme, room)
+            if panel.legend == "above":
+                handles |= own
+            elif own:
+                _legend_inside(axes, own, panel.legend)
+        axes.set_title(textwrap.fill(panel.title, int(room / 0.095)), pad=10 + 12.5 * above)
+        axes.set_xlabel(textwrap.fill(panel.x, int(room / 0.07)))
+        axes.set_ylabel(textwrap.fill(panel.y, 44))
+    if handles:
+        whole.legend(
+            handles.values(), handles.keys(), loc="outside upper left", ncols=max(map(len, lines)),
+            handletextpad=0.6, columnspacing=1.6, handlelength=2.6,
+        )  # fmt: skip
+    return whole
 
-    def build(theme: Theme) -> Any:
-        rows, columns = shape(len(figure.panels))
-        appearance = looks(figure)
-        handles: dict[str, Any] = {}
-        width = WIDTH if columns > 1 else ALONE
-        lines = _legend_rows(list(appearance), width)
-        whole = new_figure(width, ROW * rows + 0.26 * len(lines))
-        room = width / columns - 1.0
-        grid = whole.subplots(rows, columns, squeeze=False)
-        for place, axes in enumerate(grid.flat):
-            if place >= len(figure.panels):
-                axes.set_axis_off()
-                continue
-            panel, above = figure.panels[place], 0
-            if panel.heat is not None:
-                _heat(axes, panel, panel.heat)
-            else:
-                handles |= {s.name: _series(axes, s, appearance[s.name], theme) for s in panel.series}
-                _scales(axes, panel, room)
-                above = _zones(axes, panel, theme, room)
-            axes.set_title(textwrap.fill(panel.title, int(room / 0.095)), pad=10 + 12.5 * above)
-            axes.set_xlabel(textwrap.fill(panel.x, int(room / 0.07)))
-            axes.set_ylabel(textwrap.fill(panel.y, 44))
-        if handles:
-            whole.legend(
-                handles.values(), handles.keys(), loc="outside upper left", ncols=max(map(len, lines)),
-                handletextpad=0.6, columnspacing=1.6, handlelength=2.6,
-            )  # fmt: skip
-        return whole
 
-    return build
+def matplotlib_figure(figure: Figure, theme: Theme = LIGHT) -> Any:
+    """The figure itself, to be shown or changed by the caller."""
+    with style(theme):
+        return draw(figure, theme)
+
+
+def svg(figure: Figure) -> Pair:
+    """The figure as SVG, once for light and once for dark pages, on no ground of its own."""
+    made = []
+    for theme in (LIGHT, DARK):
+        with style(theme):
+            made.append(render(draw(figure, theme), "svg").decode())
+    return Pair(*made)
+
+
+def save(figure: Figure, path: str | Path, theme: Theme = LIGHT) -> Path:
+    """Writes the figure as .png, .svg or .pdf, by the path's extension, on the theme's ground."""
+    path = Path(path)
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in KINDS:
+        known = ", ".join(f".{k}" for k in KINDS)
+        raise ArgumentError(f"a figure is saved as one of {known}; got {path.name!r}{closest(kind, KINDS)}")
+    with style(theme):
+        data = render(draw(figure, theme), kind, facecolor=theme.surface)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
 
 
 @dataclass(frozen=True)
@@ -73,7 +112,7 @@ def drawn(figure: Figure) -> Drawn:
     files: dict[str, bytes] = {}
     for theme in (LIGHT, DARK):
         with style(theme):
-            made = builder(figure)(theme)
+            made = draw(figure, theme)
             files[theme.name] = render(made, "svg", facecolor=theme.surface)
             if theme is LIGHT:
                 made.set_layout_engine("none")  # everything has its place now; finding it takes most of the time
@@ -91,63 +130,189 @@ def write(figure: Figure, folder: str | Path) -> tuple[Path, Path]:
 
 def colour(look: Look, theme: Theme) -> str:
     """The look's colour in a theme."""
-    return GREY[theme.name] if look.colour is None else theme.cycle[look.colour % len(theme.cycle)]
+    return theme.grey if look.colour is None else theme.cycle[look.colour % len(theme.cycle)]
 
 
-def _series(axes: Axes, series: Series, look: Look, theme: Theme) -> Any:
-    shade = colour(look, theme)
+def _marks(axes: Axes, panel: Panel, appearance: dict[str, Look], theme: Theme) -> Handles:
+    """Everything that lies in a panel, from the ground up; what the legend names."""
+    handles: Handles = {}
+    for contour in panel.of(Contour):
+        axes.contour(contour.x, contour.y, contour.z, levels=12, colors=theme.grey, linewidths=0.7, alpha=0.6)
+    handles |= _spans(axes, panel, theme)
+    for fan in panel.of(Fan):
+        handles |= _fan(axes, fan, theme)
+    for series in panel.series:
+        made = _series(axes, panel, series, appearance[key(series)], theme)
+        handles |= {series.name: made} if series.name else {}
+    handles |= _levels(axes, panel, theme)
+    for note in panel.of(Note):
+        axes.text(note.x, note.y, note.text, color=theme.soft, fontsize=9.5, ha="center", va="center")
+    return handles
+
+
+def _series(axes: Axes, panel: Panel, series: Series, look: Look, theme: Theme) -> Any:
+    shade, x = colour(look, theme), series.x
     y = [math.nan if v is None else v for v in series.y]
-    marker: dict[str, Any] = {"marker": MARKERS[look.marker], "ms": 5.2, "mec": theme.surface, "mew": 0.7}
-    if series.style == "bound":
-        line = axes.plot(series.x, y, color=shade, lw=1.5, dashes=look.dash, zorder=2.5, label=series.name)[0]
-        return line
+    size = 8.0 if panel.rows else 5.2  # points; in a row of its own a marker has more room
+    marker: dict[str, Any] = {"marker": MARKERS[look.marker], "ms": size, "mec": theme.surface, "mew": 0.7}
+    floor = panel.y_range[0] if panel.y_range is not None else 0.0
+    match series.style:
+        case "bound":
+            return axes.plot(x, y, color=shade, lw=1.5, dashes=look.dash, zorder=2.5)[0]
+        case "broad":
+            return axes.plot(x, y, color=shade, lw=5.0, alpha=0.35, solid_capstyle="butt", zorder=2.4)[0]
+        case "area":
+            y = [max(v, floor) for v in y]
+            axes.fill_between(x, floor, y, color=shade, alpha=0.18, lw=0)
+            return axes.plot(x, y, color=shade, lw=0.9)[0]
+        case "steps":
+            return axes.fill_between(x, floor, y, color=shade, alpha=0.75, lw=0, step="post")
+        case "stems":
+            axes.axhline(0, color=theme.soft, lw=0.8)
+            axes.vlines(x, 0, y, color=shade, lw=1.2, alpha=0.6)
+        case "hollow":
+            marker |= {"mfc": theme.surface, "mec": shade, "mew": 1.0}
     if series.low is not None and series.high is not None:
         low = [math.nan if v is None else v for v in series.low]
         high = [math.nan if v is None else v for v in series.high]
-        if len(series.x) > CURVE:
-            axes.fill_between(series.x, low, high, color=shade, alpha=0.18, lw=0, zorder=2)
+        if len(x) > CURVE:
+            axes.fill_between(x, low, high, color=shade, alpha=0.18, lw=0, zorder=2)
         else:
-            axes.vlines(series.x, low, high, color=shade, lw=1.3, zorder=2)
-    style: dict[str, Any] = {"lw": 1.6} if series.style == "line" else {"ls": "none"}
-    style |= {"dashes": look.dash} if series.style == "line" and look.dash else {}
-    # Many points are a curve; a marker on each would hide it.
-    marker = marker if len(series.x) <= CURVE or series.style == "points" else {}
-    return axes.plot(series.x, y, color=shade, zorder=3, label=series.name, **style, **marker)[0]
+            axes.vlines(x, low, high, color=shade, lw=1.3, zorder=2)
+    joined = series.style == "line"
+    line: dict[str, Any] = {"lw": 1.6} if joined else {"ls": "none"}
+    line |= {"dashes": look.dash} if joined and look.dash else {}
+    # Many points are a curve; a marker on each would hide it. A marker at the end of an axis is drawn whole.
+    line |= marker if len(x) <= CURVE or not joined else {}
+    return axes.plot(x, y, color=shade, zorder=3, clip_on=panel.x_range is None, **line)[0]
 
 
-def _heat(axes: Axes, panel: Panel, heat: Heat) -> None:
+def _fan(axes: Axes, fan: Fan, theme: Theme) -> Handles:
+    colours = require("matplotlib.colors", "report").LinearSegmentedColormap.from_list("ramp", theme.ramp)
+    highest = max((max(row) for row in fan.y), default=0.0)
+    handles: Handles = {}
+    for number, row in enumerate(fan.y):
+        seen = [i for i, v in enumerate(row) if v > SEEN * highest]
+        if not seen and not fan.names:
+            continue
+        kept = slice(max(seen[0] - 1, 0), seen[-1] + 2) if not fan.names else slice(None)
+        shade = colours(number / max(len(fan.y) - 1, 1))
+        if len(fan.y) <= FILLED:
+            axes.fill_between(fan.x[kept], 0, row[kept], color=shade, alpha=0.14, lw=0)
+        width = 1.6 if fan.names else 1.1 if len(fan.y) <= FILLED else 0.7
+        line = axes.plot(fan.x[kept], row[kept], color=shade, lw=width)[0]
+        handles |= {fan.names[number]: line} if fan.names else {}
+    return handles
+
+
+def _spans(axes: Axes, panel: Panel, theme: Theme) -> Handles:
+    """Row by row, in each from the first spans to the last, which lie on top."""
+    handles: Handles = {}
+    bars = [(row, spans, i) for spans in panel.of(Spans) for i, row in enumerate(spans.rows)]
+    for row, spans, i in sorted(bars, key=lambda bar: bar[0]):
+        low, high, shade = spans.low[i], spans.high[i], theme.colour(spans.role)
+        if spans.style == "rule":
+            axes.hlines(row, low, high, color=theme.grid, lw=3)
+            continue
+        alpha = 0.28 if spans.style == "pale" else 1.0
+        bar = axes.barh(row, high - low, left=low, height=BAR, color=shade, alpha=alpha, lw=0)
+        handles.setdefault(spans.name, bar)
+        if row in spans.beyond:
+            for end, caret in ((high, 5), (low, 4)):  # matplotlib's numbers for carets to the right and to the left
+                axes.plot(end, row, ls="", marker=caret, ms=5, color=shade, clip_on=False)
+    return handles
+
+
+def _levels(axes: Axes, panel: Panel, theme: Theme) -> Handles:
+    handles: Handles = {}
+    levels = panel.of(Level)
+    for number, level in enumerate(levels):
+        shade, across = theme.colour(level.role), axes.axhline if level.axis == "y" else axes.axvline
+        line = across(level.at, color=shade, lw=1.6, ls=DASHED[0 if level.role == "bound" else 1], zorder=2.6)
+        if level.named:
+            handles[level.text] = line
+            continue
+        words: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "color": shade, "fontsize": 9.5,
+                                 "fontweight": "bold", "zorder": 4}  # fmt: skip
+        words |= {"bbox": {"facecolor": theme.surface, "edgecolor": "none", "alpha": 0.8, "pad": 1.0}} if number else {}
+        if level.axis == "x":
+            axes.annotate(level.text, (level.at, 1), xycoords=("data", "axes fraction"), xytext=(-6, -4), va="top",
+                          **words)  # fmt: skip
+            continue
+        # The highest has its name above the line, others below it, so that two that are close keep apart.
+        above = level.at == max(other.at for other in levels if other.axis == "y")
+        axes.annotate(level.text, (1, level.at), xycoords=("axes fraction", "data"), xytext=(-2, 4 if above else -4),
+                      va="bottom" if above else "top", **words)  # fmt: skip
+    return handles
+
+
+def _heat(axes: Axes, panel: Panel, heat: Heat, theme: Theme) -> None:
+    shades: Any = COLOURS
+    if heat.sparse:
+        ramp = [theme.surface, theme.cycle[5], theme.cycle[0], theme.ink]
+        shades = require("matplotlib.colors", "report").LinearSegmentedColormap.from_list("sparse", ramp)
+    x, y = heat.x or (-0.5, len(heat.z[0]) - 0.5), heat.y or (len(heat.z) - 0.5, -0.5)
     image = axes.imshow(
-        heat.z, aspect="auto", cmap=COLOURS, vmin=heat.low, vmax=heat.high, interpolation="nearest", rasterized=True
-    )
+        heat.z, aspect="auto", cmap=shades, vmin=heat.low, vmax=heat.high, interpolation="nearest", rasterized=True,
+        extent=(*x, *y), origin="upper" if heat.y is None else "lower",
+    )  # fmt: skip
     axes.grid(False)
     bar = axes.figure.colorbar(image, ax=axes, pad=0.03, fraction=0.06)
     bar.set_label(heat.label)
     bar.outline.set_visible(False)  # type: ignore[operator]
     integer = require("matplotlib.ticker", "report").MaxNLocator
-    axes.xaxis.set_major_locator(integer(6, integer=True))
-    axes.yaxis.set_major_locator(integer(6, integer=True))
+    axes.xaxis.set_major_locator(integer(6, integer=heat.x is None, steps=STEPS))
+    axes.yaxis.set_major_locator(integer(6, integer=True, steps=STEPS))
     if panel.ticks:
         axes.set_xticks([at for at, _ in panel.ticks], [text for _, text in panel.ticks])
 
 
-def _scales(axes: Axes, panel: Panel, room: float) -> None:
+def _scales(axes: Axes, panel: Panel, theme: Theme, room: float) -> None:
     ticker = require("matplotlib.ticker", "report")
     chosen = places(panel, room)
     if panel.log_x:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(ticker.LogLocator(numticks=max(3, int(room / 0.55))))
         axes.xaxis.set_minor_locator(ticker.NullLocator())
+    elif panel.linear_x is not None:
+        axes.set_xscale("asinh", linear_width=panel.linear_x)
     else:
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(max(3, int(room / 0.6))))
+        counted = all(x == int(x) for series in panel.series for x in series.x) and bool(panel.series)
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(max(3, int(room / 0.6)), integer=counted, steps=STEPS))
     if chosen:
         axes.set_xticks(chosen, [tick(x) for x in chosen])
     if panel.ticks:
         axes.set_xticks([at for at, _ in panel.ticks], [_fold(text, room, panel) for _, text in panel.ticks])
         axes.xaxis.set_minor_locator(ticker.NullLocator())
-    if panel.log_y:
+    if panel.x_range is not None:
+        axes.set_xlim(*panel.x_range)
+    if panel.rows:
+        _rows(axes, panel, theme)
+    elif panel.log_y:
         _log_y(axes, panel)
     else:
-        axes.yaxis.set_major_locator(ticker.MaxNLocator(6))
+        if panel.linear_y is not None:
+            axes.set_yscale("asinh", linear_width=panel.linear_y)
+        else:
+            axes.yaxis.set_major_locator(ticker.MaxNLocator(6, steps=STEPS))
+        if panel.y_range is not None:
+            axes.set_ylim(*panel.y_range)
+    if not panel.y and not panel.rows:
+        axes.tick_params(labelleft=False)
+
+
+def _rows(axes: Axes, panel: Panel, theme: Theme) -> None:
+    """Words in place of a y axis, the first on top; a few more at the right end of each."""
+    axes.set_yticks(range(len(panel.rows)), panel.rows)
+    axes.set_ylim(len(panel.rows) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=False, axis="y")
+    for row, words in enumerate(panel.beside):
+        axes.annotate(
+            words, (1, row), xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points",
+            va="center", color=theme.soft, fontsize=8.5, annotation_clip=False,
+        )  # fmt: skip
 
 
 def _log_y(axes: Axes, panel: Panel) -> None:
@@ -156,10 +321,14 @@ def _log_y(axes: Axes, panel: Panel) -> None:
     axes.set_yscale("log", nonpositive="mask")
     axes.yaxis.set_minor_locator(ticker.NullLocator())  # hundreds of ticks, each measured again and again
     shown = visible(panel)
-    if shown is None:
+    if panel.y_range is not None:
+        low, high = panel.y_range
+        axes.set_ylim(low, high)
+    elif shown is not None:
+        low, high = shown
+        axes.set_ylim(low / 1.7, high * 1.7)
+    else:
         return
-    low, high = shown
-    axes.set_ylim(low / 1.7, high * 1.7)
     if math.log10(high / low) < 1.6:
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda v, _: f"{v:g}"))
@@ -196,6 +365,16 @@ def _zones(axes: Axes, panel: Panel, theme: Theme, room: float) -> int:
     return lines
 
 
+def _names_above(figure: Figure) -> list[str]:
+    """What the legend above the panels names."""
+    panels = [panel for panel in figure.panels if panel.legend == "above"]
+    names = [series.name for panel in panels for series in panel.series]
+    names += [spans.name for panel in panels for spans in panel.of(Spans)]
+    names += [level.text for panel in panels for level in panel.of(Level) if level.named]
+    names += [name for panel in panels for fan in panel.of(Fan) for name in fan.names]
+    return [name for name in dict.fromkeys(names) if name]
+
+
 def _legend_rows(names: list[str], width: float) -> list[list[str]]:
     """The names in rows that fit the width; a legend of matplotlib has columns of one width."""
     if not names:
@@ -203,3 +382,13 @@ def _legend_rows(names: list[str], width: float) -> list[list[str]]:
     widest = max(map(len, names)) * 0.078 + 0.62
     columns = max(1, min(len(names), int((width - 0.3) / widest)))
     return [names[i : i + columns] for i in range(0, len(names), columns)]
+
+
+def _legend_inside(axes: Axes, handles: Handles, where: str) -> None:
+    """A legend within the axes; at their top it gets room of its own, above all curves."""
+    columns, place = 1, "best"
+    if where == "top":
+        columns, place = min(3, len(handles)), "upper center"
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + (0.08 + 0.1 * -(-len(handles) // columns)) * (high - low))
+    axes.legend(handles.values(), handles.keys(), loc=place, ncols=columns, fontsize=8.5)

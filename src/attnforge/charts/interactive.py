@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..errors import ArgumentError
 from ..extras import require
 from .chart import Figure, Heat, Panel, Series
 from .looks import CURVE, SYMBOLS, Look, looks, places, shape, tick, visible
 
 HEIGHT = 400  # pixels of a row of panels
+EXPLORED = ("line", "points", "bound")  # styles of series; the others, and marks, are for pictures only
 
 
 def interactive(figure: Figure) -> Any:
     """The figure for `Page.plotly`. Colours are indices into the page's cycle and follow its theme."""
+    for panel in figure.panels:
+        if panel.marks or any(series.style not in EXPLORED for series in panel.series):
+            raise ArgumentError(f"the panel '{panel.title}' can only be drawn as a picture: it shows more than lines")
     go, subplots = require("plotly.graph_objects", "report"), require("plotly.subplots", "report")
     rows, columns = shape(len(figure.panels))
     columns = min(columns, 2)  # a page is narrower than paper is wide

@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .chart import Figure, Panel
+from .chart import Figure, Panel, Series
+from .themes import GREYS, ROLES
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # matplotlib's letters, and plotly's names for the same
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")
 DASHES = ((4.0, 2.4), (1.2, 1.8), (7.0, 2.2, 1.4, 2.2), (10.0, 3.0), (3.0, 1.5, 1.0, 1.5, 1.0, 1.5))
+BESIDE = (0, 0, 1, 3, 2)  # the markers of the roles
 CURVE = 48  # points: more of them are drawn as a curve, without markers
 BROKEN = ((2.6, 1.3), (1.0, 1.0), (5.0, 1.5))  # of measurements that share a colour
+MOST, MOST_LOG = 9, 24  # measured places that may all be labelled, on a linear and on a logarithmic axis
 LETTER = 0.058  # inches: the width of a letter of a tick label, roughly
 
 
@@ -28,15 +31,21 @@ class Look:
     dash: tuple[float, ...] = ()
 
 
+def key(series: Series) -> str:
+    """What series have in common that look alike: their name, or their role where they have none."""
+    return series.name or f"a {series.role}"
+
+
 def looks(figure: Figure) -> dict[str, Look]:
-    """A look for every name; series of one group share a colour.
+    """A look for every key; series of one group share a colour, and a role has its own.
 
     >>> from attnforge.charts.chart import Panel, Series
     >>> cold, line = Series("cold", [1], [1.0]), Series("bound", [1], [2.0], style="bound")
     >>> looks(Figure("f", "c", [Panel("t", "x", "y", [cold, line])]))["bound"].colour is None
     True
     """
-    series = [s for panel in figure.panels for s in panel.series]
+    all_series = [s for panel in figure.panels for s in panel.series]
+    series = [s for s in all_series if s.role is None]
     coloured = [s.group or s.name for s in series if s.style != "bound" or s.group]
     order = {name: i for i, name in enumerate(dict.fromkeys(coloured))}
     bounds = {name: i for i, name in enumerate(dict.fromkeys(s.name for s in series if s.style == "bound"))}
@@ -54,6 +63,11 @@ def looks(figure: Figure) -> dict[str, Look]:
         marker = ((number or 0) + 3 * len(earlier)) % len(MARKERS)
         found[s.name] = Look(number, marker, BROKEN[len(earlier) - 1] if 0 < len(earlier) <= len(BROKEN) else ())
         earlier.append(s.name)
+    for s in all_series:
+        if s.role is not None:
+            at = ROLES.index(s.role)
+            dash = DASHES[0] if s.style == "bound" else ()
+            found.setdefault(key(s), Look(None if s.role in GREYS else at, BESIDE[at], dash))
     return found
 
 
@@ -62,8 +76,10 @@ def places(panel: Panel, room: float) -> list[float]:
 
     Empty where there are too many, or where they cover so much that powers of ten are the better labels.
     """
+    if panel.rows or panel.x_range is not None:
+        return []
     at = sorted({x for series in panel.series if series.style != "bound" for x in series.x})
-    if len(at) < 2 or len(at) > (24 if panel.log_x else 9) or (panel.log_x and math.log10(at[-1] / at[0]) > 3):
+    if not 2 <= len(at) <= (MOST_LOG if panel.log_x else MOST) or (panel.log_x and math.log10(at[-1] / at[0]) > 3):
         return []
     scaled = [math.log(x) for x in at] if panel.log_x else at
     unit = room / (scaled[-1] - scaled[0])
@@ -85,7 +101,7 @@ def tick(x: float) -> str:
 
 
 def shape(panels: int) -> tuple[int, int]:
-    """Rows and columns for a number of panels.
+    """Rows and columns for a number of panels that has no layout of its own.
 
     >>> [shape(n) for n in (1, 2, 3, 4, 5, 6, 9)]
     [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (2, 3), (3, 3)]

@@ -1,57 +1,45 @@
-"""How attnforge's figures look, and how they become files: one style, two themes, colours safe for the colour-blind.
+"""How figures look: one style, two themes, colours safe for the colour-blind, and files that are always the same.
 
-A *builder* is a function from a `Theme` to a matplotlib figure. `svg` draws it twice, for light and for dark pages;
-`save` writes it to a file. Nothing here uses pyplot, so no backend is chosen and no global setting changes.
+Nothing here uses pyplot, so no backend is chosen and no global setting changes.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError, closest
 from ..extras import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+#: What a colour can mean, in the order of the cycle: the function that was asked for, anchors and their values, what
+#: was built, a certified bound; then what only stands beside them, in grey.
+ROLES = ("target", "anchor", "output", "bound", "soft")
+GREYS = ("soft",)  # roles without a colour of the cycle
+
+
 @dataclass(frozen=True)
 class Theme:
-    """The colours of a figure, by the role they play."""
+    """The colours of a figure: text and ground, a cycle that all eyes can tell apart, a ramp from end to end."""
 
     name: str
     surface: str
     ink: str
     soft: str
     grid: str
+    grey: str
     cycle: tuple[str, ...]
     ramp: tuple[str, ...]
 
-    @property
-    def target(self) -> str:
-        """The function that was asked for."""
-        return self.cycle[0]
-
-    @property
-    def anchor(self) -> str:
-        """Anchors and their values."""
-        return self.cycle[1]
-
-    @property
-    def output(self) -> str:
-        """What was built, and its error."""
-        return self.cycle[2]
-
-    @property
-    def bound(self) -> str:
-        """A certified bound."""
-        return self.cycle[3]
+    def colour(self, role: str) -> str:
+        """The colour that means this."""
+        return self.grey if role in GREYS else self.cycle[ROLES.index(role)]
 
 
 # Okabe and Ito's palette; on dark ground its darker members are lifted until they read as well.
@@ -61,6 +49,7 @@ LIGHT = Theme(
     ink="#1b1f26",
     soft="#59616e",
     grid="#e1e5ea",
+    grey="#59616e",
     cycle=("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000"),
     ramp=("#20408a", "#0072B2", "#009E73", "#c9a800", "#E69F00", "#D55E00"),
 )
@@ -70,11 +59,11 @@ DARK = Theme(
     ink="#e6e9ee",
     soft="#a0a9b6",
     grid="#2c323c",
+    grey="#828a96",  # not its soft text's, which some eyes cannot tell from its pink
     cycle=("#56B4E9", "#E69F00", "#2fc79a", "#ff8a4d", "#e39cc4", "#F0E442", "#ffffff"),
     ramp=("#7d9bf0", "#56B4E9", "#2fc79a", "#F0E442", "#E69F00", "#ff8a4d"),
 )
-Builder = Callable[[Theme], "Figure"]
-KINDS = ("png", "svg", "pdf")
+PNG_DPI = 160  # sharp on a screen of twice the usual density, at half of a page's width
 
 
 @dataclass(frozen=True)
@@ -101,6 +90,8 @@ def style(theme: Theme = LIGHT) -> Iterator[Theme]:
         "axes.axisbelow": True,
         "axes.edgecolor": theme.grid,
         "axes.facecolor": "none",
+        "axes.formatter.limits": (-3, 5),  # powers of ten that ticks spell out; smaller and larger are factored out
+        "axes.formatter.use_mathtext": True,
         "axes.grid": True,
         "axes.labelcolor": theme.soft,
         "axes.labelsize": 10,
@@ -142,41 +133,17 @@ def style(theme: Theme = LIGHT) -> Iterator[Theme]:
         yield theme
 
 
-def svg(builder: Builder) -> Pair:
-    """The figure as SVG, once for light and once for dark pages."""
-    light, dark = (_draw(builder, theme, "svg").decode() for theme in (LIGHT, DARK))
-    return Pair(light, dark)
-
-
-def save(builder: Builder, path: str | Path, theme: Theme = LIGHT) -> Path:
-    """Writes the figure as .png, .svg or .pdf, by the path's extension, on the theme's ground."""
-    path = Path(path)
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in KINDS:
-        known = ", ".join(f".{k}" for k in KINDS)
-        raise ArgumentError(f"a figure is saved as one of {known}; got {path.name!r}{closest(kind, KINDS)}")
-    data = _draw(builder, theme, kind, facecolor=theme.surface)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    return path
-
-
 def render(figure: Figure, kind: str, **options: Any) -> bytes:
     """A finished matplotlib figure as the bytes of a file, without the time of day in them."""
     stamp: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, metadata=stamp, dpi=160 if kind == "png" else "figure", **options)
+    figure.savefig(buffer, format=kind, metadata=stamp, dpi=PNG_DPI if kind == "png" else "figure", **options)
     return _shorter(buffer.getvalue()) if kind == "svg" else buffer.getvalue()
 
 
 def _shorter(image: bytes) -> bytes:
     """The same SVG with path coordinates to a hundredth of a point, which halves the file."""
     return re.sub(rb' d="[^"]*"', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]), image)
-
-
-def _draw(builder: Builder, theme: Theme, kind: str, **options: Any) -> bytes:
-    with style(theme):
-        return render(builder(theme), kind, **options)
 
 
 def new_figure(width: float, height: float) -> Figure:

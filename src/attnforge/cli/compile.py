@@ -14,7 +14,7 @@ from ..compiler.compiled import CompiledNetwork
 from ..compiler.pipeline import compile as build
 from ..errors import ArgumentError
 from ..extras import require
-from ..report.errors import measure
+from ..report.network import measure, network_page
 from .common import DType, box, number, refuse_overwriting, say, waiting
 
 FORMULAS = typer.Argument(metavar="FORMULA...", help="Such as 'sin(x*y) + exp(-x**2)/y'; several give several outputs.")
@@ -60,8 +60,6 @@ def compile(
     if output is not None:
         net.save(output)
     if report is not None:
-        from ..report.network import network_page
-
         with waiting("writing the page"):
             network_page(net).save(report)
     if as_json:

@@ -9,7 +9,6 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import demo as story
-from .. import demo_networks as networks
 from .common import console, say, table
 
 
@@ -33,8 +32,8 @@ def demo(
         results = story.run(choice, step)
         progress.stop()
         if results.networks:
-            table(networks.HEADER, [made.cells for made in results.networks], right=networks.HEADER[2:])
-            say(f"\n{networks.NOTE}\n")
+            table(story.NETWORK_HEADER, [made.cells for made in results.networks], right=story.NETWORK_HEADER[2:])
+            say(f"\n{story.NETWORK_NOTE}\n")
         table(story.HEADER, [head.cells for head in results.heads], right=story.HEADER[2:])
         say(f"\n{story.NOTE}\n")
         table(story.OTHER_HEADER, [other.cells for other in results.others], right=story.OTHER_HEADER[2:])

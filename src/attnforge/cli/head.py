@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from ..charts.drawing import save
 from ..errors import ArgumentError
 from ..functions.registry import get
 from ..heads.anchor.head import AnchorHead
 from ..heads.build import head_for
 from ..heads.chain.head import ChainHead
 from ..heads.gate.head import GateHead
-from ..report.figures import save
-from ..report.pictures import figure_of
+from ..report.heads import figure_of
 from .common import DType, number, say, waiting, whole
 
 

@@ -8,22 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..certificates.certificate import upper_text
-from ..charts.themes import Builder, Theme, new_figure, svg
+from ..charts.chart import Figure, Level, Panel, Series, Spans
 from ..report.html import Page
 from .record import Conversion, Site
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-DRAWN = 80  # sites in a figure; the tables hold all of them
-LONGEST_LABEL = 44
+DRAWN = 80  # sites in a figure, a page high; the tables hold all of them
+LONGEST_LABEL = 44  # letters beside a figure: a third of its width
+ROW, AXIS = 0.24, 0.95  # inches of a site and of the axis below all of them
 FAMILIES = {"fast": "anchor heads, one exponential"}
 SLOTS = {"gate": "slots", "product": "nodes", "norm": "heads"}
-COLOURS = {"anchor": 0, "gate": 2, "fast": 5, "product": 1, "norm": 4}  # of the theme's cycle
+#: Where an axis of inputs is labelled: powers of ten, on both sides of 0.
 TICKS = (*(-(10.0**k) for k in range(6, -1, -1)), 0.0, *(10.0**k for k in range(7)))
 AXES = {
     "input": "values that enter the site",
@@ -89,12 +85,8 @@ def _certified(found: Page, conversion: Conversion) -> None:
          upper_text(site.relative))
         for site in conversion.sites
     ]  # fmt: skip
-    found.figure(
-        svg(bounds_figure(conversion)),
-        "The certified error of each site, as a part of its output's scale. The dashed line is what was asked for"
-        f"{_left_out(conversion.sites)}.",
-        "Dots on a logarithmic axis, one line for each site.",
-    )
+    chart = bounds_figure(conversion)
+    found.figure(chart, f"{chart.caption.removesuffix('.')}{_left_out(conversion.sites)}.")
     found.table(
         header,
         rows,
@@ -117,11 +109,8 @@ def _ranges(found: Page, conversion: Conversion) -> None:
         "with an arrow go on as their function does, on the whole line. Beyond the range of the others nothing is "
         "claimed: values there are counted, and the first of them are warned about."
     )
-    found.figure(
-        svg(ranges_figure(conversion.sites)),
-        f"Range seen and range covered, by what the range is of{_left_out(conversion.sites)}.",
-        "Horizontal bars, one for each site: a solid part inside a pale one.",
-    )
+    chart = ranges_figure(conversion.sites)
+    found.figure(chart, f"{chart.caption.removesuffix('.')}{_left_out(conversion.sites)}.")
     rows = [
         (site.path, site.ranged, *_ends(site.low_seen, site.high_seen), *_ends(site.low, site.high), f"{site.margin:g}",
          "right everywhere" if site.everywhere else "counted and told")
@@ -189,83 +178,60 @@ def _label(path: str) -> str:
     return path if len(path) <= LONGEST_LABEL else "…" + path[-(LONGEST_LABEL - 1) :]
 
 
-def bounds_figure(conversion: Conversion) -> Builder:
+def bounds_figure(conversion: Conversion) -> Figure:
     """The certified relative bound of every site on one logarithmic axis, and what was asked for."""
     sites = conversion.sites[:DRAWN]
-
-    def build(theme: Theme) -> Figure:
-        figure = new_figure(10, 1.0 + 0.24 * len(sites))
-        axes = figure.subplots()
-        least = min(site.relative for site in sites)
-        axes.set_xscale("log")
-        axes.set_xlim(min(least, conversion.eps) / 4, max(conversion.eps, conversion.worst) * 4)
-        for name in conversion.by_family:
-            chosen = [(site.relative, i) for i, site in enumerate(sites) if site.family == name]
-            if chosen:
-                x, y = zip(*chosen, strict=True)
-                words = FAMILIES.get(name, f"{name} heads")
-                axes.plot(x, y, "o", ms=5.5, color=theme.cycle[COLOURS[name]], label=words)
-        words = f"asked for {conversion.eps:g}"
-        axes.axvline(conversion.eps, label=words, color=theme.bound, lw=1.6, ls=(0, (5, 2.5)))
-        axes.set_xlabel("certified error of a site, of its output's scale")
-        _rows(axes, sites)
-        figure.legend(loc="outside upper left", ncols=5)
-        return figure
-
-    return build
+    families: dict[str, list[tuple[float, int]]] = {name: [] for name in conversion.by_family}
+    for row, site in enumerate(sites):
+        families[site.family].append((site.relative, row))
+    series = [
+        Series(FAMILIES.get(name, f"{name} heads"), *zip(*found, strict=True), style="points")
+        for name, found in families.items()
+        if found
+    ]
+    least = min(site.relative for site in sites)
+    panel = Panel(
+        "", "certified error of a site, of its output's scale", "", series, log_x=True,
+        x_range=(min(least, conversion.eps) / 4, max(conversion.eps, conversion.worst) * 4),
+        marks=[Level(conversion.eps, f"asked for {conversion.eps:g}", axis="x", named=True)],
+        rows=[_label(site.path) for site in sites],
+    )  # fmt: skip
+    caption = "The certified error of each site, as a part of its output's scale. Dashed: what was asked for."
+    alt = "Dots on a logarithmic axis, one line for each site."
+    return Figure("bounds", caption, (panel,), alt, columns=(1,), heights=(AXIS + ROW * len(sites),))
 
 
-def ranges_figure(sites: Sequence[Site]) -> Builder:
+def ranges_figure(sites: Sequence[Site]) -> Figure:
     """Bars for the range covered and, inside, the range seen; a panel for each thing that ranges are of."""
     drawn = sites[:DRAWN]
-    names = dict.fromkeys(site.ranged for site in drawn)
-    groups = [(name, [site for site in drawn if site.ranged == name]) for name in names]
-
-    def build(theme: Theme) -> Figure:
-        heights = [0.9 + 0.24 * len(group) for _, group in groups]
-        figure = new_figure(10, 0.3 + sum(heights))
-        panels = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
-        for axes, (name, group) in zip(panels, groups, strict=True):
-            _bars(axes, name, group, theme)
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
-        return figure
-
-    return build
+    groups = {name: [site for site in drawn if site.ranged == name] for name in dict.fromkeys(s.ranged for s in drawn)}
+    return Figure(
+        "ranges",
+        "Range seen and range covered, by what the range is of.",
+        [_ranges_panel(name, group) for name, group in groups.items()],
+        "Horizontal bars, one for each site: a solid part inside a pale one.",
+        columns=(1,),
+        heights=[AXIS + ROW * len(group) for group in groups.values()],
+    )
 
 
-def _bars(axes: Axes, name: str, group: Sequence[Site], theme: Theme) -> None:
+def _ranges_panel(name: str, group: Sequence[Site]) -> Panel:
+    seen = [(i, s.low_seen, s.high_seen) for i, s in enumerate(group) if s.low_seen is not None]
     ends = [(s.low, s.high) for s in group if math.isfinite(s.low) and math.isfinite(s.high)]
-    ends += [(s.low_seen, s.high_seen) for s in group if s.low_seen is not None and s.high_seen is not None]
+    ends += [(low, high) for _, low, high in seen if low is not None and high is not None]
     low, high = min((e[0] for e in ends), default=-1.0), max((e[1] for e in ends), default=1.0)
-    if low > 0:
-        axes.set_xscale("log")
-        low, high = low / 2, high * 2
-    else:
-        axes.set_xscale("asinh", linear_width=1.0)  # narrow ranges stay visible beside wide ones
-        low, high = low - 0.1 * (high - low), high + 0.1 * (high - low)
-        ticks = [x for x in TICKS if low <= x <= high]
-        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
-        axes.set_xticks([], minor=True)
-    axes.set_xlim(low, high)
-    for i, site in enumerate(group):
-        a, b = max(site.low, low), min(site.high, high)
-        axes.barh(i, b - a, left=a, height=0.62, color=theme.target, alpha=0.28, lw=0, label="" if i else "covered")
-        if site.low_seen is not None and site.high_seen is not None:
-            width = site.high_seen - site.low_seen
-            axes.barh(i, width, left=site.low_seen, height=0.62, color=theme.target, lw=0, label="" if i else "seen")
-        if site.everywhere:
-            axes.plot([a, b], [i, i], ls="", marker=5, ms=5, color=theme.target, clip_on=False, markevery=[1])
-            axes.plot([a, b], [i, i], ls="", marker=4, ms=5, color=theme.target, clip_on=False, markevery=[0])
-        size = f"{site.anchors} {SLOTS.get(site.family, 'anchors')}"
-        axes.annotate(
-            size, (1, i), xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points", va="center",
-            color=theme.soft, fontsize=8.5, annotation_clip=False,
-        )  # fmt: skip
-    axes.set_xlabel(AXES.get(name, name))
-    _rows(axes, group)
-
-
-def _rows(axes: Axes, sites: Sequence[Site]) -> None:
-    axes.set_yticks(range(len(sites)), [_label(site.path) for site in sites], fontsize=8.5)
-    axes.set_ylim(len(sites) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
+    decades = low > 0
+    margin = 0.1 * (high - low)
+    low, high = (low / 2, high * 2) if decades else (low - margin, high + margin)
+    covered = Spans(
+        "covered", range(len(group)), [max(s.low, low) for s in group], [min(s.high, high) for s in group], "pale",
+        beyond=[i for i, site in enumerate(group) if site.everywhere],
+    )  # fmt: skip
+    marks = [covered, Spans("seen", *zip(*seen, strict=True))] if seen else [covered]
+    return Panel(
+        "", AXES.get(name, name), "", marks=marks, log_x=decades, x_range=(low, high),
+        linear_x=None if decades else 1.0,  # narrow ranges stay visible beside wide ones
+        ticks=[] if decades else [(x, f"{x:g}") for x in TICKS if low <= x <= high],
+        rows=[_label(site.path) for site in group],
+        beside=[f"{site.anchors} {SLOTS.get(site.family, 'anchors')}" for site in group],
+    )  # fmt: skip

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
+
+from ..extras import version
 
 PACKAGES = ("attnforge", "torch", "numpy", "python-flint", "joblib", "dask")
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -115,13 +116,8 @@ def _status(name: str) -> float:
 @cache
 def versions() -> dict[str, str]:
     """The packages that numbers depend on, and Python."""
-    found = {"Python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {"Python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    return {name: number for name, number in found.items() if number is not None}
 
 
 @cache

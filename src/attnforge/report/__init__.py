@@ -1,8 +1,5 @@
-"""Pages and figures. They only read finished results: nothing here fits, compiles or certifies."""
+"""Pages and the figures of networks and heads. They only read finished results: nothing here fits or compiles.
 
-from __future__ import annotations
-
-from .figures import Comparison, HeadPicture, comparison_figure, head_figure, save, svg, upper_text
-from .html import Page
-
-__all__ = ["Comparison", "HeadPicture", "Page", "comparison_figure", "head_figure", "save", "svg", "upper_text"]
+`html` is the page that every package writes its results on, `mathml` the formulas on it; `network` is the page of a
+compiled network, `heads` the figures of heads.
+"""

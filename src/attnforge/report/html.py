@@ -1,38 +1,33 @@
-"""What a page is made of. Parts are plain data; their markup is in `template/page.html`, one macro for each `kind`.
+"""`Page`: one self-contained HTML file, from escaped text, tables, figures and formulas.
 
-MathML from others, let through only where it is MathML.
-
-A formula is untrusted, and so is what a printer made of it. The text is taken apart and written again from a list of
-known elements and attributes, so that nothing but a formula can come out.
-
-`Page`: one self-contained HTML file, from escaped text, tables, figures and formulas.
-
-The page asks for nothing from outside: style, scripts and images are inside, and a content security policy that names
-the hash of each script makes the browser hold us to it. Everything a caller passes in is data: the markup lives in
-`template/`, rendered with autoescape on, so that a formula such as `<script>` is shown and never run.
+Parts of a page are plain data; their markup is in `template/page.html`, one macro for each `kind`. The page asks for
+nothing from outside: style, scripts and images are inside, and a content security policy that names the hash of each
+script makes the browser hold us to it. Everything a caller passes in is data: the markup lives in `template/`, rendered
+with autoescape on, so that a formula such as `<script>` is shown and never run.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 import platform
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from html.parser import HTMLParser
-from importlib import metadata, resources
+from importlib import resources
 from itertools import count
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from ..charts.chart import Figure
+from ..charts.drawing import svg
 from ..charts.themes import Pair, render
 from ..errors import ArgumentError
-from ..extras import require
+from ..extras import require, version
+from .mathml import clean
 
 Span = tuple[Literal["plain", "bold", "code"], str]
 _MARKS = re.compile(r"`([^`\n]+)`|\*\*([^*\n]+)\*\*")
@@ -142,7 +137,7 @@ def cell_text(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Image:
     """An image as a data URI, with a second one for dark pages where there is one."""
 
     light: str
@@ -163,7 +158,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Math:
-    """A formula: MathML that `mathml.clean` has let through."""
+    """A formula: MathML that `clean` has let through."""
 
     mathml: str
     caption: str | None
@@ -177,7 +172,7 @@ class Plot:
     figure: str
     caption: str | None
     alt: str
-    still: Figure | None
+    still: Image | None
     kind: ClassVar[str] = "plot"
 
 
@@ -191,71 +186,15 @@ class Details:
     kind: ClassVar[str] = "details"
 
 
-Part = Heading | Text | Cards | Table | Figure | Code | Math | Plot | Details
-
-
-ELEMENTS = frozenset({
-    "math", "mrow", "mi", "mn", "mo", "ms", "mtext", "mspace", "msqrt", "mroot", "mfrac", "msub", "msup", "msubsup",
-    "munder", "mover", "munderover", "mtable", "mtr", "mtd", "mstyle", "mpadded", "mphantom", "merror",
-})  # fmt: skip
-ATTRIBUTES = frozenset({
-    "display", "displaystyle", "scriptlevel", "mathvariant", "width", "height", "depth", "lspace", "rspace", "voffset",
-    "fence", "form", "largeop", "minsize", "maxsize", "movablelimits", "separator", "stretchy", "symmetric",
-    "accent", "accentunder", "linethickness", "columnalign", "columnspacing", "rowspacing",
-})  # fmt: skip
-# Letters from Unicode's mathematical block are missing from many fonts; a plain upright letter never is.
-LETTERS = str.maketrans({"ⅇ": "e", "ⅆ": "d", "ⅈ": "i"})
-
-
-class _Writer(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.out: list[str] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ELEMENTS:
-            raise ArgumentError(f"<{tag}> is not an element of MathML that a page shows")
-        kept = "".join(f' {k}="{html.escape(v or "")}"' for k, v in attrs if k in ATTRIBUTES)
-        self.out.append(f"<{tag}{kept}>")
-        self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open.pop() != tag:
-            raise ArgumentError(f"</{tag}> closes no element that is open in the MathML")
-        self.out.append(f"</{tag}>")
-
-    def handle_data(self, data: str) -> None:
-        self.out.append(html.escape(data.translate(LETTERS)))
-
-
-def clean(mathml: str) -> str:
-    """The same formula, inside one <math> element and made of known elements only; else `ArgumentError`.
-
-    >>> clean("<mrow><mi>x</mi><mo>&lt;</mo><mn onclick='run()'>1</mn></mrow>")
-    '<math display="block"><mrow><mi>x</mi><mo>&lt;</mo><mn>1</mn></mrow></math>'
-    >>> clean("<mtext><script>run()</script></mtext>")
-    Traceback (most recent call last):
-    attnforge.errors.ArgumentError: <script> is not an element of MathML that a page shows
-    """
-    writer = _Writer()
-    writer.feed(mathml)
-    writer.close()
-    if writer.open:
-        raise ArgumentError(f"the MathML ends inside <{writer.open[-1]}>")
-    text = "".join(writer.out).strip()
-    if not text:
-        raise ArgumentError("the MathML is empty")
-    return text if text.startswith("<math") else f'<math display="block">{text}</math>'
+Part = Heading | Text | Cards | Table | Image | Code | Math | Plot | Details
 
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
+    Drawable = str | bytes | Pair | Figure | matplotlib.figure.Figure
+
+#: The packages that the numbers on a page depend on.
 VERSIONS_OF = ("attnforge", "torch", "numpy", "python-flint")
 
 
@@ -299,12 +238,12 @@ class Block:
 
     def figure(
         self,
-        image: str | bytes | Pair | matplotlib.figure.Figure,
+        image: Drawable,
         caption: str | None = None,
         alt: str = "",
     ) -> Self:
-        """An image: SVG text, PNG bytes, a matplotlib figure, or the light and dark pair that `svg` draws."""
-        return self._add(_figure(image, caption, alt))
+        """A chart, which brings its caption; or SVG text, PNG bytes, a matplotlib figure, a light and dark pair."""
+        return self._add(_image(image, caption, alt))
 
     def code(self, code: str, caption: str | None = None) -> Self:
         """Text as it stands, in a fixed-width font."""
@@ -319,12 +258,12 @@ class Block:
         figure: Any,
         caption: str | None = None,
         alt: str = "",
-        fallback: str | bytes | Pair | matplotlib.figure.Figure | None = None,
+        fallback: Drawable | None = None,
     ) -> Self:
         """An interactive plotly figure; `fallback` is the image shown in print and where scripts are off."""
         if not hasattr(figure, "to_json"):
             raise ArgumentError(f"expected a plotly figure, got {type(figure).__name__}")
-        still = None if fallback is None else _figure(fallback, None, alt or caption or "chart")
+        still = None if fallback is None else _image(fallback, None, alt or caption or "chart")
         # "<" never reaches the page from the data, so that no string in it can end the script element.
         text = json.dumps(json.loads(figure.to_json())).replace("<", "\\u003c")
         return self._add(Plot(text, caption, alt, still))
@@ -392,17 +331,15 @@ class Page(Block):
 
 def versions() -> list[tuple[str, str]]:
     """What made the page: the packages that the numbers depend on, and Python."""
-    found = []
-    for name in VERSIONS_OF:
-        try:
-            found.append((name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            found.append((name, "from source" if name == "attnforge" else "not installed"))
+    missing = {"attnforge": "from source"}
+    found = [(name, version(name) or missing.get(name, "not installed")) for name in VERSIONS_OF]
     return [*found, ("Python", platform.python_version())]
 
 
-def _figure(image: Any, caption: str | None, alt: str) -> Figure:
+def _image(image: Any, caption: str | None, alt: str) -> Image:
     """Any of the accepted images as data URIs: inside an <img>, scripts in an SVG stay inert and ids cannot clash."""
+    if isinstance(image, Figure):
+        image, caption, alt = svg(image), caption or image.caption, alt or image.alt
     if not (alt or caption):
         raise ArgumentError("a figure needs a caption or an alt text: say what it shows")
     if isinstance(image, Pair):
@@ -413,7 +350,7 @@ def _figure(image: Any, caption: str | None, alt: str) -> Figure:
         light, dark = _uri(render(image, "svg")), None
     else:
         raise ArgumentError(f"expected SVG text, PNG bytes or a matplotlib figure, got {type(image).__name__}")
-    return Figure(light, dark, caption, alt or caption or "")
+    return Image(light, dark, caption, alt or caption or "")
 
 
 def _uri(image: str | bytes) -> str:

@@ -1,28 +1,47 @@
-"""The page of a compiled network: what it computes, how it is built, what is certified and what was measured."""
+"""The page of a compiled network: what it computes, how it is built, what is certified and what was measured.
+
+Its parts are drawn as boxes, the input on the left, a column for each layer, the output on the right. Its error is
+looked for at random points, corners, edges and along slices of the box.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import html
+from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..box import Box
 from ..certificates.certificate import upper_text
-from ..charts.themes import Builder, Theme, new_figure, svg
+from ..charts.chart import Figure, Level, Panel, Series, error_range
+from ..charts.themes import DARK, LIGHT, Pair, Theme
 from ..compiler.compiled import CompiledNetwork
+from ..dtypes import Array
 from ..network import AttentionLayer
-from .drawing import drawing
-from .errors import Measured, Slice, measure, slices
+from ..programs.interpret import values
 from .html import Page
-from .structure import Structure, structure
-from .typeset import typeset
+from .mathml import typeset
+from .structure import Structure, Unit, structure
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-LONGEST_TITLE = 70
+LONGEST_TITLE = 70  # letters: what stands on one line of a page
 LISTED = 12  # coordinates of a tensor's box that are worth a line each
+POINTS = 20_000  # where errors are looked for: a second of work for a small network
+AT_ONCE = 4096  # points that are evaluated together, so that large networks keep to little memory
+SLICE = 1201  # points of a slice: one for each pixel of its panel, and more
+NAMED, ENTRIES = 9, 3  # coordinates with a slice: variables of a formula, entries of a tensor
+BINS = 60  # of the histogram of errors
+
+# The drawing, in pixels: a box and the distance to the next, the room above all and around them.
+WIDE, TALL, BESIDE, BELOW = 184.0, 50.0, 58.0, 16.0
+TOP, EDGE = 44.0, 10.0
+MOST = 14  # boxes in a column; the rest is counted
+LETTER = 7.7  # width of a letter of the larger type, roughly
+#: Families in the order of the theme's colours; what does not depend on other tokens first.
+FAMILIES = ("anchor", "product", "gate", "square", "norm", "attention", "softmax", "mix", "max")
+FONT = "font-family=\"system-ui, 'Segoe UI', 'Noto Sans', 'Liberation Sans', 'DejaVu Sans', sans-serif\""
+CENTRE = "the centre"
 
 
 def network_page(net: CompiledNetwork) -> Page:
@@ -58,17 +77,10 @@ def network_page(net: CompiledNetwork) -> Page:
     page.section("Errors")
     along = slices(net, found)
     if along:
-        page.figure(
-            svg(slices_figure(along, bound)),
-            "The error along one coordinate at a time, the others at the centre of the box, and at the worst point seen"
-            f"{_left_out(net, along)}. The dashed line is the certified bound.",
-            "Curves of the error on logarithmic axes, all below the line of the bound.",
-        )
-    page.figure(
-        svg(histogram_figure(found, bound)),
-        f"The errors at {found.count:,} points: random ones, corners and edges of the box. Measured, not certified.",
-        "A histogram of errors, all of it left of the line of the bound.",
-    )
+        chart = slices_figure(along, bound)
+        caption = chart.caption.removesuffix(".") + f"{_left_out(net, along)}. The dashed line is the certified bound."
+        page.figure(chart, caption)
+    page.figure(histogram_figure(found, bound))
     return page
 
 
@@ -168,70 +180,281 @@ def _certificate(page: Page, net: CompiledNetwork, parts: Structure, bound: floa
     page.text("`attnforge check FILE` computes the certificate again from the saved file, trusting nothing in it.")
 
 
-def slices_figure(along: list[Slice], bound: float) -> Builder:
+def slices_figure(along: list[Slice], bound: float) -> Figure:
     """A panel for each coordinate: the error on two lines through the box, below the bound."""
     labels = list(dict.fromkeys(s.label for s in along))
+    floor, top = error_range(max(float(s.error.max()) for s in along), bound)
+    columns = min(3, len(labels))
+    panels = []
+    for number, label in enumerate(labels):
+        own = [s for s in along if s.label == label]
+        series = [
+            Series(f"through {s.through}", s.x, np.maximum(s.error, floor),
+                   role="target" if s.through == CENTRE else "anchor")
+            for s in own
+        ]  # fmt: skip
+        level = Level(max(bound, floor), f"bound {upper_text(bound)}", named=True)
+        panels.append(
+            Panel(
+                "", label, "" if number % columns else "error", series, log_y=True, marks=[level],
+                x_range=(float(own[0].x[0]), float(own[0].x[-1])), y_range=(floor, top / 3),
+            )
+        )  # fmt: skip
+    rows = -(-len(labels) // columns)
+    return Figure(
+        "slices",
+        "The error along one coordinate at a time, the others at the centre of the box, and at the worst point seen.",
+        panels,
+        "Curves of the error on logarithmic axes, all below the line of the bound.",
+        columns=(1,) * columns,
+        heights=(2.7,) * rows,
+    )
 
-    def build(theme: Theme) -> Figure:
-        columns = min(3, len(labels))
-        rows = -(-len(labels) // columns)
-        figure = new_figure(10, 0.5 + 2.7 * rows)
-        grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-        floor = _floor(bound, max(float(s.error.max()) for s in along))
-        for axes, label in zip(grid.flat, labels, strict=False):
-            for s in (s for s in along if s.label == label):
-                worst = s.through != "the centre"
-                colour = theme.anchor if worst else theme.target
-                axes.plot(s.x, np.maximum(s.error, floor), color=colour, lw=1.1, label=f"through {s.through}")
-            axes.set_xlabel(label)
-            _error_axis(axes, bound, floor, theme)
-            own = next(s for s in along if s.label == label)
-            axes.set_xlim(own.x[0], own.x[-1])
-        for axes in grid.flat[len(labels) :]:
-            axes.set_axis_off()
-        for row in grid:
-            row[0].set_ylabel("error")
-        handles, names = grid.flat[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside upper left", ncols=3)
-        return figure
 
-    return build
-
-
-def histogram_figure(found: Measured, bound: float) -> Builder:
+def histogram_figure(found: Measured, bound: float) -> Figure:
     """How often errors of each size were seen, and where the bound is."""
-
-    def build(theme: Theme) -> Figure:
-        figure = new_figure(10, 3.0)
-        axes = figure.subplots()
-        floor = _floor(bound, found.worst)
-        shown = np.maximum(found.errors, floor)
-        top = max(bound, found.worst, floor * 10) * 2
-        bins = np.geomspace(floor, top, 60)
-        counts, _ = np.histogram(shown, bins)
-        axes.stairs(counts, bins, fill=True, color=theme.output, alpha=0.75)
-        axes.set_ylim(0, 1.25 * float(counts.max()))
-        axes.set_xscale("log")
-        axes.set_xlim(floor, top)
-        axes.set_xlabel("error (the smallest ones are counted at the left end)")
-        axes.set_ylabel("points")
-        if bound > floor:
-            axes.axvline(bound, color=theme.bound, lw=1.6, ls=(0, (5, 2.5)))
-            axes.annotate(
-                f"certified bound {upper_text(bound)} ", (bound, 0.91), xycoords=("data", "axes fraction"), ha="right",
-                color=theme.bound, fontweight="bold",
-            )  # fmt: skip
-        return figure
-
-    return build
+    floor, top = error_range(found.worst, bound)
+    edges = np.geomspace(floor, top / 6, BINS)
+    counts, _ = np.histogram(np.maximum(found.errors, floor), edges)
+    series = Series("", edges, [*counts, 0], style="steps", role="output")
+    levels = [Level(bound, f"certified bound {upper_text(bound)}", axis="x")] if bound > floor else []
+    panel = Panel(
+        "", "error (the smallest ones are counted at the left end)", "points", [series], log_x=True, marks=levels,
+        x_range=(float(edges[0]), float(edges[-1])), y_range=(0, 1.25 * float(counts.max())),
+    )  # fmt: skip
+    return Figure(
+        "histogram",
+        f"The errors at {found.count:,} points: random ones, corners and edges of the box. Measured, not certified.",
+        (panel,),
+        "A histogram of errors, all of it left of the line of the bound.",
+        columns=(1,),
+        heights=(3.0,),
+    )
 
 
-def _floor(bound: float, worst: float) -> float:
-    """Where a logarithmic axis of errors begins."""
-    return max(bound, worst, 1e-16) * 1e-4
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Errors at points of the box, the largest over all outputs at each, and where the worst of them was."""
+
+    errors: Array
+    point: Array
+    target: tuple[float, float]
+
+    @property
+    def count(self) -> int:
+        """How many points were looked at."""
+        return len(self.errors)
+
+    @property
+    def worst(self) -> float:
+        """The largest error seen: a measurement, not a bound."""
+        return float(self.errors.max())
 
 
-def _error_axis(axes: Axes, bound: float, floor: float, theme: Theme) -> None:
-    axes.set_ylim(floor, max(bound, 10 * floor) * 4)  # before the scale, which warns about limits that coincide
-    axes.set_yscale("log")
-    axes.axhline(max(bound, floor), color=theme.bound, lw=1.6, ls=(0, (5, 2.5)), label=f"bound {upper_text(bound)}")
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """The error along one coordinate of the box through a point."""
+
+    label: str
+    through: str
+    x: Array
+    target: Array
+    error: Array
+
+
+@torch.no_grad()
+def evaluate(net: CompiledNetwork, points: Tensor) -> tuple[Array, Array]:
+    """Target and |network - target| at points of the program's box, each flattened to (point, output)."""
+    program = net.program
+    outputs, truths = [], []
+    for some in points.to(net.dtype).split(AT_ONCE):
+        inputs, start, flat = [], 0, some.reshape(len(some), -1)
+        for box in net.boxes:
+            inputs.append(flat[:, start : start + box.dim].reshape(-1, *box.shape))
+            start += box.dim
+        outputs.append(net.core(*inputs).double().reshape(len(some), -1))
+        truths.append(values(program, some.double()).reshape(len(some), -1))
+    truth = torch.cat(truths)
+    return truth.numpy(), (torch.cat(outputs) - truth).abs().numpy()
+
+
+def measure(net: CompiledNetwork, count: int = POINTS, seed: int = 0) -> Measured:
+    """The errors at random points, at corners and on edges of the box."""
+    box = net.program.box
+    random = box.sample(count, seed, net.dtype)
+    corners = box.corners(min(count // 10, 1024), net.dtype)
+    edges = box.sample(count // 10, seed + 1, net.dtype)
+    wide, rows = box.outward(net.dtype), torch.arange(len(edges))
+    generator = torch.Generator().manual_seed(seed)
+    flat = edges.reshape(len(edges), -1)
+    at = torch.randint(box.dim, (len(edges),), generator=generator)
+    side = torch.randint(2, (len(edges),), generator=generator).bool()
+    ends = torch.where(side, wide.upper.reshape(-1)[at], wide.lower.reshape(-1)[at])
+    flat[rows, at] = ends.to(net.dtype)
+    points = torch.cat([random, corners, edges])
+    target, error = evaluate(net, points)
+    worst = error.max(-1)
+    point = points[int(worst.argmax())].double().numpy().reshape(-1)
+    return Measured(worst, point, (float(target.min()), float(target.max())))
+
+
+def slices(net: CompiledNetwork, measured: Measured) -> list[Slice]:
+    """The error along coordinates of the box, through its centre and through the worst point seen.
+
+    Variables of a formula are worth a look each, the entries of a tensor are much alike: a few of them will do.
+    """
+    box = net.program.box
+    most = NAMED if box.names else ENTRIES
+    low, high = (side.numpy().reshape(-1) for side in (box.lower, box.upper))
+    centre = 0.5 * (low + high)
+    places = (np.unravel_index(i, box.shape) for i in range(box.dim))
+    names = box.names or tuple(f"x[{', '.join(str(int(p)) for p in place)}]" for place in places)
+    wide = box.outward(net.dtype)
+    live = [i for i in range(box.dim) if high[i] > low[i]][:most]
+    found = []
+    for i in live:
+        x = np.linspace(low[i], high[i], SLICE)
+        for through, middle in ((CENTRE, centre), ("the worst point", measured.point)):
+            rows = np.tile(middle, (SLICE, 1))
+            rows[:, i] = x
+            points = torch.from_numpy(rows).reshape(-1, *box.shape)
+            inside = torch.minimum(torch.maximum(points, wide.lower), wide.upper)
+            target, error = evaluate(net, inside)
+            at = error.max(-1)
+            found.append(Slice(names[i], through, x, target[:, int(error.max(0).argmax())], at))
+    return found
+
+
+@dataclass(frozen=True)
+class Node:
+    """A box of the drawing: where it stands, what it says, and whether several heads stand behind it."""
+
+    x: float
+    y: float
+    title: str
+    note: str
+    colour: str | None
+    many: bool = False
+    hint: str = ""
+
+
+def drawing(parts: Structure, inputs: tuple[str, ...], output: str) -> Pair:
+    """The drawing for light and for dark pages. `inputs` are labels of the input's channels, or one label for all."""
+    return Pair(_draw(parts, inputs, output, LIGHT), _draw(parts, inputs, output, DARK))
+
+
+def family_colour(family: str, theme: Theme) -> str:
+    """The colour that boxes of a family have."""
+    return theme.cycle[FAMILIES.index(family) % 6] if family in FAMILIES else theme.soft
+
+
+def _draw(parts: Structure, inputs: tuple[str, ...], output: str, theme: Theme) -> str:
+    columns: list[list[Unit | str]] = [list(inputs[:MOST])]
+    hidden: dict[int, int] = {}
+    for number in range(1, parts.layers + 1):
+        units = parts.layer(number)
+        shown: list[Unit | str] = list(units[:MOST])
+        if len(units) > MOST:
+            shown[-1] = f"and {len(units) - MOST + 1} more"
+            hidden |= {unit.number: number for unit in units[MOST - 1 :]}
+        columns.append(shown)
+    columns.append([output])
+    height = TOP + max(len(c) for c in columns) * (TALL + BELOW) + EDGE
+    nodes: dict[object, Node] = {}
+    for i, column in enumerate(columns):
+        x = EDGE + i * (WIDE + BESIDE)
+        start = TOP + 0.5 * (height - TOP - EDGE - len(column) * (TALL + BELOW))
+        for j, entry in enumerate(column):
+            y = start + j * (TALL + BELOW)
+            nodes[_key(i, j, entry)] = _node(x, y, entry, i in (0, len(columns) - 1), theme)
+    width = EDGE * 2 + len(columns) * WIDE + (len(columns) - 1) * BESIDE
+    edges = _edges(parts, len(inputs), hidden, len(columns), nodes)
+    body = [_heading(i, len(columns), theme) for i in range(len(columns))]
+    body += [_edge(nodes[a], nodes[b], theme) for a, b in dict.fromkeys(edges) if a in nodes and b in nodes]
+    body += [_box(node, theme) for node in nodes.values()]
+    size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {FONT}>{"".join(body)}</svg>'
+
+
+def _key(column: int, row: int, entry: Unit | str) -> object:
+    return entry.number if isinstance(entry, Unit) else (column, row)
+
+
+def _node(x: float, y: float, entry: Unit | str, end: bool, theme: Theme) -> Node:
+    if isinstance(entry, str):
+        title, _, note = entry.partition("\n")
+        return Node(x, y, title, note, theme.soft if end else None)
+    heads = f"{entry.heads} head{'s' if entry.heads > 1 else ''}"
+    note = f"{entry.family}, {f'{entry.anchors} anchors' if entry.anchors else heads}"
+    if entry.anchors and entry.heads > 1:
+        note = f"{heads}, {entry.anchors} anchors"
+    title = entry.name.partition(": ")[0]  # a module's operations are named with their source line
+    return Node(x, y, title, note, family_colour(entry.family, theme), entry.heads > 1, entry.name)
+
+
+def _edges(
+    parts: Structure, channels: int, hidden: dict[int, int], columns: int, nodes: dict[object, Node]
+) -> list[tuple[object, object]]:
+    """Pairs of boxes, from and to."""
+
+    def place(number: int) -> object:
+        return (hidden[number], MOST - 1) if number in hidden else number
+
+    def channel(c: int) -> object:
+        return (0, min(c, channels - 1, MOST - 1))
+
+    found: list[tuple[object, object]] = []
+    for unit in parts.units:
+        found += [(place(n), place(unit.number)) for n in unit.reads]
+        found += [(channel(c), place(unit.number)) for c in unit.inputs]
+    end: object = (columns - 1, 0)
+    found += [(place(n), end) for n in parts.output] + [(channel(c), end) for c in parts.direct]
+    return found
+
+
+def _heading(i: int, columns: int, theme: Theme) -> str:
+    text = "input" if i == 0 else "output" if i == columns - 1 else f"layer {i}"
+    x = EDGE + i * (WIDE + BESIDE) + WIDE / 2
+    return f'<text x="{x:.0f}" y="24" text-anchor="middle" font-size="13" fill="{theme.soft}">{text}</text>'
+
+
+def _edge(a: Node, b: Node, theme: Theme) -> str:
+    x0, y0, x1, y1 = a.x + WIDE, a.y + TALL / 2, b.x, b.y + TALL / 2
+    bend = max(0.5 * (x1 - x0), 30)
+    # A line that passes a layer would run behind its boxes unseen: it goes over them.
+    over = TALL if x1 - x0 > WIDE and abs(y1 - y0) < TALL else 0.0
+    bend = 0.3 * (x1 - x0) if over else bend
+    path = f"M{x0:.1f} {y0:.1f}C{x0 + bend:.1f} {y0 - over:.1f} {x1 - bend:.1f} {y1 - over:.1f} {x1:.1f} {y1:.1f}"
+    return f'<path d="{path}" fill="none" stroke="{theme.soft}" stroke-opacity="0.5" stroke-width="1.4"/>'
+
+
+def _box(node: Node, theme: Theme) -> str:
+    x, y = node.x, node.y
+    frame = f'rx="9" fill="{theme.surface}" stroke="{node.colour or theme.grid}" stroke-width="1.4"'
+    parts = []
+    if node.many:
+        parts.append(f'<rect x="{x + 4:.1f}" y="{y - 4:.1f}" width="{WIDE}" height="{TALL}" {frame} opacity="0.55"/>')
+    parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{WIDE}" height="{TALL}" {frame}/>')
+    if node.hint:
+        bar = f"M{x + 9:.1f} {y:.1f}h-1a8 8 0 0 0 -8 8v{TALL - 16}a8 8 0 0 0 8 8h1z"
+        parts.append(f'<path d="{bar}" fill="{node.colour}"/>')
+    middle = y + (22 if node.note else 30)
+    title = _cut(node.title, (WIDE - 26) / LETTER)
+    parts.append(
+        f'<text x="{x + 18:.1f}" y="{middle:.1f}" font-size="13" font-weight="600" fill="{theme.ink}">{title}</text>'
+    )
+    if node.note:
+        note = _cut(node.note, (WIDE - 26) / (0.87 * LETTER))
+        parts.append(f'<text x="{x + 18:.1f}" y="{y + 39:.1f}" font-size="11.5" fill="{theme.soft}">{note}</text>')
+    if node.hint:
+        parts.append(f"<title>{html.escape(node.hint)}</title>")
+    return f"<g>{''.join(parts)}</g>"
+
+
+def _cut(text: str, room: float) -> str:
+    """The text, cut in the middle where there is no room for all of it."""
+    most = int(room)
+    if len(text) > most:
+        half = (most - 1) // 2
+        text = f"{text[: most - 1 - half]}…{text[-half:]}"
+    return html.escape(text)

@@ -45,8 +45,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Structure:
-    """A network's operations in the order of its layers, what its affine maps add, and what its output reads: numbers
-    of operations, channels of the input."""
+    """A network's operations in the order of its layers, what its affine maps add, and what its output reads.
+
+    `output` has the numbers of operations, `direct` the channels of the input.
+    """
 
     units: tuple[Unit, ...]
     layers: int

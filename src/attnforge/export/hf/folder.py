@@ -17,7 +17,8 @@ import torch
 from ...certificates.certificate import Certificate, upper_text
 from ...certificates.certified import CertifiedModule
 from ...certificates.storage import MAX_HEADER
-from ...charts.themes import Builder, Theme, new_figure, save
+from ...charts.chart import Figure, Level, Panel, Series, error_panel
+from ...charts.drawing import save
 from ...compiler.compiled import CompiledNetwork
 from ...errors import CertificateError, MissingExtra
 from ...extras import require
@@ -30,8 +31,6 @@ from ..steps import quiet, steps
 from ..verify import domain
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ..verify import Verification
 
 FIGURE = "error.png"
@@ -77,14 +76,14 @@ def card(
 
 def draw(net: CertifiedModule, path: Path) -> str | None:
     """The figure of a card beside it, if matplotlib is there and the target can be evaluated: its file name."""
-    builder = _picture(net)
-    if builder is None:
+    picture = _picture(net)
+    if picture is None:
         return None
     try:
         require("matplotlib", "report")
     except MissingExtra:  # a card without a picture is still a card
         return None
-    save(builder, path)
+    save(picture, path)
     return path.name
 
 
@@ -125,7 +124,7 @@ def _accuracy(found: Certificate, verification: Verification | None) -> list[str
 
 
 @torch.no_grad()
-def _picture(net: CertifiedModule) -> Builder | None:
+def _picture(net: CertifiedModule) -> Figure | None:
     """Output and target, and the error below its bound, from the lowest to the highest corner of the box."""
     if isinstance(net, PlainTransformer) and net._source:
         net = net._source[0]
@@ -145,22 +144,18 @@ def _picture(net: CertifiedModule) -> Builder | None:
     bound = None if net.certificate.relative else net.certificate.bound
     at = t.squeeze(-1).numpy()
 
-    def build(theme: Theme) -> Figure:
-        figure = new_figure(8.0, 3.2)
-        left, right = figure.subplots(1, 2)
-        left.plot(at, truth[:, 0], color=theme.target, linewidth=3, alpha=0.5, label="target")
-        left.plot(at, found[:, 0], color=theme.output, linewidth=1.2, label="network")
-        left.set_title("output" if truth.shape[1] == 1 else f"output 1 of {truth.shape[1]}")
-        right.semilogy(at, np.maximum(error, 1e-18), color=theme.output, linewidth=1, label="|network - target|")
-        if bound is not None:
-            right.axhline(bound, color=theme.bound, linewidth=1.5, linestyle="--", label="certified bound")
-        right.set_title("error")
-        for axes in (left, right):
-            axes.set_xlabel("from the lowest to the highest corner of the box")
-            axes.legend(loc="best")
-        return figure
-
-    return build
+    series = [
+        Series("target", at, truth[:, 0], style="broad", role="target"),
+        Series("network", at, found[:, 0], role="output"),
+    ]
+    where_to = "from the lowest to the highest corner of the box"
+    title = "output" if truth.shape[1] == 1 else f"output 1 of {truth.shape[1]}"
+    levels = [] if bound is None else [Level(bound, f"certified bound {upper_text(bound)}")]
+    panels = (
+        Panel(title, where_to, "output", series, legend="inside"),
+        error_panel("error", where_to, "|network - target|", at, error, levels),
+    )
+    return Figure("card", "Output beside target, and the error below its bound.", panels)
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What every figure of the lab is held to, as an image: legible, nothing written over another, colours told apart."""
+"""What every figure is held to, as an image: legible, nothing written over another, colours told apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
 from attnforge.charts.chart import Figure
-from attnforge.charts.drawing import builder, colour
+from attnforge.charts.drawing import colour, draw, matplotlib_figure
 from attnforge.charts.looks import looks
 from attnforge.charts.themes import DARK, LIGHT, Theme, style
 
@@ -60,13 +60,23 @@ def undrawn(axes: Any) -> Iterator[Any]:
                 yield from (tick.label1, tick.label2)
 
 
+def texts(made: Any) -> list[Any]:
+    """Every text of a matplotlib figure that is drawn."""
+    FigureCanvasAgg(made).draw()
+    hidden = {id(label) for axes in made.axes for label in undrawn(axes)}
+    return [t for t in made.findobj(Text) if t.get_visible() and t.get_text().strip() and id(t) not in hidden]
+
+
+def words(figure: Figure) -> str:
+    """All that is written on a figure."""
+    return " | ".join(t.get_text() for t in texts(matplotlib_figure(figure)))
+
+
 def problems(figure: Figure, theme: Theme = LIGHT) -> list[str]:
     """What is wrong with a figure, in words; empty for a good one."""
     with style(theme):
-        made = builder(figure)(theme)
-        FigureCanvasAgg(made).draw()
-        hidden = {id(label) for axes in made.axes for label in undrawn(axes)}
-        shown = [t for t in made.findobj(Text) if t.get_visible() and t.get_text().strip() and id(t) not in hidden]
+        made = draw(figure, theme)
+        shown = texts(made)
         boxes = [(t.get_text(), t.get_window_extent()) for t in shown]
         frame = made.bbox
     found = [f"small: {t.get_text()!r} at {t.get_fontsize()} points" for t in shown if t.get_fontsize() < LEGIBLE]
@@ -75,7 +85,7 @@ def problems(figure: Figure, theme: Theme = LIGHT) -> list[str]:
     found += [f"overlap: {s!r} and {t!r}" for (s, a), (t, b) in itertools.combinations(boxes, 2) if a.overlaps(b)]
     for panel in figure.panels:
         appearance = looks(figure)
-        kinds = [(s.name, appearance[s.name]) for s in panel.series]
+        kinds = [(s.name, appearance[s.name]) for s in panel.series if s.name]
         for (a, one), (b, other) in itertools.combinations(kinds, 2):
             if (one.colour, one.dash) == (other.colour, other.dash):
                 found.append(f"alike: {a!r} and {b!r}")

@@ -1,6 +1,9 @@
-"""A formula as MathML, the way one writes it by hand: fractions, exponents, roots, Greek letters.
+"""Formulas on a page, as MathML: typeset from the text of a formula, or let through where it is MathML already.
 
-The text is taken apart by the compiler's own tokenizer, so that what is shown is what was read; nothing is evaluated.
+`typeset` writes a formula the way one writes it by hand: fractions, exponents, roots, Greek letters. The text is taken
+apart by the compiler's own tokenizer, so that what is shown is what was read; nothing is evaluated. `clean` takes
+markup from others: a formula is untrusted, and so is what a printer made of it, so the markup is taken apart and
+written again from a list of known elements and attributes, and nothing but a formula can come out.
 """
 
 from __future__ import annotations
@@ -8,12 +11,72 @@ from __future__ import annotations
 import html
 import re
 from dataclasses import dataclass
+from html.parser import HTMLParser
 
-from ..errors import FormulaError
+from ..errors import ArgumentError, FormulaError
 from ..expressions.grammar import Token, tokens
 
-SUM, PRODUCT, SIGN, POWER, ATOM = range(5)
-DEEPEST = 60
+ELEMENTS = frozenset({
+    "math", "mrow", "mi", "mn", "mo", "ms", "mtext", "mspace", "msqrt", "mroot", "mfrac", "msub", "msup", "msubsup",
+    "munder", "mover", "munderover", "mtable", "mtr", "mtd", "mstyle", "mpadded", "mphantom", "merror",
+})  # fmt: skip
+ATTRIBUTES = frozenset({
+    "display", "displaystyle", "scriptlevel", "mathvariant", "width", "height", "depth", "lspace", "rspace", "voffset",
+    "fence", "form", "largeop", "minsize", "maxsize", "movablelimits", "separator", "stretchy", "symmetric",
+    "accent", "accentunder", "linethickness", "columnalign", "columnspacing", "rowspacing",
+})  # fmt: skip
+# Letters from Unicode's mathematical block are missing from many fonts; a plain upright letter never is.
+LETTERS = str.maketrans({"ⅇ": "e", "ⅆ": "d", "ⅈ": "i"})
+
+
+class _Writer(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.out: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ELEMENTS:
+            raise ArgumentError(f"<{tag}> is not an element of MathML that a page shows")
+        kept = "".join(f' {k}="{html.escape(v or "")}"' for k, v in attrs if k in ATTRIBUTES)
+        self.out.append(f"<{tag}{kept}>")
+        self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            raise ArgumentError(f"</{tag}> closes no element that is open in the MathML")
+        self.out.append(f"</{tag}>")
+
+    def handle_data(self, data: str) -> None:
+        self.out.append(html.escape(data.translate(LETTERS)))
+
+
+def clean(mathml: str) -> str:
+    """The same formula, inside one <math> element and made of known elements only; else `ArgumentError`.
+
+    >>> clean("<mrow><mi>x</mi><mo>&lt;</mo><mn onclick='run()'>1</mn></mrow>")
+    '<math display="block"><mrow><mi>x</mi><mo>&lt;</mo><mn>1</mn></mrow></math>'
+    >>> clean("<mtext><script>run()</script></mtext>")
+    Traceback (most recent call last):
+    attnforge.errors.ArgumentError: <script> is not an element of MathML that a page shows
+    """
+    writer = _Writer()
+    writer.feed(mathml)
+    writer.close()
+    if writer.open:
+        raise ArgumentError(f"the MathML ends inside <{writer.open[-1]}>")
+    text = "".join(writer.out).strip()
+    if not text:
+        raise ArgumentError("the MathML is empty")
+    return text if text.startswith("<math") else f'<math display="block">{text}</math>'
+
+
+SUM, PRODUCT, SIGN, POWER, ATOM = range(5)  # how tightly operators bind
+DEEPEST = 60  # nested parentheses that are shown: far more than anyone reads, far fewer than would exhaust the stack
 _SPELLED = """alpha beta gamma delta epsilon eps zeta eta theta iota kappa lamda lambda mu nu xi pi rho sigma tau phi
 chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega hbar"""
 GREEK = dict(zip(_SPELLED.split(), "αβγδεεζηθικλλμνξπρστφχψωΓΔΘΛΞΠΣΦΨΩħ", strict=True))
@@ -71,7 +134,7 @@ def name(text: str) -> str:
 
 
 class _Reader:
-    """Reads tokens with the precedences of `ir.grammar`, from left to right."""
+    """Reads tokens with the precedences of `expressions.grammar`, from left to right."""
 
     def __init__(self, found: list[Token]):
         self.found, self.next, self.depth = found, 0, 0
