@@ -57,7 +57,7 @@ def draw(figure: Figure, theme: Theme) -> Any:
             if panel.legend == "above":
                 handles |= own
             elif own:
-                _legend_inside(axes, own, panel.legend)
+                _legend_inside(axes, own, panel.legend, room)
         axes.set_title(textwrap.fill(panel.title, int(room / 0.095)), pad=10 + 12.5 * above)
         axes.set_xlabel(textwrap.fill(panel.x, int(room / 0.07)))
         axes.set_ylabel(textwrap.fill(panel.y, 44))
@@ -232,7 +232,7 @@ def _levels(axes: Axes, panel: Panel, theme: Theme) -> Handles:
         if level.named:
             handles[level.text] = line
             continue
-        words: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "color": shade, "fontsize": 9.5,
+        words: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "color": theme.ink, "fontsize": 9.5,
                                  "fontweight": "bold", "zorder": 4}  # fmt: skip
         words |= {"bbox": {"facecolor": theme.surface, "edgecolor": "none", "alpha": 0.8, "pad": 1.0}} if number else {}
         if level.axis == "x":
@@ -275,7 +275,7 @@ def _scales(axes: Axes, panel: Panel, theme: Theme, room: float) -> None:
         axes.xaxis.set_major_locator(ticker.LogLocator(numticks=max(3, int(room / 0.55))))
         axes.xaxis.set_minor_locator(ticker.NullLocator())
     elif panel.linear_x is not None:
-        axes.set_xscale("asinh", linear_width=panel.linear_x)
+        axes.set_xscale("symlog", linthresh=panel.linear_x)
     else:
         counted = all(x == int(x) for series in panel.series for x in series.x) and bool(panel.series)
         axes.xaxis.set_major_locator(ticker.MaxNLocator(max(3, int(room / 0.6)), integer=counted, steps=STEPS))
@@ -292,7 +292,7 @@ def _scales(axes: Axes, panel: Panel, theme: Theme, room: float) -> None:
         _log_y(axes, panel)
     else:
         if panel.linear_y is not None:
-            axes.set_yscale("asinh", linear_width=panel.linear_y)
+            axes.set_yscale("symlog", linthresh=panel.linear_y)
         else:
             axes.yaxis.set_major_locator(ticker.MaxNLocator(6, steps=STEPS))
         if panel.y_range is not None:
@@ -384,11 +384,12 @@ def _legend_rows(names: list[str], width: float) -> list[list[str]]:
     return [names[i : i + columns] for i in range(0, len(names), columns)]
 
 
-def _legend_inside(axes: Axes, handles: Handles, where: str) -> None:
+def _legend_inside(axes: Axes, handles: Handles, where: str, room: float) -> None:
     """A legend within the axes; at their top it gets room of its own, above all curves."""
     columns, place = 1, "best"
     if where == "top":
-        columns, place = min(3, len(handles)), "upper center"
+        widest = max(map(len, handles)) * LETTER + 0.5
+        columns, place = max(1, min(3, len(handles), int(room / widest))), "upper center"
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + (0.08 + 0.1 * -(-len(handles) // columns)) * (high - low))
     axes.legend(handles.values(), handles.keys(), loc=place, ncols=columns, fontsize=8.5)
