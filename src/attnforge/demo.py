@@ -196,6 +196,7 @@ OTHERS: tuple[tuple[str, str, Callable[[torch.dtype], CertifiedModule]], ...] = 
         lambda dtype: NormHead.layer_norm(384, variance=(0.4, 130), dtype=dtype),
     ),
 )
+#: Anchors and temperatures of the sweeps: from too few to all that rounding allows, from too hot to cold.
 COUNTS = (8, 12, 16, 20, 24, 28, 32, 40, 48, 64)
 KAPPAS = (0.05, 0.08, 0.12, 0.17, 0.25, 0.36, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 8.0, 14.0, 20.0)
 NETWORK_HEADER = ("network for", "box", "asked", "certified", "measured", "layers", "heads", "anchors", "seconds")
@@ -347,8 +348,8 @@ def _swept(
     """Certified bounds against one argument of the fit, in both dtypes, and the errors of cold selection."""
     found = []
     for name in ("float64", "float32"):
-        options = {"dtype": DTYPES[name], **fixed}
-        fits = ((v, AnchorHead.fit(case.function, case.lo, case.hi, **options, **{knob: v}).bound) for v in at)
+        options: dict[str, Any] = {"dtype": DTYPES[name], **fixed}
+        fits = ((v, AnchorHead.fit(case.function, case.lo, case.hi, **{**options, knob: v}).bound) for v in at)
         found.append(swept(LABELS[name], name, [(v, bound) for v, bound in fits if bound is not None]))
     return [*found, swept(LABELS["cold"], "cold", cold)]
 

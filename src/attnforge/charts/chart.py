@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..errors import ArgumentError
 from .themes import ROLES
@@ -25,7 +25,17 @@ Number = float | None
 Range = tuple[float, float]
 
 
-def _floats(row: Sequence[Any]) -> tuple[Number, ...]:
+class Row(Protocol):
+    """Numbers in a row, or rows of them: a list, a tuple, a range or an array."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+def _floats(row: Row) -> tuple[Number, ...]:
     return tuple(None if v is None or not math.isfinite(v) else float(v) for v in row)
 
 
@@ -49,10 +59,10 @@ class Series:
     """
 
     name: str
-    x: Sequence[float]
-    y: Sequence[Number]
-    low: Sequence[Number] | None = None
-    high: Sequence[Number] | None = None
+    x: Row
+    y: Row
+    low: Row | None = None
+    high: Row | None = None
     style: str = "line"
     group: str | None = None
     role: str | None = None
@@ -85,7 +95,7 @@ class Heat:
     `sparse` map fades to the ground of the page where it is 0.
     """
 
-    z: Sequence[Sequence[float]]
+    z: Row
     label: str
     low: float | None = None
     high: float | None = None
@@ -138,8 +148,8 @@ class Note:
 class Fan:
     """Curves that belong together, `y[curve][place]`, coloured from one end of a ramp to the other; named or not."""
 
-    x: Sequence[float]
-    y: Sequence[Sequence[float]]
+    x: Row
+    y: Row
     names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -160,12 +170,12 @@ class Spans:
     """
 
     name: str
-    rows: Sequence[int]
-    low: Sequence[float]
-    high: Sequence[float]
+    rows: Row
+    low: Row
+    high: Row
     style: str = "bar"
     role: str = "target"
-    beyond: Sequence[int] = ()
+    beyond: Row = ()
 
     def __post_init__(self) -> None:
         _one_of("the style of spans", self.style, SPANS)
@@ -180,9 +190,9 @@ class Spans:
 class Contour:
     """Lines of equal height under a path: `z[row][column]` over x and y."""
 
-    x: Sequence[float]
-    y: Sequence[float]
-    z: Sequence[Sequence[float]]
+    x: Row
+    y: Row
+    z: Row
 
     def __post_init__(self) -> None:
         for part in ("x", "y"):
@@ -284,7 +294,7 @@ def error_range(worst: float, *bounds: float) -> Range:
 
 
 def error_panel(
-    title: str, x: str, y: str, at: Sequence[float], error: Sequence[float], levels: Sequence[Level], **options: Any
+    title: str, x: str, y: str, at: Row, error: Row, levels: Sequence[Level], **options: Any
 ) -> Panel:
     """An error below its bounds, on a logarithmic axis that leaves room for their names."""
     floor, top = error_range(float(max(error)), *(level.at for level in levels))

@@ -24,7 +24,7 @@ COLOURS = "viridis"  # even in lightness, and read alike with every kind of colo
 DASHED = ((0, (5, 2.5)), (0, (1.2, 1.8)))  # of a level, and of others beside it
 FILLED = 40  # curves of a fan: more of them would cover one another, and stay lines
 SEEN = 1e-3  # of the highest point of a fan: where a curve is lower it would only make the file larger
-BAR = 0.62  # of a row's height
+BAR = 0.62  # of a row's height: bars stand apart by half as much
 STEPS = (1, 2, 2.5, 5, 10)  # between ticks, times a power of ten: numbers that are easy to read
 KINDS = ("png", "svg", "pdf")  # of files
 Handles = dict[str, Any]
@@ -151,7 +151,8 @@ def _marks(axes: Axes, panel: Panel, appearance: dict[str, Look], theme: Theme) 
 
 
 def _series(axes: Axes, panel: Panel, series: Series, look: Look, theme: Theme) -> Any:
-    shade, x = colour(look, theme), series.x
+    shade = colour(look, theme)
+    x: Any = series.x  # a tuple, which matplotlib's types do not know from Row
     y = [math.nan if v is None else v for v in series.y]
     size = 8.0 if panel.rows else 5.2  # points; in a row of its own a marker has more room
     marker: dict[str, Any] = {"marker": MARKERS[look.marker], "ms": size, "mec": theme.surface, "mew": 0.7}
@@ -248,12 +249,13 @@ def _levels(axes: Axes, panel: Panel, theme: Theme) -> Handles:
 
 def _heat(axes: Axes, panel: Panel, heat: Heat, theme: Theme) -> None:
     shades: Any = COLOURS
+    z: Any = heat.z
     if heat.sparse:
         ramp = [theme.surface, theme.cycle[5], theme.cycle[0], theme.ink]
         shades = require("matplotlib.colors", "report").LinearSegmentedColormap.from_list("sparse", ramp)
     x, y = heat.x or (-0.5, len(heat.z[0]) - 0.5), heat.y or (len(heat.z) - 0.5, -0.5)
     image = axes.imshow(
-        heat.z, aspect="auto", cmap=shades, vmin=heat.low, vmax=heat.high, interpolation="nearest", rasterized=True,
+        z, aspect="auto", cmap=shades, vmin=heat.low, vmax=heat.high, interpolation="nearest", rasterized=True,
         extent=(*x, *y), origin="upper" if heat.y is None else "lower",
     )  # fmt: skip
     axes.grid(False)
@@ -386,10 +388,11 @@ def _legend_rows(names: list[str], width: float) -> list[list[str]]:
 
 def _legend_inside(axes: Axes, handles: Handles, where: str, room: float) -> None:
     """A legend within the axes; at their top it gets room of its own, above all curves."""
-    columns, place = 1, "best"
+    options: dict[str, Any] = {"loc": "best", "ncols": 1}
     if where == "top":
         widest = max(map(len, handles)) * LETTER + 0.5
-        columns, place = max(1, min(3, len(handles), int(room / widest))), "upper center"
+        columns = max(1, min(3, len(handles), int(room / widest)))
+        options = {"loc": "upper center", "ncols": columns}
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + (0.08 + 0.1 * -(-len(handles) // columns)) * (high - low))
-    axes.legend(handles.values(), handles.keys(), loc=place, ncols=columns, fontsize=8.5)
+    axes.legend(handles.values(), handles.keys(), fontsize=8.5, **options)

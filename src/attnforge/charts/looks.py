@@ -14,8 +14,9 @@ from .themes import GREYS, ROLES
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # matplotlib's letters, and plotly's names for the same
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")
+#: Of bounds, in the order in which they appear: lengths of lines and gaps, in widths of the line.
 DASHES = ((4.0, 2.4), (1.2, 1.8), (7.0, 2.2, 1.4, 2.2), (10.0, 3.0), (3.0, 1.5, 1.0, 1.5, 1.0, 1.5))
-BESIDE = (0, 0, 1, 3, 2)  # the markers of the roles
+BY_ROLE = (0, 0, 1, 3, 2)  # the markers of the roles
 CURVE = 48  # points: more of them are drawn as a curve, without markers
 BROKEN = ((2.6, 1.3), (1.0, 1.0), (5.0, 1.5))  # of measurements that share a colour
 MOST, MOST_LOG = 9, 24  # measured places that may all be labelled, on a linear and on a logarithmic axis
@@ -67,7 +68,7 @@ def looks(figure: Figure) -> dict[str, Look]:
         if s.role is not None:
             at = ROLES.index(s.role)
             dash = DASHES[0] if s.style == "bound" else ()
-            found.setdefault(key(s), Look(None if s.role in GREYS else at, BESIDE[at], dash))
+            found.setdefault(key(s), Look(None if s.role in GREYS else at, BY_ROLE[at], dash))
     return found
 
 

@@ -181,13 +181,11 @@ def _label(path: str) -> str:
 def bounds_figure(conversion: Conversion) -> Figure:
     """The certified relative bound of every site on one logarithmic axis, and what was asked for."""
     sites = conversion.sites[:DRAWN]
-    families: dict[str, list[tuple[float, int]]] = {name: [] for name in conversion.by_family}
-    for row, site in enumerate(sites):
-        families[site.family].append((site.relative, row))
+    families = {name: [row for row, site in enumerate(sites) if site.family == name] for name in conversion.by_family}
     series = [
-        Series(FAMILIES.get(name, f"{name} heads"), *zip(*found, strict=True), style="points")
-        for name, found in families.items()
-        if found
+        Series(FAMILIES.get(name, f"{name} heads"), [sites[row].relative for row in rows], rows, style="points")
+        for name, rows in families.items()
+        if rows
     ]
     least = min(site.relative for site in sites)
     panel = Panel(
@@ -216,9 +214,10 @@ def ranges_figure(sites: Sequence[Site]) -> Figure:
 
 
 def _ranges_panel(name: str, group: Sequence[Site]) -> Panel:
-    seen = [(i, s.low_seen, s.high_seen) for i, s in enumerate(group) if s.low_seen is not None]
+    looked_at = [(i, s.low_seen, s.high_seen) for i, s in enumerate(group)]
+    seen = [(i, low, high) for i, low, high in looked_at if low is not None and high is not None]
     ends = [(s.low, s.high) for s in group if math.isfinite(s.low) and math.isfinite(s.high)]
-    ends += [(low, high) for _, low, high in seen if low is not None and high is not None]
+    ends += [(low, high) for _, low, high in seen]
     low, high = min((e[0] for e in ends), default=-1.0), max((e[1] for e in ends), default=1.0)
     decades = low > 0
     margin = 0.1 * (high - low)
@@ -227,7 +226,8 @@ def _ranges_panel(name: str, group: Sequence[Site]) -> Panel:
         "covered", range(len(group)), [max(s.low, low) for s in group], [min(s.high, high) for s in group], "pale",
         beyond=[i for i, site in enumerate(group) if site.everywhere],
     )  # fmt: skip
-    marks = [covered, Spans("seen", *zip(*seen, strict=True))] if seen else [covered]
+    inside = Spans("seen", [i for i, _, _ in seen], [low for _, low, _ in seen], [high for _, _, high in seen])
+    marks = [covered, inside] if seen else [covered]
     return Panel(
         "", AXES.get(name, name), "", marks=marks, log_x=decades, x_range=(low, high),
         linear_x=None if decades else 1.0,  # narrow ranges stay visible beside wide ones

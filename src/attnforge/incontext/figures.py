@@ -48,7 +48,7 @@ def _attention(est: InContextEstimator) -> Panel:
     sharpest = len(lean.gather.values) // 2 - 1
     for t in kept:
         state = at.state(tensor(est._path[t], lean.dtype))
-        if est.network_.loss != "linear":
+        if not est.network_.loss.quadratic:
             tokens[..., lean.r] = lean.residuals(state, tokens)
         weights = lean.gather.weights(state, tokens)[0, sharpest, :-1].double()
         rows.append(weights / weights.mean())

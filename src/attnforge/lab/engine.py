@@ -1,12 +1,9 @@
-"""A progress bar with the time that is left, on a terminal; nothing where the output goes to a file.
+"""Runs the cells of experiments, on the cores of this machine or on a cluster, and writes a record for each.
 
-Where cells run: processes of this machine, or a dask cluster. Both through joblib, results as they come.
-
-Runs the cells of experiments, on the cores of this machine or on a cluster, and writes a record for each.
-
-joblib is the interface: its processes by default, dask.distributed by choice. Cells that have a record are not run
-again, so a run that was interrupted continues where it stopped. Each cell is seeded and keeps to a fixed number of
-threads; how many run at once, and where, does not change a number.
+joblib is the interface: its processes by default, dask.distributed by choice, results as they come. Cells that have a
+record are not run again, so a run that was interrupted continues where it stopped. Each cell is seeded and keeps to a
+fixed number of threads; how many run at once, and where, does not change a number. On a terminal a bar shows the time
+that is left.
 """
 
 from __future__ import annotations
@@ -22,17 +19,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..arguments import is_whole
 from ..errors import ArgumentError, AttnforgeError, closest
 from ..extras import require
 from . import experiment as registry
 from . import machine
 from .experiment import Cell, Experiment, Record
 from .store import Store
-
-if TYPE_CHECKING:
-    pass
 
 
 @contextmanager
@@ -264,8 +259,9 @@ def run(
     cell; without it there is a bar on a terminal.
     """
     chosen = _chosen(experiments)
-    _check(jobs, "jobs")
-    _check(threads, "threads")
+    for name, value in (("jobs", jobs), ("threads", threads)):
+        if value is not None and not is_whole(value, 1):
+            raise ArgumentError(f"{name} is a whole number >= 1, got {value!r}")
     store = Store.create(out)
     grids = [(experiment, experiment.grid(quick)) for experiment in chosen]
     todo = [(experiment, cell) for experiment, cells in grids for cell in store.todo(experiment, cells)]
@@ -313,8 +309,3 @@ def _chosen(experiments: str | Experiment | Iterable[str | Experiment]) -> tuple
     if not chosen:
         raise ArgumentError("there is nothing to run: name an experiment, or all")
     return chosen
-
-
-def _check(value: int | None, name: str) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ArgumentError(f"{name} is a whole number >= 1, got {value!r}")

@@ -1,9 +1,8 @@
-"""What an experiment is: the cells of its grid, how one is measured, how all are drawn and judged.
+"""What an experiment is: the cells of its grid, how one is measured, how all are drawn and judged; and all by name.
 
-One file for each experiment, with an `EXPERIMENT`. Measuring writes records; figures and verdicts only read them, so
-that they can be drawn again without measuring again, and nothing on the page comes from anywhere but a record.
-
-The experiments by name. Each is loaded when it is asked for, from the file that bears its name.
+One file for each experiment, with an `EXPERIMENT`, loaded when it is asked for by its name. Measuring writes records;
+figures and verdicts only read them, so that they can be drawn again without measuring again, and nothing on the page
+comes from anywhere but a record.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from ..arguments import is_whole
 from ..charts.chart import Figure, Heat, Panel, Series, Zone
 from ..errors import ArgumentError, closest
 
@@ -63,8 +63,9 @@ class Cell:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+        if not is_whole(self.seed):
             raise ArgumentError(f"a cell's seed is a whole number >= 0, got {self.seed!r}")
+        object.__setattr__(self, "seed", int(self.seed))
         object.__setattr__(self, "settings", plain(dict(self.settings)))
 
     @property

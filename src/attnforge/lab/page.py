@@ -13,7 +13,8 @@ from .experiment import FAILS, VERDICTS, Experiment, Finding, Record
 from .store import Result, results, tally
 
 TITLE = "The theory of softmax attention, measured"
-MOST_ROWS = 200  # of records shown in a table
+MOST_ROWS = 200  # of records shown in a table: a page stays a few MB, the folder has them all
+LONGEST = 40  # letters of a text that is still a cell of a table
 HEADER = ("quantity", "predicted", "measured  [95 % interval]", "verdict")
 _RELATIONS = {"equals": "", "at most": "≤ ", "at least": "≥ "}
 
@@ -137,7 +138,7 @@ def _records(page: Page, one: Result) -> None:
 
 
 def _single(value: object) -> bool:
-    return isinstance(value, bool | int | float | str) and not (isinstance(value, str) and len(value) > 40)
+    return isinstance(value, bool | int | float | str) and not (isinstance(value, str) and len(value) > LONGEST)
 
 
 def _cell(value: object) -> str | None:

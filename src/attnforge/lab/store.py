@@ -1,9 +1,8 @@
 """The folder that a run writes: OUT/EXPERIMENT/*.json, one record for each cell, and a marker that says whose it is.
 
 Files appear whole or not at all: a record is written beside its place and moved there. What cannot be read is named and
-counts as missing, so that it is measured again.
-
-What the records of a folder show: figures and verdicts of each experiment, ready to be written or put on a page.
+counts as missing, so that it is measured again. `results` reads what the records show: figures and verdicts of each
+experiment, ready to be written or put on a page.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""The published trained networks (arXiv 2504.15956, its experiments): affine maps, learned extra tokens, attention.
+"""Networks trained as published (arXiv 2504.15956, its experiments): the networks, the ramp task, the loop, the errors.
 
-Three of them: one layer for ramps, two layers for sequence maps, and one layer whose keys carry the theorem's
-coordinate, for the heat maps. Weights start where the published scripts start them: uniform in +-1/sqrt(inputs), extra
-tokens evenly spaced in [-1, 1], every token scaled by ones. `Stream` draws in the published order, so that a seed means
-the same data, the same split and the same first weights here and there.
+Three networks of affine maps, learned extra tokens and attention: one layer for ramps, two layers for sequence maps,
+and one layer whose keys carry the theorem's coordinate, for the heat maps. Weights start where the published scripts
+start them: uniform in +-1/sqrt(inputs), extra tokens evenly spaced in [-1, 1], every token scaled by ones. `Stream`
+draws in the published order, so that a seed means the same data, the same split and the same first weights here and
+there.
 
-Training as published: the ramp task, the loop, and what is measured of a trained network.
-
-The task (arXiv 2504.15956, experiments): x uniform in [-5, 5], one standard normal w_i and t_i for each of n tokens,
+The task: x uniform in [-5, 5], one standard normal w_i and t_i for each of n tokens,
 y_i = clip(w_i.x_i + t_i, a, b); 1,000 samples, 80 % for training; Adam at 1e-3, batches of 32, 50 epochs; mean squared
 error over 32 output channels, of which the first should be y and the others 0. Only the first n queries are evaluated,
 which changes no number and saves what the published code spends on the others.
@@ -194,10 +193,10 @@ class KeyedLayer(nn.Module):
         return out
 
 
-SEEDS = tuple(range(1234, 1245))
-RATE, BATCH, SHARE = 1e-3, 32, 0.8
-RADIUS = 5.0
-SAMPLES_AT_ONCE = 256
+SEEDS = tuple(range(1234, 1245))  # as published
+RATE, BATCH, SHARE = 1e-3, 32, 0.8  # as published: Adam's rate, samples of a step, samples for training
+RADIUS = 5.0  # as published: x is uniform within it
+SAMPLES_AT_ONCE = 256  # evaluated together: some MB of weights
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
-"""Fits with intervals: the slope of an error against a size on logarithmic axes, and means over seeds.
+"""Verdicts by stated rules. Each function applies one rule to numbers and writes the same rule into the finding.
 
-Verdicts by stated rules. Each function applies one rule to numbers and writes the same rule into the finding.
+The numbers come with intervals: slopes of an error against a size on logarithmic axes, and means over seeds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import ArgumentError
 from .experiment import AGREES, BETTER, FAILS, Finding
 
-CONFIDENCE = 0.95
+CONFIDENCE = 0.95  # of the intervals: the usual one, which the page names
 
 
 @dataclass(frozen=True)

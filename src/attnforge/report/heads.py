@@ -333,7 +333,7 @@ def swept(label: str, kind: str, points: Sequence[tuple[float, float]]) -> Serie
         raise ArgumentError(f"a curve's kind is one of {', '.join(SWEPT)}, got {kind!r}")
     if len(points) < 2 or not all(y > 0 for _, y in points):
         raise ArgumentError(f"the curve '{label}' needs at least two points, with positive errors")
-    return Series(label, *zip(*points, strict=True), role=SWEPT[kind])
+    return Series(label, [x for x, _ in points], [y for _, y in points], role=SWEPT[kind])
 
 
 @dataclass(frozen=True, eq=False)

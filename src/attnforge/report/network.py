@@ -31,12 +31,12 @@ POINTS = 20_000  # where errors are looked for: a second of work for a small net
 AT_ONCE = 4096  # points that are evaluated together, so that large networks keep to little memory
 SLICE = 1201  # points of a slice: one for each pixel of its panel, and more
 NAMED, ENTRIES = 9, 3  # coordinates with a slice: variables of a formula, entries of a tensor
-BINS = 60  # of the histogram of errors
+BINS = 60  # of the histogram of errors: a dozen for each power of ten
 
 # The drawing, in pixels: a box and the distance to the next, the room above all and around them.
 WIDE, TALL, BESIDE, BELOW = 184.0, 50.0, 58.0, 16.0
 TOP, EDGE = 44.0, 10.0
-MOST = 14  # boxes in a column; the rest is counted
+MOST = 14  # boxes in a column, as many as a screen holds; the rest is counted
 LETTER = 7.7  # width of a letter of the larger type, roughly
 #: Families in the order of the theme's colours; what does not depend on other tokens first.
 FAMILIES = ("anchor", "product", "gate", "square", "norm", "attention", "softmax", "mix", "max")

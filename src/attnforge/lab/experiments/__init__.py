@@ -1,1 +1,1 @@
-"""The experiments, one file for each; `registry` finds them by name."""
+"""The experiments, one file for each; `experiment.find` finds them by name."""

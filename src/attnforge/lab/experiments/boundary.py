@@ -21,16 +21,16 @@ from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, rate, threshold
 from .shared import fitted, line, pairs, where
 
-DTYPE = torch.float64
+DTYPE = torch.float64  # so that edges are seen and not rounding
 PLACES = {"middle": (-1.0, 1.0), "near the end": (-1.9, 0.1), "at the end": (-2.0, 0.0)}
 TARGETS: dict[str, tuple[str, str, Callable[[Tensor], Tensor]]] = {
     "kink": ("abs", "abs(x)", torch.abs),
     "step": ("expr:tanh(50*y)", "tanh(50*x)", lambda y: torch.tanh(50 * y)),
 }
-HEADS = 4
+HEADS = 4  # enough for seams inside and beside the ends
 NEAR = 3.0  # spacings: what lies this close to an end, a seam or a transition is edge, the rest interior
-LOOKED_AT = 12_001
-NO_SPIKE = 1.1  # edge over interior error
+LOOKED_AT = 12_001  # points: dozens between any two of the anchors
+NO_SPIKE = 1.1  # edge over interior error: a tenth is the sampling, more would be a spike
 
 
 def cells(quick: bool) -> tuple[Cell, ...]:

@@ -18,8 +18,8 @@ from ..training import Stream, held_out, ramp_data, trained_map
 from ..verdicts import bound, mean, threshold
 from .shared import built, line, pairs, task_errors, where
 
-TOKENS, ANCHORS, SEED = 30, 30, 1234
-RANGES = (0.5, 1.5, 3.0)
+TOKENS, ANCHORS, SEED = 30, 30, 1234  # as published
+RANGES = (0.5, 1.5, 3.0)  # as published
 NETWORKS = ("cold", "warm", "trained")
 SHOWN = 1  # samples whose map is kept
 ONE_HOT = 0.95  # mean largest weight from which a head is said to select

@@ -20,9 +20,10 @@ from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, growth, threshold
 from .shared import fitted, line, where
 
-SAMPLES, COLUMNS = 64, 6
+SAMPLES, COLUMNS = 64, 6  # of the regressions: small, for hundreds of steps are taken on each
 METHODS = {"linear": "linear, plain", "heavy ball": "linear, heavy ball", "logistic": "logistic, plain"}
-CONDITIONS, NOISES = (2.0, 8.0, 32.0, 128.0), (0.0, 0.1, 1.0)
+CONDITIONS = (2.0, 8.0, 32.0, 128.0)  # of the Gram matrix: from easy to where plain descent crawls
+NOISES = (0.0, 0.1, 1.0)  # standard deviations of the signal: none, some, as much as there is signal
 SAME = {"float64": 1e-11, "float32": 1e-2}  # distance from exact iterates that counts as the same, of their size
 REFERENCE = 1e-15  # of the optimum as a floating number, and of the distance to it
 

@@ -16,12 +16,11 @@ from ...charts.chart import Figure, Panel, Series
 from ...theorems import ramp
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, growth, slope, threshold
-from .shared import fitted, line, pairs, where
+from .shared import NETWORKS, fitted, line, pairs, where
 
-LENGTHS = (50, 1_000, 10_000, 100_000)
-WIDTHS = (10, 100, 1_000)
-NETWORKS = ("cold", "warm", "gate")
-A, B, ANCHORS = -25.0, 25.0, 64
+LENGTHS = (50, 1_000, 10_000, 100_000)  # tokens, from the published length to where quadratic cost would show
+WIDTHS = (10, 100, 1_000)  # channels of a token, from the published width on
+A, B, ANCHORS = -25.0, 25.0, 64  # the published range, and about the published number of anchors
 AT_ONCE = 2_000  # tokens alive at a time
 WORK, MOST = 800_000, 400  # tokens that a cell's clock should run over: short inputs are repeated, so often at most
 LONG = 1_000  # from this length on time is fitted: below, a call costs more than its tokens

@@ -31,8 +31,9 @@ from .shared import (
     where,
 )  # fmt: skip
 
-A, B, TOKENS, SHARED = -25.0, 25.0, 50, 48
-HEADS = (1, 2, 4, 8, 16)
+A, B, TOKENS = -25.0, 25.0, 50  # as published
+SHARED = 48  # anchors between all heads, besides two ends each: every H below divides it
+HEADS = (1, 2, 4, 8, 16)  # as published
 #: Means of the published scripts, mean squared error over 32 channels, 11 seeds, p = 60.
 PUBLISHED = {1: 0.129, 2: 0.053, 4: 0.031, 8: 0.020, 16: 0.015}
 WIDTH = 2  # of a head's keys in the theorem: a position and its square
@@ -42,7 +43,7 @@ TRAINED = {
     "trained, p = 50 + 10 H": "trained, p = 50 + 10 H",
 }
 BUILT = {"cold": "cold, 50 keys a head", "warm": "warm, 50 keys a head", "gate": "gate"}
-LOOKED_AT = 16_000  # scalars
+LOOKED_AT = 16_000  # scalars: several between any two of the anchors
 
 
 def cells(quick: bool) -> tuple[Cell, ...]:

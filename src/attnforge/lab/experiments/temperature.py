@@ -22,10 +22,11 @@ from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, close, threshold
 from .shared import line, pairs, where
 
-A, B = -1.0, 1.0
+A, B = -1.0, 1.0  # the ramp's ends; errors are in spacings, so that any interval would do
+#: Half a unit in the last place of 1: the relative error of one rounding.
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
 SOLVED = (0.5, 3.0)  # the kappa for which A3 is compared: below, float64 rounding is larger; above, it does not speak
-WITHIN = 0.05
+WITHIN = 0.05  # relative distance from A3's amplitude that agrees with it
 ALLOWED = 4.0  # times u p^2/8 spacings: A5 says "about"
 STAIRCASE = 0.9  # mean largest weight from which a head is said to select
 DIFFUSE = 0.25  # share of the table that the weights are spread over from which a head is said to be diffuse

@@ -21,10 +21,10 @@ from ..training import SEEDS, OneLayer, RampData, Stream, fit, held_out, ramp_da
 from ..verdicts import mean, threshold
 from .shared import CHANNELS, where
 
-A, B, ANCHORS = -25.0, 25.0, 60
+A, B, ANCHORS = -25.0, 25.0, 60  # as published
 KAPPAS = {"cold": None, "warm": BALANCED}
 NOISES = {"constructed": 0.0, "perturbed 0.1 %": 1e-3, "perturbed 1 %": 1e-2, "perturbed 10 %": 1e-1}
-NEAREST, TIMES = 0.99, 2.0
+NEAREST, TIMES = 0.99, 2.0  # keeps: this share of tokens selects its nearest anchor, and the error grows by no more
 SLACK = 0.1  # spacings: between two anchors that are about equally near either one counts as the nearest
 WORDS = {"keeps": "keeps", "leaves": "leaves", "finds": "finds", "misses": "does not find"}
 

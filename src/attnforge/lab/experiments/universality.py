@@ -34,8 +34,9 @@ OTHERS = {
     "compiled": "compiled formula",
 }
 STEPS = {2: (6, 10, 16, 26, 40), 3: (4, 6, 9, 13), 4: (3, 4, 5, 7)}  # grid values a side
+#: Sizes of the other routes: anchors an axis, ridges, wanted errors; each from cheap to all that minutes allow.
 ANCHORS, WIDTHS, TOLERANCES = (4, 6, 8, 12), (8, 16, 32), (1e-2, 1e-4, 1e-6, 1e-8, 1e-10)
-LOOKED_AT = 3_000
+LOOKED_AT = 3_000  # points of the box; grids are also looked at beside each of them, where they are worst
 
 
 def target(X: Tensor) -> Tensor:
