@@ -20,6 +20,7 @@ STYLES = ("line", "points", "bound", "broad", "area", "steps", "stems", "hollow"
 SPANS = ("bar", "pale", "rule")
 LEGENDS = ("above", "inside", "top")
 LEAST = 2.0**-52  # where an axis of errors begins to matter when all of them are 0: one rounding of float64
+TINY = 2.0**-1000  # an error below this is 0: the powers of ten beneath it would leave the floating numbers
 HEADROOM = 12.0  # times the largest error or bound: room for the bound's name above its line
 Number = float | None
 Range = tuple[float, float]
@@ -287,7 +288,8 @@ def error_range(worst: float, *bounds: float) -> Range:
     >>> error_range(1e-3, 2e-3)
     (1e-06, 0.024)
     """
-    top = max(worst, *bounds, 0.0) or LEAST
+    top = max(worst, *bounds, 0.0)
+    top = top if top > TINY else LEAST
     # An error that is a rounding beside its bound would leave no room on the axis for the bound.
     floor = 1e-3 * worst if worst > 1e-14 * top else 1e-4 * top
     return floor, HEADROOM * top

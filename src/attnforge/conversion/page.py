@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..certificates.certificate import upper_text
 from ..charts.chart import Figure, Level, Panel, Series, Spans
 from ..report.html import Page
-from .record import Conversion, Site
+
+if TYPE_CHECKING:
+    from .record import Conversion, Site
 
 DRAWN = 80  # sites in a figure, a page high; the tables hold all of them
 LONGEST_LABEL = 44  # letters beside a figure: a third of its width

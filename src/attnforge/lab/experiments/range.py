@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...charts.chart import Figure, Panel, Series
+from ...charts.chart import Figure
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..training import SEEDS, Stream, held_out, ramp_data, trained_ramp
+from ..training import SEEDS
 from ..verdicts import bound, growth
 from .shared import (
-    CHANNELS,
     NETWORKS,
+    PRECISIONS,
     beside_published,
-    built,
     fitted,
-    gate_line,
-    line,
-    line_errors,
+    measured_ramp,
     pairs,
-    places,
     published_figure,
-    task_errors,
-    values_of,
+    ramp_panels,
     where,
-)  # fmt: skip
+)
 
 ANCHORS = 60  # as published
 RANGES = (10, 20, 30, 40, 50)  # as published
@@ -36,37 +31,19 @@ LOOKED_AT = 16_000  # scalars: hundreds between any two of the anchors
 
 def cells(quick: bool) -> tuple[Cell, ...]:
     seeds = SEEDS[:2] if quick else SEEDS
-    found = grid(task=("line",), network=NETWORKS, dtype=("float64", "float32"), range=WIDE)
+    found = grid(task=("line",), network=NETWORKS, dtype=PRECISIONS, range=WIDE)
     found += grid(seeds, task=("published",), network=NETWORKS, dtype=("float32",), range=RANGES)
     some = (10, 20, 50) if quick else RANGES
     return found + grid(seeds, task=("published",), network=("trained",), dtype=("float32",), range=some)
 
 
 def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    network, half = settings["network"], settings["range"] / 2
-    if network == "trained":
-        return values_of(held_out(*trained_ramp(seed, -half, half, ANCHORS)), paper_bound=2 * half / ANCHORS)
-    if settings["task"] == "line":
-        m = built(network, -half, half, ANCHORS, settings["dtype"])
-        return values_of(line_errors(m, places(-half, half, ANCHORS, LOOKED_AT)), m)
-    data = ramp_data(Stream(seed), -half, half)
-    radius = float(data.scalars.abs().max())
-    m = built(network, -half, half, ANCHORS, settings["dtype"], channels=CHANNELS, radius=radius)
-    return values_of(task_errors(m, data), m)
+    half = settings["range"] / 2
+    return measured_ramp(settings, seed, -half, half, ANCHORS, LOOKED_AT)
 
 
 def figures(records: Sequence[Record]) -> list[Figure]:
-    panels, lines = [], where(records, task="line")
-    for dtype in ("float64", "float32"):
-        series: list[Series] = []
-        for network in ("cold", "warm"):
-            chosen = where(lines, network=network, dtype=dtype)
-            series += line(network, chosen, "range", "sup", group=network)
-            series += line(f"{network}, certified bound", chosen, "range", "bound", "bound", network)
-        series += gate_line(where(lines, dtype=dtype), "range")
-        series += line("the paper's bound", where(lines, network="cold", dtype=dtype), "range", "paper_bound", "bound")
-        if series:
-            panels.append(Panel(dtype, "range |b - a|", "largest error", series, log_x=True, log_y=True))
+    panels = ramp_panels(where(records, task="line"), "range", "range |b - a|", paper_bound="the paper's bound")
     caption = "Largest error of built ramps with 60 anchors against the range, over three decades."
     alt = "Errors of cold and warm heads grow in proportion to the range."
     made = [Figure("sup", caption, panels, alt)] if panels else []

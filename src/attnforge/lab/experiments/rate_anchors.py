@@ -9,27 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...charts.chart import Figure, Panel, Series
+from ...charts.chart import Figure
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..training import SEEDS, Stream, held_out, ramp_data, trained_ramp
+from ..training import SEEDS
 from ..verdicts import bound, rate
 from .shared import (
-    CHANNELS,
     NETWORKS,
     PRECISIONS,
     beside_published,
-    built,
     fitted,
-    gate_line,
-    line,
-    line_errors,
+    measured_ramp,
     pairs,
-    places,
     published_figure,
-    task_errors,
-    values_of,
+    ramp_panels,
     where,
-)  # fmt: skip
+)
 
 A, B = -25.0, 25.0  # as published
 #: Means of the published scripts, mean squared error over 32 channels, 11 seeds.
@@ -52,42 +46,19 @@ def cells(quick: bool) -> tuple[Cell, ...]:
 
 
 def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    network, p = settings["network"], settings["p"]
-    if network == "trained":
-        return values_of(held_out(*trained_ramp(seed, A, B, p)), paper_bound=(B - A) / p)
-    if settings["task"] == "line":
-        m = built(network, A, B, p, settings["dtype"])
-        found = line_errors(m, places(A, B, p, LOOKED_AT))
-    else:
-        data = ramp_data(Stream(seed), A, B)
-        radius = float(data.scalars.abs().max())
-        m = built(network, A, B, p, settings["dtype"], channels=CHANNELS, radius=radius)
-        found = task_errors(m, data)
-    return values_of(found, m)
+    return measured_ramp(settings, seed, A, B, settings["p"], LOOKED_AT)
 
 
 def figures(records: Sequence[Record]) -> list[Figure]:
-    lines, made = where(records, task="line"), []
-    panels = []
-    for dtype in PRECISIONS:
-        series: list[Series] = []
-        for network in ("cold", "warm"):
-            chosen = where(lines, network=network, dtype=dtype)
-            series += line(network, chosen, "p", "sup", group=network)
-            series += line(f"{network}, certified bound", chosen, "p", "bound", "bound", network)
-        series += gate_line(where(lines, dtype=dtype), "p")
-        series += line("the paper's bound", where(lines, network="cold", dtype=dtype), "p", "paper_bound", "bound")
-        series += line("rounding, cold", where(lines, network="cold", dtype=dtype), "p", "floor", "bound")
-        if series:
-            panels.append(Panel(dtype, "anchors p", "largest error", series, log_x=True, log_y=True))
-    if panels:
-        caption = (
-            "Largest error of built ramps on [-25, 25] against the number of anchors. The gate has no anchors and "
-            "errs by exactly 0 at these scalars: its bound is drawn. `rounding` is the part of the cold head's bound "
-            "that the dtype is to blame for."
-        )
-        alt = "Cold and warm errors fall as 1/p in float64; in float32 rounding stops them."
-        made.append(Figure("sup", caption, panels, alt))
+    theory = {"paper_bound": "the paper's bound", "floor": "rounding, cold"}
+    panels = ramp_panels(where(records, task="line"), "p", "anchors p", **theory)
+    caption = (
+        "Largest error of built ramps on [-25, 25] against the number of anchors. The gate has no anchors and errs by "
+        "exactly 0 at these scalars: its bound is drawn. `rounding` is the part of the cold head's bound that the "
+        "dtype is to blame for."
+    )
+    alt = "Cold and warm errors fall as 1/p in float64; in float32 rounding stops them."
+    made = [Figure("sup", caption, panels, alt)] if panels else []
     task = where(records, task="published")
     return made + published_figure(task, "p", "anchors p", {n: n for n in ("trained", *NETWORKS)}, PUBLISHED)
 

@@ -16,7 +16,7 @@ from ...charts.chart import Figure, Panel, Series
 from ...dtypes import DTYPES
 from ...theorems import Construction, ramp, ramp_heads
 from ..experiment import Finding, Record
-from ..training import SEEDS, Errors, RampData
+from ..training import SEEDS, Errors, RampData, Stream, held_out, ramp_data, trained_ramp
 from ..verdicts import Slope, equal, mean, slope
 
 CHANNELS = 32  # of the published networks; all but the first should be 0
@@ -128,6 +128,36 @@ def values_of(found: Errors, m: Construction | None = None, paper_bound: float |
     if m is None:
         return {**found.__dict__, "bound": None, "paper_bound": paper_bound, "floor": None}
     return {**found.__dict__, "bound": m.bound, "paper_bound": m.paper_bound, "floor": rounding_of(m)}
+
+
+def measured_ramp(settings: Mapping[str, Any], seed: int, a: float, b: float, p: int, looked_at: int) -> dict[str, Any]:
+    """A ramp of p anchors: trained as published, or built and measured on a line or on the published task."""
+    network, dtype = settings["network"], settings["dtype"]
+    if network == "trained":
+        return values_of(held_out(*trained_ramp(seed, a, b, p)), paper_bound=(b - a) / p)
+    if settings["task"] == "line":
+        m = built(network, a, b, p, dtype)
+        return values_of(line_errors(m, places(a, b, p, looked_at)), m)
+    data = ramp_data(Stream(seed), a, b)
+    m = built(network, a, b, p, dtype, channels=CHANNELS, radius=float(data.scalars.abs().max()))
+    return values_of(task_errors(m, data), m)
+
+
+def ramp_panels(records: Sequence[Record], x: str, label: str, **theory: str) -> list[Panel]:
+    """Largest errors of built ramps on a line with their bounds, one panel for each dtype. `theory`: more of the cold ones."""
+    panels = []
+    for dtype in PRECISIONS:
+        series: list[Series] = []
+        for network in ("cold", "warm"):
+            chosen = where(records, network=network, dtype=dtype)
+            series += line(network, chosen, x, "sup", group=network)
+            series += line(f"{network}, certified bound", chosen, x, "bound", "bound", network)
+        series += gate_line(where(records, dtype=dtype), x)
+        for value, name in theory.items():
+            series += line(name, where(records, network="cold", dtype=dtype), x, value, "bound")
+        if series:
+            panels.append(Panel(dtype, label, "largest error", series, log_x=True, log_y=True))
+    return panels
 
 
 def gate_line(records: Sequence[Record], x: str) -> list[Series]:
