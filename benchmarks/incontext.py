@@ -232,23 +232,20 @@ def _falls(name: str, model: Any, path: Any, end: Any) -> Row:
 
 def figure(rows: list[Row], path: Path) -> None:
     """The picture of docs/theory.md, from the JSON alone."""
-    from matplotlib.figure import Figure
+    from attnforge.charts.chart import Figure, Panel, Series
+    from attnforge.charts.drawing import save
 
-    colours = ("#0072B2", "#D55E00", "#009E73")
-    made = Figure(figsize=(9.2, 3.6), layout="constrained")
-    for axes, part, title in zip(
-        made.subplots(1, 2), (rows[:3], rows[3:]), ("F4b: least squares", "F4c: logistic"), strict=True
-    ):
-        for row, colour in zip(part, colours, strict=False):
-            begin, bound = row["begin"], np.array(row["bound"])
-            axes.semilogy(np.maximum(row["distance"], 1e-17), color=colour, label=row["run"].split(", ", 1)[-1])
-            axes.semilogy(begin + np.arange(len(bound)), bound, color=colour, linestyle="--")
-        axes.set_xlabel("depth (applications of the block)")
-        axes.set_ylabel("distance to the optimum")
-        axes.set_title(f"{title} (solid), certified bound (dashed)", fontsize=10)
-        axes.grid(alpha=0.25)
-        axes.legend(frameon=False)
-    made.savefig(path, metadata={"Date": None})
+    panels = []
+    for part, title in ((rows[:3], "F4b: least squares"), (rows[3:], "F4c: logistic")):
+        series = []
+        for row in part:
+            name, begin, bound = row["run"].split(", ", 1)[-1], row["begin"], row["bound"]
+            distance = np.maximum(row["distance"], 1e-17)  # below it there is only rounding
+            series.append(Series(name, range(len(distance)), distance, group=name))
+            at = range(begin, begin + len(bound))
+            series.append(Series(f"{name}, certified bound", at, bound, style="bound", group=name))
+        panels.append(Panel(title, "depth (applications of the block)", "distance to the optimum", series, log_y=True))
+    save(Figure("incontext", "Distance to the optimum against depth, with the bounds of F4b and F4c.", panels), path)
 
 
 def prompts(lengths: list[int], batch: int = 1000, d: int = 20) -> list[Row]:

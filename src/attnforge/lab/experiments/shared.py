@@ -144,7 +144,10 @@ def measured_ramp(settings: Mapping[str, Any], seed: int, a: float, b: float, p:
 
 
 def ramp_panels(records: Sequence[Record], x: str, label: str, **theory: str) -> list[Panel]:
-    """Largest errors of built ramps on a line with their bounds, one panel for each dtype. `theory`: more of the cold ones."""
+    """Largest errors of built ramps on a line with their bounds, one panel for each dtype.
+
+    `theory` are more values of the cold ones, and what they are called.
+    """
     panels = []
     for dtype in PRECISIONS:
         series: list[Series] = []
