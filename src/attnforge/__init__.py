@@ -5,7 +5,8 @@
 >>> head.certificate.kind, head.bound <= 1e-4
 ('certified', True)
 
-Names are loaded when they are first used: `import attnforge` costs little more than importing torch.
+`import attnforge` loads the error classes and nothing else, in a few milliseconds. Every other name is loaded when it
+is first used, and with it what it needs: PyTorch, about a second, for nearly all of them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .box import Box
-from .census import purity  # likewise
-from .certificates.certified import certify  # at once: the function, not the package of that name, is the attribute
-from .conversion import convert  # likewise
 from .errors import (
     ArgumentError,
     AttnforgeError,
@@ -34,29 +31,38 @@ from .errors import (
 if TYPE_CHECKING:
     from . import export, incontext, lab, theorems
     from .blackbox import approximate
+    from .box import Box
+    from .census import purity
     from .certificates.certificate import Certificate
+    from .certificates.certified import certify
     from .compiler.pipeline import compile
     from .compiler.routes import plan
+    from .conversion import convert
     from .files import check, load
     from .heads import AnchorHead, GateHead, NormHead, ProductHead, TokenHead
 
 __version__ = "0.1.0"
 
+#: Where each name lives; a package of the same name stands for itself.
 _LAZY = {
-    "approximate": ".blackbox",
-    "compile": ".compiler.pipeline",
-    "plan": ".compiler.routes",
     "AnchorHead": ".heads",
+    "Box": ".box",
+    "Certificate": ".certificates.certificate",
     "GateHead": ".heads",
     "NormHead": ".heads",
     "ProductHead": ".heads",
     "TokenHead": ".heads",
-    "Certificate": ".certificates.certificate",
+    "approximate": ".blackbox",
+    "certify": ".certificates.certified",
     "check": ".files",
+    "compile": ".compiler.pipeline",
+    "convert": ".conversion",
     "export": ".export",
-    "load": ".files",
     "incontext": ".incontext",
     "lab": ".lab",
+    "load": ".files",
+    "plan": ".compiler.routes",
+    "purity": ".census",
     "theorems": ".theorems",
 }
 
@@ -99,7 +105,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'attnforge' has no attribute '{name}'")
     found = importlib.import_module(_LAZY[name], __name__)
-    value = found if _LAZY[name] == f".{name}" else getattr(found, name)  # a package stands for itself
+    value = found if _LAZY[name] == f".{name}" else getattr(found, name)
     globals()[name] = value
     return value
 

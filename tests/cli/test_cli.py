@@ -21,9 +21,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import attnforge as af
-from attnforge.cli import app
+from attnforge.cli import COMMANDS, app
+from attnforge.cli.common import Command, console, existing, guarded, interval, number, table
 from attnforge.cli.common import box as box_from
-from attnforge.cli.common import console, guarded, interval, number, table
 from attnforge.cli.functions import EXAMPLES, domain_text
 from attnforge.functions import registry
 
@@ -58,9 +58,85 @@ def test_version_and_help() -> None:
     assert "[lo, hi]" in call("head", "--help").stdout
 
 
+MEASURED = """
+import resource, sys
+import attnforge.cli as cli
+try:
+    cli.main()
+except SystemExit as stopped:
+    code = stopped.code
+loaded = [name for name in ("torch", "numpy", "sympy") if name in sys.modules]
+sys.stderr.write(f"{code} {resource.getrusage(resource.RUSAGE_SELF).ru_utime} {loaded}")
+"""
+
+
+@pytest.mark.parametrize("args", [("--version",), ("--help",), ("-h",), ()], ids=" ".join)
+def test_the_front_page_costs_nothing(args: tuple[str, ...]) -> None:
+    seconds = []
+    while not seconds or (min(seconds) > 0.3 and len(seconds) < 5):  # a busy machine may need several tries
+        done = real(*args, code=MEASURED)
+        code, used, loaded = done.stderr.split(" ", 2)
+        assert (code, loaded) == ("0", "[]")
+        seconds.append(float(used))
+    assert min(seconds) <= 0.3
+    words = ["attnforge 0."] if args == ("--version",) else [*COMMANDS, *(entry.summary for entry in COMMANDS.values())]
+    assert [word for word in words if word not in " ".join(done.stdout.split())] == []
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "head"])
+def test_the_help_of_a_command_loads_no_torch(name: str) -> None:
+    done = real(name, "--help", code=MEASURED)
+    assert done.stdout.startswith(f"Usage: attnforge {name} ")
+    assert done.stderr.startswith("0 ") and "torch" not in done.stderr
+
+
+def test_mistakes_are_answered_before_torch_is_loaded() -> None:
+    for args in (("complie", "x"), ("compile", "x", "--epz", "1"), ("lab", "rnu"), ("check",)):
+        done = real(*args, code=MEASURED)
+        assert done.stdout == "" and done.stderr.startswith("error: ") and done.stderr.split("\n")[-1].startswith("2 ")
+        assert done.stderr.endswith("[]") and "Traceback" not in done.stderr
+
+
+def test_the_table_of_commands_and_their_functions_agree() -> None:
+    for name, entry in COMMANDS.items():
+        command = entry.load(name)
+        assert command.name == name and command.help
+        if name != "lab":
+            assert isinstance(command, Command), "it computes on one thread"
+        else:
+            assert all(isinstance(each, Command) for each in command.commands.values())
+
+
+def test_a_command_computes_on_one_thread() -> None:
+    code = (
+        "import attnforge.cli as cli, threadpoolctl\n"
+        "import attnforge.cli.functions as module\n"
+        "def shown(as_json: bool = False) -> None:\n"
+        "    import sys\n"
+        "    found = [i['num_threads'] for i in threadpoolctl.threadpool_info() if i['user_api'] == 'blas']\n"
+        "    sys.stdout.write(str(found))\n"
+        "module.functions = shown\n"
+        "cli.main()"
+    )
+    done = real("functions", code=code)
+    assert set(json.loads(done.stdout)) == {1}, done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (("complie", "x"), ["no command 'complie'", "did you mean 'compile'?"]),
+        (("-x",), ["no such option: -x"]),
+        (("compile", "x", "--epz", "1"), ["no such option: --epz", "--eps", "attnforge compile --help"]),
+        (("compile",), ["missing argument 'FORMULA...'"]),
+        (("lab", "rnu"), ["no command 'rnu'", "did you mean 'run'?", "attnforge lab --help"]),
+        (("functions", "sin"), ["unexpected extra argument"]),
+        (("explain", "nowhere.safetensors"), ["no file 'nowhere.safetensors'"]),
+        (("explain", "."), ["'.' is a folder: expected a file"]),
+        (("check", "."), ["the folder '.' holds no converted model"]),
+        (("run", "nowhere.safetensors", "-i", "points.csv"), ["no file 'nowhere.safetensors'"]),
+        (("export", "nowhere.safetensors", "--to", "onnx", "-o", "n.onnx"), ["no file 'nowhere.safetensors'"]),
+        (("theorem", "rampp"), ["no theorem 'rampp'", "did you mean 'ramp'?"]),
         (("hed", "gelu"), ["no command 'hed'", "did you mean 'head'?", "functions, theorem, demo"]),
         (("--verison",), ["no such option: --verison", "--version"]),
         (("head",), ["missing argument 'FUNCTION'", "attnforge head --help"]),
@@ -335,3 +411,12 @@ def test_tables_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out.splitlines()
     assert shown[1].startswith("a" * 150) and shown[2].startswith("[red]b[/]")
     assert shown[0].endswith("[b]size") and [line[-2:].strip() for line in shown[1:]] == ["1", "20"]
+
+
+def test_a_file_with_a_slip_of_the_pen_is_suggested(tmp_path: Path) -> None:
+    (tmp_path / "net.safetensors").write_bytes(b"")
+    assert existing(tmp_path / "net.safetensors") == tmp_path / "net.safetensors"
+    with pytest.raises(af.ArgumentError, match=r"no file '.*nett.safetensors'; did you mean 'net.safetensors'\?"):
+        existing(tmp_path / "nett.safetensors")
+    with pytest.raises(af.ArgumentError, match=r"no file 'no/such/folder/net.safetensors'$"):
+        existing(Path("no/such/folder/net.safetensors"))

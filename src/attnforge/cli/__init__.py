@@ -1,18 +1,75 @@
-"""The command line: parse, call, show. One file for each command, one place where errors become words."""
+"""The command line: parse, call, show. One place where errors become words, and a table of the commands.
+
+The module of a command is loaded when the command is asked for, and PyTorch when the command runs, so that `--version`,
+`--help` and a mistake in an option are answered at once.
+"""
 
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import Annotated
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+from typer.main import get_command
 
-from ..report.html import versions
-from . import check, compile, convert, demo, explain, export, functions, head, lab, plan, run, theorem
-from .common import Forge, TakesFormulas, say, stop
+from .common import Command, Forge, TakesFormulas, WithPlot, say, stop
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A command in the table: the module that holds it, what the help says of it, how its arguments are read."""
+
+    module: str
+    summary: str
+    kind: type[TyperCommand] = Command
+
+    def load(self, name: str) -> Any:
+        """The command itself: the function of its name, or the commands below it."""
+        found = getattr(importlib.import_module(f".{self.module}", __name__), name)
+        if isinstance(found, typer.Typer):
+            return get_command(found)
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)  # an interval such as [lo, hi] is no markup
+        alone.command(name, cls=self.kind)(found)
+        return get_command(alone)
+
+
+#: The commands, in the order in which the help lists them.
+COMMANDS = {
+    "compile": Entry("compile", "Compile a formula into a certified network.", TakesFormulas),
+    "convert": Entry("convert", "Convert a pretrained Hugging Face model to attention."),
+    "check": Entry("saved", "Recompute the certificate of a saved network or head."),
+    "run": Entry("run", "Evaluate a saved network at the points of a file."),
+    "export": Entry("export", "Write a saved network for the tools of others: PyTorch, ONNX, ..."),
+    "explain": Entry("saved", "Show layer by layer what the heads of a saved network compute."),
+    "plan": Entry("compile", "Show how large a network for a formula would be.", TakesFormulas),
+    "head": Entry("head", "Fit one head to a function and print its certificate."),
+    "functions": Entry("functions", "List the functions that formulas and heads can use."),
+    "theorem": Entry("theorem", "Build a theorem's network, or plan its size.", WithPlot),
+    "demo": Entry("demo", "Compile and fit a handful of things and write pages that show them."),
+    "lab": Entry("lab", "Measure the claims of the theory and report what holds."),
+}
+
+
+class Commands(Forge):
+    """The commands of the table, each loaded when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return COMMANDS[cmd_name].load(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
 
 app = typer.Typer(
-    cls=Forge,
+    cls=Commands,
     name="attnforge",
     help="Functions become attention-only networks, with a certificate of the largest error.",
     epilog="Exit codes: 0 fine, 1 a check failed, 2 wrong use.",
@@ -20,25 +77,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # an interval such as [lo, hi] is no markup
+    rich_markup_mode=None,
 )
-app.command("compile", cls=TakesFormulas, short_help="Compile a formula into a certified network.")(compile.compile)
-app.command("convert", short_help="Convert a pretrained Hugging Face model to attention.")(convert.convert)
-app.command("check", short_help="Recompute the certificate of a saved network or head.")(check.check)
-app.command("run", short_help="Evaluate a saved network at the points of a file.")(run.run)
-app.command("export", short_help="Write a saved network for the tools of others: PyTorch, ONNX, ...")(export.export)
-app.command("explain", short_help="Show layer by layer what the heads of a saved network compute.")(explain.explain)
-app.command("plan", cls=TakesFormulas, short_help="Show how large a network for a formula would be.")(plan.plan)
-app.command("head", short_help="Fit one head to a function and print its certificate.")(head.head)
-app.command("functions", short_help="List the functions that formulas and heads can use.")(functions.functions)
-app.command("theorem", cls=theorem.WithPlot, short_help="Build a theorem's network, or plan its size.")(theorem.theorem)
-app.add_typer(lab.app, name="lab", short_help="Measure the claims of the theory and report what holds.")
-app.command("demo", short_help="Compile and fit a handful of things and write pages that show them.")(demo.demo)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        say(f"attnforge {dict(versions())['attnforge']}")
+        try:
+            version = metadata.version("attnforge")
+        except metadata.PackageNotFoundError:
+            version = "from source"
+        say(f"attnforge {version}")
         raise typer.Exit
 
 

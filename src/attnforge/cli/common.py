@@ -1,7 +1,13 @@
-"""What every command shares: the boundary where errors become words, numbers and boxes from text, output."""
+"""What every command shares: the boundary where errors become words, numbers and boxes from text, options, output.
+
+Nothing here loads PyTorch: `attnforge --version`, `--help` and a mistake in an option are answered at once.
+"""
 
 from __future__ import annotations
 
+import importlib
+import json
+import math
 import os
 import re
 import sys
@@ -9,41 +15,58 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from threadpoolctl import threadpool_limits
 from typer.core import TyperCommand, TyperGroup
 
-from ..box import Box
 from ..errors import ArgumentError, AttnforgeError, CertificateError, PurityError, closest
 
+if TYPE_CHECKING:
+    import torch
+
+    from ..box import Box
+
+# Exit codes: a check failed, the command was used wrongly, the user interrupted it (128 + SIGINT, as shells count).
 CHECK_FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 # typer brings click along under different names in different versions; its own exceptions lead to it in all of them.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 CommandError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
-class DType(StrEnum):
-    """The dtypes a head can ship in."""
+AS_JSON = typer.Option("--json", help="Print one JSON object and nothing else.")
+FORCE = typer.Option("--force", help="Overwrite files that are there already.")
+SAVED = typer.Argument(metavar="FILE", help="A .safetensors file written by attnforge.")
+FORMULAS = typer.Argument(metavar="FORMULA...", help="Such as 'sin(x*y) + exp(-x**2)/y'; several give several outputs.")
+BOX = typer.Option("--box", metavar="NAME=LO:HI", help="The interval of one variable; once for each.")
+WIDE = 400  # columns of output that goes to no terminal: enough for any table of ours
 
-    float32 = "float32"
-    float64 = "float64"
+
+class Named(StrEnum):
+    """Names of dtypes, as options take them."""
 
     @property
     def torch(self) -> torch.dtype:
-        return {"float32": torch.float32, "float64": torch.float64}[self.value]
+        from ..dtypes import DTYPES
+
+        return DTYPES[self.value]
+
+
+class DType(Named):
+    """The dtypes that networks and heads ship in."""
+
+    float32 = "float32"
+    float64 = "float64"
 
 
 class Forge(TyperGroup):
     """The commands, and the boundary around them: a user's mistake is answered in words and an exit code."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and self.get_command(ctx, args[0]) is None:
-            known = self.list_commands(ctx)
+        known = self.list_commands(ctx)
+        if args and args[0] not in known:
             ctx.fail(f"there is no command '{args[0]}'{closest(args[0], known)}; known are {', '.join(known)}")
         return super().resolve_command(ctx, args)
 
@@ -61,7 +84,22 @@ class Forge(TyperGroup):
         return stop(code) if standalone_mode else code
 
 
-class TakesFormulas(TyperCommand):
+class Command(TyperCommand):
+    """A command that computes: what it needs is loaded when it runs, and its linear algebra keeps to one thread.
+
+    Fits solve many small systems, which gain nothing from BLAS threads and wait for each other on a busy machine.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        for library in ("numpy", "torch"):  # a limit holds for the libraries that are loaded when it is set
+            importlib.import_module(library)
+        from ..threads import one_thread
+
+        with one_thread():
+            return super().invoke(ctx)
+
+
+class TakesFormulas(Command):
     """A command whose arguments may begin with a minus sign: -m*B is a formula, not an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
@@ -72,14 +110,22 @@ class TakesFormulas(TyperCommand):
         return re.match(r"-[^-]", arg) is not None and arg not in known and not arg.endswith((".safetensors", ".html"))
 
 
-def guarded(command: Any) -> int:
-    """Runs a command; its exit code, with every error that is not ours to debug said in words.
+class WithPlot(Command):
+    """A command whose --plot may stand alone: the file is then named after the first argument."""
 
-    Fits solve many small systems, which gain nothing from BLAS threads and wait for each other on a busy machine.
-    """
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        found: list[str] = []
+        for arg, following in zip(args, [*args[1:], "--"], strict=True):
+            found.append(arg)
+            if arg == "--plot" and following.startswith("--"):
+                found.append(f"{args[0] if args[0].isidentifier() else self.name}.png")
+        return super().parse_args(ctx, found)
+
+
+def guarded(command: Any) -> int:
+    """Runs a command; its exit code, with every error that is not ours to debug said in words."""
     try:
-        with threadpool_limits(1, user_api="blas"):
-            code = command()
+        code = command()
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (CertificateError, PurityError) as error:
@@ -141,12 +187,17 @@ def _complain(text: str, code: int) -> int:
 def console(stderr: bool = False) -> Console:
     """Where to write: as wide as the terminal, and wide enough for any table where there is none."""
     found = Console(stderr=stderr, highlight=False)
-    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=400)
+    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=WIDE)
 
 
 def say(text: str = "") -> None:
     """A line, or several, as they are: no markup, no wrapping."""
     console().out(text, highlight=False)
+
+
+def say_json(found: Mapping[str, Any]) -> None:
+    """One JSON object, on one line."""
+    say(json.dumps(found, allow_nan=False))
 
 
 @contextmanager
@@ -193,7 +244,7 @@ def number(text: str) -> float:
     match = _PI.fullmatch(text.strip().lower())
     if match is None or float(match[3] or 1) == 0:
         raise typer.BadParameter(f"'{text}' is not a number; expected something like -8, 0.3, 1e-3 or 2*pi")
-    return (-1.0 if match[1] == "-" else 1.0) * float(match[2] or 1) * torch.pi / float(match[3] or 1)
+    return (-1.0 if match[1] == "-" else 1.0) * float(match[2] or 1) * math.pi / float(match[3] or 1)
 
 
 def whole(text: str) -> int:
@@ -240,7 +291,24 @@ def box(texts: Sequence[str]) -> Box:
             sides[name] = interval(ends)
         except typer.BadParameter as error:
             raise typer.BadParameter(error.message, param_hint=hint) from error
+    from ..box import Box
+
     return Box(sides)
+
+
+def formulas_of(texts: list[str]) -> str | list[str]:
+    """One formula is a number at each point, several a row."""
+    return texts[0].strip() if len(texts) == 1 else [text.strip() for text in texts]
+
+
+def existing(file: Path) -> Path:
+    """The file, or an error with the name beside it that may have been meant."""
+    if file.is_dir():
+        raise ArgumentError(f"'{file}' is a folder: expected a file")
+    if not file.is_file():
+        beside = (p.name for p in file.parent.iterdir() if p.is_file()) if file.parent.is_dir() else ()
+        raise ArgumentError(f"there is no file '{file}'{closest(file.name, beside)}")
+    return file
 
 
 def refuse_overwriting(files: Mapping[str, Path | None], force: bool) -> list[Path]:

@@ -1,32 +1,42 @@
-"""`attnforge compile`: formulas become a certified network, saved to a file and shown on a page."""
+"""`attnforge compile`: formulas become a certified network, saved and shown on a page; `attnforge plan`: how large
+networks for them would be, by every route, before one is built."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..certificates.certificate import upper_text
-from ..compiler.compiled import CompiledNetwork
-from ..compiler.pipeline import compile as build
 from ..errors import ArgumentError
 from ..extras import require
-from ..report.network import measure, network_page
-from .common import DType, box, number, refuse_overwriting, say, waiting
+from .common import (
+    AS_JSON,
+    BOX,
+    FORCE,
+    FORMULAS,
+    DType,
+    box,
+    formulas_of,
+    number,
+    refuse_overwriting,
+    say,
+    say_json,
+    waiting,
+    whole,
+)
 
-FORMULAS = typer.Argument(metavar="FORMULA...", help="Such as 'sin(x*y) + exp(-x**2)/y'; several give several outputs.")
-BOX = typer.Option("--box", metavar="NAME=LO:HI", help="The interval of one variable; once for each.")
-FORCE = typer.Option("--force", help="Overwrite files that are there already.")
+if TYPE_CHECKING:
+    from ..compiler.compiled import CompiledNetwork
+
+EPS = typer.Option(parser=number, metavar="NUMBER", help="The largest error allowed on the box.")
 
 
 def compile(
     formulas: Annotated[list[str], FORMULAS],
-    eps: Annotated[
-        float | None, typer.Option(parser=number, metavar="NUMBER", help="The largest error allowed on the box.")
-    ] = None,
+    eps: Annotated[float | None, EPS] = None,
     boxes: Annotated[list[str] | None, BOX] = None,
     rtol: Annotated[
         float, typer.Option(parser=number, metavar="NUMBER", help="Allow so much of the target's size beside --eps.")
@@ -36,7 +46,7 @@ def compile(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Save the network as .safetensors.")
     ] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page about it, as .html.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
     force: Annotated[bool, FORCE] = False,
 ) -> None:
     """Compile FORMULA into an attention-only network and print its certificate.
@@ -47,6 +57,9 @@ def compile(
     \b
     attnforge compile "sin(x*y) + exp(-x**2)/y" --box x=-1:1 --box y=0.5:2 --eps 1e-3 -o net.safetensors
     """
+    from ..compiler.pipeline import compile as build
+    from ..report.network import measure
+
     if eps is None and not rtol:
         raise ArgumentError("how large may the error be? give --eps, --rtol or both, such as --eps 1e-3")
     where = box(boxes or [])
@@ -60,10 +73,12 @@ def compile(
     if output is not None:
         net.save(output)
     if report is not None:
+        from ..report.network import network_page
+
         with waiting("writing the page"):
             network_page(net).save(report)
     if as_json:
-        say(json.dumps(description(net, seconds, written), allow_nan=False))
+        say_json(description(net, seconds, written))
         return
     found = measure(net)
     say(f"{net.size}, compiled in {seconds:.1f} s\n\n{net.certificate}")
@@ -72,13 +87,11 @@ def compile(
         say(f"wrote {path}")
 
 
-def formulas_of(texts: list[str]) -> str | list[str]:
-    """One formula is a number at each point, several a row."""
-    return texts[0].strip() if len(texts) == 1 else [text.strip() for text in texts]
-
-
 def description(net: CompiledNetwork, seconds: float, written: list[Path]) -> dict[str, Any]:
     """What --json prints."""
+    from ..certificates.certificate import upper_text
+    from ..report.network import measure
+
     certificate = net.certificate
     return {
         "target": certificate.target,
@@ -94,3 +107,29 @@ def description(net: CompiledNetwork, seconds: float, written: list[Path]) -> di
         "certificate": certificate.to_json(),
         "written": [str(path) for path in written],
     }
+
+
+def plan(
+    formulas: Annotated[list[str], FORMULAS],
+    eps: Annotated[float | None, EPS] = None,
+    boxes: Annotated[list[str] | None, BOX] = None,
+    anchors: Annotated[
+        int | None, typer.Option(parser=whole, metavar="COUNT", help="Instead of --eps: what so many anchors reach.")
+    ] = None,
+    dtype: Annotated[DType, typer.Option(help="The dtype that ships and that bounds are for.")] = DType.float32,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Show the size of every route to a network for FORMULA, without building one.
+
+    \b
+    attnforge plan "sin(x*y) + exp(-x**2)/y" --box x=-1:1 --box y=0.5:2 --eps 1e-3
+    """
+    from ..compiler.routes import plan as sizes_of
+
+    where = box(boxes or [])
+    with waiting("planning"):
+        found = sizes_of(formulas_of(formulas), where, eps, anchors=anchors, dtype=dtype.torch)
+    if as_json:
+        say_json(dataclasses.asdict(found))
+        return
+    say(str(found))

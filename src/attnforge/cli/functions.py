@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from .common import AS_JSON, say, say_json, table
 
-from ..functions import registry
-from .common import say, table
+if TYPE_CHECKING:
+    from ..functions.registry import Domain
 
 EXAMPLES = ("power(2.5)", "leaky_relu(0.2)", "elu(1.5)", "piecewise_linear([-1, 0, 1], [0, 1, 0])")
 
 
 def functions(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """List the registered functions with their domains."""
+    from ..functions import registry
+
     found = [registry.get(name) for name in registry.names()]
     if as_json:
         columns = ((f.name, domain_text(f.domain), f.knots, f.potentials) for f in found)
-        say(json.dumps({name: {"domain": d, "kinks": k, "potentials": p} for name, d, k, p in columns}))
+        say_json({name: {"domain": d, "kinks": k, "potentials": p} for name, d, k, p in columns})
         return
     rows = [
         (f.name, domain_text(f.domain), ", ".join(f"{k:g}" for k in f.knots) or "-", ", ".join(f.potentials))
@@ -31,9 +32,10 @@ def functions(
     say(f"\nand, with arguments: {', '.join(EXAMPLES)}")
 
 
-def domain_text(domain: registry.Domain) -> str:
+def domain_text(domain: Domain) -> str:
     """Where a function is defined, in words.
 
+    >>> from attnforge.functions import registry
     >>> domain_text(registry.get("log").domain), domain_text(registry.get("asin").domain)
     ('y > 0', '-1 <= y <= 1')
     """

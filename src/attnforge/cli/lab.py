@@ -7,28 +7,29 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import ArgumentError
-from ..lab import engine
-from ..lab import experiment as registry
-from ..lab.page import HEADER, TITLE, page_of, row
-from ..lab.store import Result, results, tally, write
-from .common import CHECK_FAILED, Forge, console, say, table, waiting, whole
+from .common import CHECK_FAILED, Command, Forge, console, say, table, waiting, whole
 
-PAGE = "report.html"
-SOME = 10  # problems that are named one by one
-app = typer.Typer(
+if TYPE_CHECKING:
+    from ..lab.store import Result
+
+PAGE = "report.html"  # of a folder of records, where no other name is given
+SOME = 10  # problems that are named one by one: what fits on a screen beside the rest
+lab = typer.Typer(
+    name="lab",
     cls=Forge,
+    add_completion=False,
     help="Measure the claims of the theory: constructed networks beside trained ones, with verdicts by rule.",
     invoke_without_command=True,
     rich_markup_mode=None,
 )
 
 
-@app.callback()
+@lab.callback()
 def _root(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         say(context.get_help())
@@ -41,9 +42,11 @@ class Backend(StrEnum):
     dask = "dask"
 
 
-@app.command("list", short_help="List the experiments.")
+@lab.command("list", cls=Command, short_help="List the experiments.")
 def listing() -> None:
     """List the experiments: what each is about, and how many cells its quick and its full grid have."""
+    from ..lab import experiment as registry
+
     rows = []
     for experiment in registry.select("all"):
         quick, full = (str(len(experiment.grid(q))) for q in (True, False))
@@ -51,7 +54,7 @@ def listing() -> None:
     table(("name", "label", "quick", "full", "title"), rows, right=("quick", "full"))
 
 
-@app.command("run", short_help="Run an experiment, or all of them.")
+@lab.command("run", cls=Command, short_help="Run an experiment, or all of them.")
 def run(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Experiments by name, or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Small grids: minutes instead of hours.")] = False,
@@ -74,6 +77,8 @@ def run(
     attnforge lab run all --quick
     attnforge lab run all --backend dask --scheduler tcp://10.0.0.1:8786
     """
+    from ..lab import engine
+
     try:
         with _terminated_is_interrupted():
             done = engine.run(
@@ -106,7 +111,7 @@ def _terminated_is_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@app.command("report", short_help="Write the page of a results folder.")
+@lab.command("report", cls=Command, short_help="Write the page of a results folder.")
 def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `attnforge lab run` has written.")],
     output: Annotated[
@@ -115,6 +120,8 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is no such page.")] = False,
 ) -> None:
     """Draw every figure and judge every claim again, from the records alone, and write one self-contained page."""
+    from ..lab.page import TITLE
+
     path = output or folder / PAGE
     if path.suffix.lower() != ".html":
         raise ArgumentError(f"expected a file name that ends with .html, got '{path}'")
@@ -127,6 +134,9 @@ def report(
 
 def _show(folder: Path, path: Path, names: Collection[str] = ()) -> None:
     """Figures, page and verdicts of a folder; on the terminal only those of some experiments, where any are named."""
+    from ..lab.store import results, write
+    from ..lab.page import page_of
+
     with waiting("drawing"):
         found, problems = results(folder)
         files = write(found, folder)
@@ -148,6 +158,9 @@ def _complain(problems: tuple[str, ...], done: str) -> None:
 
 
 def _verdicts(found: tuple[Result, ...]) -> None:
+    from ..lab.store import tally
+    from ..lab.page import HEADER, row
+
     rows = [(one.experiment.name, *row(finding)) for one in found for finding in one.findings]
     say()
     table(("experiment", *HEADER), rows, right=("predicted",))

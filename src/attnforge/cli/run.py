@@ -1,7 +1,4 @@
-"""Points in and numbers out: csv, npy and parquet files, and csv through pipes.
-
-`attnforge run`: a saved network evaluated at the points of a file.
-"""
+"""`attnforge run`: a saved network evaluated at the points of a csv, npy or parquet file, or of csv through a pipe."""
 
 from __future__ import annotations
 
@@ -12,24 +9,24 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import torch
 import typer
 
-from .. import files
-from ..box import Box
-from ..certificates.certified import CertifiedModule
-from ..compiler.compiled import CompiledNetwork
-from ..dtypes import Array
 from ..errors import ArgumentError, DomainError, DomainWarning, MissingExtra, closest
-from ..export.plain.transformer import PlainTransformer
-from .common import console, refuse_overwriting, say
-from .compile import FORCE
+from .common import FORCE, SAVED, console, existing, refuse_overwriting, say
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..box import Box
+    from ..certificates.certified import CertifiedModule
+    from ..dtypes import Array
 
 KINDS = (".csv", ".npy", ".parquet")
 PIPE = Path("-")
+ROWS = 1 << 16  # evaluated at once: logits of a thousand slots for all of them take 256 MB in float32
 
 
 def read_points(path: Path, names: Sequence[str] | None, size: int) -> Array:
@@ -38,8 +35,8 @@ def read_points(path: Path, names: Sequence[str] | None, size: int) -> Array:
     Columns that no variable has the name of are left out.
     """
     kind = _kind(path)
-    if path != PIPE and not path.is_file():
-        raise ArgumentError(f"there is no file '{path}'")
+    if path != PIPE:
+        existing(path)
     if kind == ".npy":
         return _read_npy(path, size)
     header, table = _read_parquet(path) if kind == ".parquet" else _read_csv(path)
@@ -140,11 +137,8 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
-ROWS = 1 << 16  # evaluated at once
-
-
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file written by attnforge.")],
+    file: Annotated[Path, SAVED],
     points: Annotated[
         Path, typer.Option("--input", "-i", metavar="FILE", help="Points: .csv, .npy or .parquet; - is a pipe of csv.")
     ],
@@ -161,8 +155,11 @@ def run(
     \b
     attnforge run net.safetensors --input points.csv -o out.csv
     """
-    if not file.is_file():
-        raise ArgumentError(f"there is no file '{file}'")
+    import torch
+
+    from .. import files
+
+    existing(file)
     if output != PIPE:
         refuse_overwriting({output.suffix.lower(): output}, force)
     net = files.load(file)
@@ -171,7 +168,8 @@ def run(
     table = read_points(points, names, sum(box.dim for box in boxes))
     _refuse_not_finite(table, names, points)
     _warn_outside(table, boxes, net.dtype)
-    result = _evaluate(net, boxes, torch.from_numpy(table).to(net.dtype))
+    with torch.no_grad():
+        result = _evaluate(net, boxes, torch.from_numpy(table).to(net.dtype))
     columns = ["output"] if result.shape[1] == 1 else [f"output{i}" for i in range(result.shape[1])]
     write_numbers(output, columns, result)
     if output != PIPE:
@@ -179,13 +177,19 @@ def run(
 
 
 def _boxes(net: CertifiedModule) -> tuple[Box, ...]:
+    """One box for each input."""
+    from ..compiler.compiled import CompiledNetwork
+    from ..export import PlainTransformer
+
     if isinstance(net, PlainTransformer):
         return net.spec.boxes
     return net.boxes if isinstance(net, CompiledNetwork) else (net.box,)
 
 
-@torch.no_grad()
 def _evaluate(net: CertifiedModule, boxes: tuple[Box, ...], table: torch.Tensor) -> Array:
+    from ..compiler.compiled import CompiledNetwork
+    from ..export import PlainTransformer
+
     outputs = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DomainWarning)  # said once already, with a count

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from torch import Tensor
-from typer.core import TyperCommand
 
-from .. import theorems
-from ..box import Box
 from ..errors import ArgumentError, closest
-from ..frontends.formula.program import capture_formula
-from ..programs.interpret import values
-from .common import DType, box, number, say, waiting, whole
+from .common import AS_JSON, DType, box, number, say, say_json, waiting, whole
+
+if TYPE_CHECKING:
+    import torch
+
+    from .. import theorems
 
 SCALAR = ("ramp", "ramp_heads", "relu", "leaky_relu", "hard_tanh", "clipped_relu")
 GRID = ("two_layer", "attention_then_softmax", "max_affine")
 NAMES = (*SCALAR, *GRID, "plan")
+POINTS = 512  # of the box, where the largest error is looked for: a fraction of a second for all but the largest grids
 
 
 class Form(StrEnum):
@@ -39,18 +37,6 @@ class Variant(StrEnum):
     cold = "cold"
     warm = "warm"
     gate = "gate"
-
-
-class WithPlot(TyperCommand):
-    """--plot may stand alone: the file is then named after the theorem."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        found: list[str] = []
-        for arg, following in zip(args, [*args[1:], "--"], strict=True):
-            found.append(arg)
-            if arg == "--plot" and following.startswith("--"):
-                found.append(f"{args[0] if args[0] in NAMES else 'theorem'}.png")
-        return super().parse_args(ctx, found)
 
 
 def vector(text: str) -> list[float]:
@@ -106,7 +92,7 @@ def theorem(
     plot: Annotated[
         Path | None, typer.Option(metavar="[FILE]", help="Draw it: .png, .svg or .pdf; NAME.png without a file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Build the network of a theorem and print its bound, beside the paper's; or plan its size.
 
@@ -115,6 +101,8 @@ def theorem(
     attnforge theorem two_layer --formula "x*y" --formula "x-y" --box x=0:1 --box y=0:1 --spacing 0.1 --lipschitz 2
     attnforge theorem plan --eps 1e-3 --a -25 --b 25
     """
+    from .. import theorems
+
     name = name.replace("-", "_")
     if name not in NAMES:
         raise ArgumentError(f"there is no theorem '{name}'{closest(name, NAMES)}; known are {', '.join(NAMES)}")
@@ -128,23 +116,24 @@ def theorem(
     if name == "plan":
         _nothing_else(given, theorems.plan, name, formula, boxes, plot)
         found = theorems.plan(dtype=dtype.torch, **given)
-        say(json.dumps(found.to_json(), allow_nan=False) if as_json else str(found))
+        say_json(found.to_json()) if as_json else say(str(found))
         return
+    build: Callable[..., theorems.Construction] = getattr(theorems, name)
     with waiting(f"building {name}"):
-        built = _scalar(name, given, dtype.torch, formula, boxes) if name in SCALAR else (
-            _on_a_box(name, given, dtype.torch, formula or [], boxes or []))  # fmt: skip
+        built = _scalar(name, build, given, dtype.torch, formula, boxes) if name in SCALAR else (
+            _on_a_box(name, build, given, dtype.torch, formula or [], boxes or []))  # fmt: skip
     written = None
     if plot is not None:
         with waiting("drawing"):
             written = built.plot(plot)
     if as_json:
-        say(json.dumps(description(name, built), allow_nan=False))
+        say_json(description(name, built))
         return
     size = built.size
     say(f"{built.theorem}, {built.form} form\n\n{built.certificate}")
     if built.paper_bound is not None:
         say(f"the paper states {built.paper_bound:.4g}, in real arithmetic")
-    say(f"largest error measured {built.measure(512).largest:.3e}")
+    say(f"largest error measured {built.measure(POINTS).largest:.3e}")
     say(f"layers {size.layers}, heads {size.heads}, anchors {size.anchors}, parameters {size.parameters}, "
         f"largest |logit| {size.logit:.3g}")  # fmt: skip
     if written is not None:
@@ -156,12 +145,14 @@ def description(name: str, built: theorems.Construction) -> dict[str, Any]:
     return {
         "name": name, "theorem": built.theorem, "form": built.form, "bound": built.bound,
         "paper_bound": built.paper_bound, "bound_terms": built.bound_terms, "size": built.size.to_json(),
-        "measured": built.measure(512).largest, "certificate": built.certificate.to_json(),
+        "measured": built.measure(POINTS).largest, "certificate": built.certificate.to_json(),
     }  # fmt: skip
 
 
 def _nothing_else(given: dict[str, Any], build: Callable[..., Any], name: str, *others: Any) -> None:
     """Options that a construction does not take are mistakes, not noise."""
+    from .. import theorems
+
     known = set(inspect.signature(build).parameters)
     if known & {"options"}:
         known |= set(inspect.signature(theorems.ramp).parameters) - {"a", "b"}
@@ -171,8 +162,11 @@ def _nothing_else(given: dict[str, Any], build: Callable[..., Any], name: str, *
         raise ArgumentError(f"'{name}' does not take {', '.join(strange)}")
 
 
-def _scalar(name: str, given: dict[str, Any], dtype: torch.dtype, *others: Any) -> theorems.Construction:
-    build: Callable[..., theorems.Construction] = getattr(theorems, name)
+def _scalar(
+    name: str, build: Callable[..., theorems.Construction], given: dict[str, Any], dtype: torch.dtype, *others: Any
+) -> theorems.Construction:
+    import torch
+
     _nothing_else(given, build, name, *others)
     given["w"] = torch.tensor(given.get("w", [1.0]), dtype=dtype)
     given.setdefault("t", 0.0)
@@ -186,9 +180,19 @@ def _scalar(name: str, given: dict[str, Any], dtype: torch.dtype, *others: Any) 
 
 
 def _on_a_box(
-    name: str, given: dict[str, Any], dtype: torch.dtype, formulas: list[str], boxes: list[str]
+    name: str,
+    build: Callable[..., theorems.Construction],
+    given: dict[str, Any],
+    dtype: torch.dtype,
+    formulas: list[str],
+    boxes: list[str],
 ) -> theorems.Construction:
-    build: Callable[..., theorems.Construction] = getattr(theorems, name)
+    import torch
+
+    from ..box import Box
+    from ..frontends.formula.program import capture_formula
+    from ..programs.interpret import values
+
     _nothing_else(given, build, name)
     if not formulas or not boxes:
         raise ArgumentError(
@@ -206,7 +210,7 @@ def _on_a_box(
     if "spacing" not in given:
         raise ArgumentError(f"'{name}' needs --spacing")
 
-    def sequences(X: Tensor) -> Tensor:
+    def sequences(X: torch.Tensor) -> torch.Tensor:
         return values(program, X[..., 0]).unsqueeze(-1)
 
     return build(sequences, Box.between(sides[:, :1], sides[:, 1:]), dtype=dtype, **given)

@@ -1,36 +1,63 @@
-"""`attnforge explain`: a saved network layer by layer, which head computes what, at what error."""
+"""What a saved file holds: `attnforge check` recomputes its certificate, `attnforge explain` takes it apart."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .. import files
-from ..certificates.certificate import upper_text
-from ..certificates.certified import CertifiedModule
-from ..compiler.compiled import CompiledNetwork
 from ..errors import ArgumentError
-from ..report.structure import Structure, Unit, structure
-from .common import say, table, waiting
+from .common import AS_JSON, SAVED, existing, say, say_json, table, waiting
+
+if TYPE_CHECKING:
+    from ..certificates.certified import CertifiedModule
+    from ..report.structure import Structure, Unit
 
 HEADER = ("computes", "by", "heads", "anchors", "on", "temperature", "its error", "in the bound", "share")
 RIGHT = ("heads", "anchors", "its error", "in the bound", "share")
 
 
+def check(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A .safetensors file written by attnforge, or a converted folder.")
+    ],
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Recompute a saved certificate, trusting nothing in the file; exit code 1 if it does not hold.
+
+    Of a converted model, those of all its sites.
+    """
+    from .. import files
+    from ..conversion.storage import is_converted
+
+    converted = file.is_dir()
+    if converted and not is_converted(file):
+        raise ArgumentError(f"the folder '{file}' holds no converted model; attnforge convert writes them")
+    with waiting(f"checking {file.name}"):
+        found = files.check(file if converted else existing(file))
+    if as_json:
+        say_json({"holds": True, "conversion" if converted else "certificate": found.to_json()})
+        return
+    held = f"the certificates of {len(found.sites)} sites hold" if converted else "the certificate holds"
+    say(f"{found}\n\n{file.name}: {held}")
+
+
 def explain(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file written by attnforge.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    file: Annotated[Path, SAVED],
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Take a saved network apart: layer by layer, which heads compute what, with which anchors, at what error.
 
     "its error" is what the heads of a row add themselves, at most; "in the bound" is what becomes of that at the
     output, at the place where the bound is largest. These numbers add up to the bound.
     """
-    if not file.is_file():
-        raise ArgumentError(f"there is no file '{file}'")
+    from .. import files
+    from ..certificates.certificate import upper_text
+    from ..compiler.compiled import CompiledNetwork
+    from ..report.structure import structure
+
+    existing(file)
     with waiting(f"reading {file.name}"):
         net = files.load(file)
         parts = structure(net) if isinstance(net, CompiledNetwork) else None
@@ -41,7 +68,7 @@ def explain(
     if as_json:
         units = [unit.to_json() for unit in parts.units]
         shown = {"target": certificate.target, "bound": certificate.bound, "layers": parts.layers, "units": units}
-        say(json.dumps({**shown, "affine": parts.affine}, allow_nan=False))
+        say_json({**shown, "affine": parts.affine})
         return
     say(f"{certificate.target}\non {certificate.box!r}, {certificate.dtype}\n{net.size}")
     for number in range(1, parts.layers + 1):
@@ -53,6 +80,8 @@ def explain(
 
 def row(unit: Unit, bound: float) -> tuple[str, ...]:
     """One line of the table."""
+    from ..certificates.certificate import upper_text
+
     by = unit.family if unit.operation in (unit.family, unit.name) else f"{unit.family}, {unit.operation}"
     share = f"{unit.share / bound:.0%}" if bound else "-"
     counts = (str(unit.heads), str(unit.anchors or "-"))
@@ -69,6 +98,6 @@ def sources(parts: Structure) -> str:
 def _explain_head(net: CertifiedModule, as_json: bool) -> None:
     """A single head has no layers: its description and certificate say all."""
     if as_json:
-        say(json.dumps({"family": net.family, "certificate": net.certificate.to_json()}, allow_nan=False))
+        say_json({"family": net.family, "certificate": net.certificate.to_json()})
         return
     say(f"one head of the family '{net.family}'\n\n{net.certificate}")
