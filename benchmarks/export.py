@@ -43,7 +43,7 @@ import attnforge as af  # noqa: E402
 from attnforge import export, theorems  # noqa: E402
 from attnforge.certificates.certificate import upper_text  # noqa: E402
 from attnforge.certificates.certified import CertifiedModule  # noqa: E402
-from attnforge.export.verify import domain  # noqa: E402
+from attnforge.export.verification import domain  # noqa: E402
 from attnforge.programs.interpret import values  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "export.json"

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from attnforge import ArgumentError, Box, CertificateError, certify
-from attnforge import census as purity
 from attnforge.blackbox import approximate
 from attnforge.blackbox.ridge import RidgeApproximation, Rows, draw_rows, fit
 from attnforge.blackbox.target import Target
+from attnforge.census import purity
 from attnforge.compiler.pipeline import compile_program
 from attnforge.files import check, load
 from attnforge.programs.program import Builder

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnforge import ArgumentError, Box, CertificateError, PrecisionError, certify
-from attnforge import census as purity
 from attnforge.blackbox import approximate
 from attnforge.blackbox.grid import Grid, GridApproximation
+from attnforge.census import purity
 from attnforge.files import check, load
 
 Points = np.ndarray

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -17,7 +19,7 @@ import attnforge as af
 from attnforge import theorems
 from attnforge.cli import app
 from attnforge.export import Lens, load_lens, to_lens, to_plain, verify
-from attnforge.export.lens import is_lens_file
+from attnforge.export.verification import is_lens_file
 
 ROOT = Path(__file__).resolve().parents[2]
 BOX = af.Box(x=(-1, 1), y=(0.5, 2))
@@ -103,6 +105,14 @@ def test_files_hold_model_and_ground_truth(lens: Lens, tmp_path: Path) -> None:
     stream = lens.plain.spec.stream
     path.write_bytes(data.replace(f'\\"stream\\": {stream}'.encode(), f'\\"stream\\": {99 - stream}'.encode()))
     with pytest.raises(af.CertificateError, match=r"channels are named|does not fit the tensors"):
+        load_lens(path)
+    path.write_bytes(data)
+    tensors = load_file(path)
+    with safe_open(str(path), framework="pt") as file:
+        metadata = file.metadata()
+    tensors["plain.readout.weight"] *= 1.5
+    save_file(tensors, path, metadata=metadata)
+    with pytest.raises(af.CertificateError, match="its weights are not those that were certified"):
         load_lens(path)
     path.write_bytes(data[:-40])
     with pytest.raises(af.CertificateError, match="does not hold a TransformerLens model"):

@@ -22,7 +22,7 @@ from attnforge.certificates.certified import CertifiedModule
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.export import run_onnx, session, to_onnx, to_plain
 from attnforge.export.onnx.graph import Graph
-from attnforge.export.verify import domain
+from attnforge.export.verification import domain
 
 FORMULA = "sin(x*y) + exp(-x**2)/y"
 BOX = af.Box(x=(-1, 1), y=(0.5, 2))

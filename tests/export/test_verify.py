@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +19,10 @@ from torch import Tensor
 import attnforge as af
 from attnforge import theorems
 from attnforge.compiler.compiled import CompiledNetwork
-from attnforge.export import Artefact, Verification, load_plain, to_plain, verify
-from attnforge.export.artefact import free_file, free_folder
+from attnforge.export import Artefact, Verification, fresh, load_plain, to_plain, verify
 from attnforge.export.fresh import receive, send
-from attnforge.export.verify import _compared, _Other, _Pair, domain
+from attnforge.export.verification import _compared, _Other, _Pair, domain
+from attnforge.export.writing import free_file, free_folder
 
 BOX = af.Box(x=(-1, 1), y=(0.5, 2))
 
@@ -139,6 +142,20 @@ def test_messages_survive_the_pipe(lists: list[list[float]], words: str) -> None
     if not arrays:
         assert found[1] == ("-" + words.replace("\n", " ")).strip()[1:]
     assert receive(io.BytesIO()) is None
+
+
+def test_the_fresh_process_needs_neither_torch_nor_attnforge_for_onnx() -> None:
+    code = (
+        "import runpy, sys\n"
+        "found = runpy.run_path(sys.argv[1])\n"
+        "sys.stdout.write(f\"{found['KINDS']} {[m for m in ('torch', 'attnforge') if m in sys.modules]}\")"
+    )
+    command = [sys.executable, "-P", "-c", code, fresh.__file__]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == "('plain', 'lens', 'hf', 'onnx') []"
+    for module, load, method in fresh.LOADERS.values():
+        loader = getattr(importlib.import_module(f"attnforge.export.{module}"), load)
+        assert callable(loader) and (method == "__call__" or method.isidentifier())
 
 
 def test_mistakes(net: CompiledNetwork, tmp_path: Path) -> None:

@@ -44,8 +44,7 @@ def export(
     """
     from .. import files
     from ..certificates.certified import CertifiedModule
-    from ..export.artefact import free_folder
-    from ..export.steps import steps
+    from ..export.writing import free_folder, steps
 
     if to not in TARGETS:
         raise ArgumentError(f"--to '{to}' is unknown{closest(to, TARGETS)}; known are {', '.join(TARGETS)}")
@@ -73,7 +72,7 @@ def export(
 
 def _written(net: CertifiedModule, to: str, output: Path, verify: bool) -> Artefact:
     from ..export import Artefact, PlainTransformer, to_hf, to_lens, to_onnx, to_plain
-    from ..export.artefact import free_file
+    from ..export.writing import free_file
 
     if to == "onnx":
         return to_onnx(net, output, verify=verify, force=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from .artefact import Artefact
 from .hf.folder import load_hf, to_hf
 from .lens import Lens, load_lens, to_lens
 from .onnx.file import run_onnx, session, to_onnx
 from .plain.build import to_plain
 from .plain.spec import PlainHead, PlainSize, PlainSpec
 from .plain.transformer import PlainTransformer, load_plain
-from .verify import Verification, verify
+from .verification import Artefact, Verification, verify
 
 __all__ = [
     "Artefact",

@@ -1,12 +1,14 @@
 """The other side of `verify`: a fresh process that loads one artefact and evaluates it at the points it is sent.
 
-`python fresh.py KIND PATH` reads requests from its standard input: a line with the size of each array, then the arrays
-in NumPy's format. It answers each in the same way, or with a minus sign and words. An ONNX file is run without PyTorch
-and without attnforge, as its users would run it; this module therefore imports neither at its top.
+`python -P fresh.py KIND PATH` reads requests from its standard input: a line with the size of each array, then the
+arrays in NumPy's format. It answers each in the same way, or with a minus sign and words. An ONNX file is run without
+PyTorch and without attnforge, as its users would run it; this module therefore imports neither at its top, and finds
+what loads the other kinds by name.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
@@ -15,14 +17,21 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from ..dtypes import Array
-
 if TYPE_CHECKING:
     import onnxruntime
 
-Run = Callable[..., Array]
-MOST = 4096  # points evaluated at once
-ENTRIES = 1 << 24  # and entries of attention patterns
+    from ..dtypes import Array
+
+Run = Callable[..., "Array"]
+MOST = 4096  # points evaluated at once: what `verify` asks for in one piece
+MOST_ONNX = 512  # and by ONNX Runtime, which holds every intermediate result of a graph that it may not rewrite
+#: What loads each kind of artefact (a module of attnforge.export and a function), and its method that takes tensors.
+LOADERS = {
+    "plain": ("plain.transformer", "load_plain", "core"),
+    "lens": ("lens", "load_lens", "__call__"),
+    "hf": ("hf.folder", "load_hf", "run"),
+}
+KINDS = (*LOADERS, "onnx")
 
 
 def send(stream: BinaryIO, arrays: Sequence[Array], words: str = "") -> None:
@@ -62,29 +71,15 @@ def open_session(path: str, threads: int | None = None) -> onnxruntime.Inference
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def _onnx(path: str) -> tuple[Run, int]:
-    opened = open_session(path, threads=1)
-    names = [entry.name for entry in opened.get_inputs()]
-    return lambda *inputs: opened.run(None, dict(zip(names, inputs, strict=True)))[0], 512
-
-
-def _plain(path: str) -> tuple[Run, int]:
-    from .plain.transformer import load_plain
-
-    return _numbers(load_plain(path).core), MOST
-
-
-def _lens(path: str) -> tuple[Run, int]:
-    from .lens import load_lens
-
-    found = load_lens(path)
-    return _numbers(found), max(1, min(MOST, ENTRIES // (found.cfg.n_heads * found.cfg.n_ctx**2)))
-
-
-def _hf(path: str) -> tuple[Run, int]:
-    from .hf.folder import load_hf
-
-    return _numbers(load_hf(path).run), MOST
+def opened(kind: str, path: str) -> tuple[Run, int]:
+    """The artefact as a function of arrays, and how many points it takes at once."""
+    if kind == "onnx":
+        session = open_session(path, threads=1)
+        names = [entry.name for entry in session.get_inputs()]
+        return lambda *inputs: session.run(None, dict(zip(names, inputs, strict=True)))[0], MOST_ONNX
+    module, load, method = LOADERS[kind]
+    found = getattr(importlib.import_module(f"attnforge.export.{module}"), load)(path)
+    return _numbers(getattr(found, method)), getattr(found, "most", MOST)
 
 
 def _numbers(run: Callable[..., Any]) -> Run:
@@ -98,16 +93,12 @@ def _numbers(run: Callable[..., Any]) -> Run:
     return on_arrays
 
 
-#: What loads each kind: the artefact as a function of arrays, and how many points it takes at once.
-LOADERS: dict[str, Callable[[str], tuple[Run, int]]] = {"plain": _plain, "lens": _lens, "onnx": _onnx, "hf": _hf}
-
-
 def main(kind: str, path: str) -> None:
     """Load, then answer until the requests end."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get between the answers
     try:
-        run, most = LOADERS[kind](path)
+        run, most = opened(kind, path)
         send(answers, [np.array(most)])
         while (request := receive(sys.stdin.buffer)) is not None:
             send(answers, [run(*request[0])])

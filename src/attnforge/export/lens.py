@@ -17,24 +17,24 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from ..certificates.certificate import Certificate
+from ..certificates.certificate import Certificate, weights_hash
 from ..certificates.certified import CertifiedModule
-from ..certificates.storage import MAX_HEADER
 from ..errors import ArgumentError, CertificateError, MissingExtra
 from ..extras import require
+from .fresh import MOST
 from .plain.build import to_plain
 from .plain.spec import PlainHead, PlainSpec
 from .plain.transformer import PlainTransformer
-from .steps import quiet, steps
+from .verification import LENS_HEADER, Verification, is_lens_file
+from .verification import verify as compare
+from .writing import quiet, steps
 
 if TYPE_CHECKING:
     from transformer_lens import ActivationCache, HookedTransformer
 
-    from .verify import Verification
-
-HEADER = "attnforge_lens"
-FORMAT = 1
+FORMAT = 1  # of the file; another one is refused
 NEEDED = "transformer-lens>=3.9,<4"
+ENTRIES = 1 << 24  # of attention patterns at once, which TransformerLens keeps: 128 MB in float64
 
 
 class Lens:
@@ -92,6 +92,11 @@ class Lens:
         run = cast(Any, self.model.run_with_hooks)
         return self.readout(run(self.residual(*inputs), fwd_hooks=fwd_hooks, **self._through(), **options))
 
+    @property
+    def most(self) -> int:
+        """How many points are evaluated at once when the lens is compared with its network."""
+        return max(1, min(MOST, ENTRIES // (self.cfg.n_heads * self.cfg.n_ctx**2)))
+
     def _through(self) -> dict[str, int]:
         return {"start_at_layer": 0, "stop_at_layer": self.model.cfg.n_layers}
 
@@ -105,7 +110,7 @@ class Lens:
         tensors = {f"plain.{name}": t.detach().cpu().contiguous() for name, t in self.plain.state_dict().items()}
         # Clones: TransformerLens ties some tensors together, which a safetensors file cannot say.
         tensors |= {f"lens.{name}": t.detach().cpu().clone() for name, t in _own_tensors(self.model).items()}
-        Path(path).write_bytes(to_bytes(tensors, metadata={HEADER: json.dumps(header, sort_keys=True)}))
+        Path(path).write_bytes(to_bytes(tensors, metadata={LENS_HEADER: json.dumps(header, sort_keys=True)}))
 
 
 def to_lens(net: CertifiedModule, *, tokens: int | None = None, verify: bool = True) -> Lens:
@@ -121,8 +126,6 @@ def to_lens(net: CertifiedModule, *, tokens: int | None = None, verify: bool = T
         plain = net if isinstance(net, PlainTransformer) else to_plain(net, tokens)
         lens = Lens(plain, _filled(hooked, plain))
         if verify:
-            from .verify import verify as compare
-
             lens.verification = compare(lens, net)
     return lens
 
@@ -135,13 +138,16 @@ def load_lens(path: str | Path) -> Lens:
         raise CertificateError(f"{source.name} does not hold a TransformerLens model written by attnforge")
     try:
         with safe_open(str(source), framework="pt") as file:
-            header = json.loads(file.metadata()[HEADER])
+            header = json.loads(file.metadata()[LENS_HEADER])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if header["format"] != FORMAT:
             raise CertificateError(f"{source.name}: expected format {FORMAT}; upgrade attnforge, or write it again")
         _refuse_other_sizes(source, PlainSpec.from_json(header["plain"]), tensors)
         plain = PlainTransformer.rebuild(header["plain"], _part(tensors, "plain."))
-        plain.attach(Certificate.from_json(header["certificate"]))
+        certificate = Certificate.from_json(header["certificate"])
+        if weights_hash(plain) != certificate.weights:
+            raise CertificateError(f"{source.name}: its weights are not those that were certified: it was changed")
+        plain.attach(certificate)
         model = _filled(hooked, plain)
         unknown = set(_part(tensors, "lens.")) ^ set(_own_tensors(model))
         if unknown:
@@ -160,16 +166,6 @@ def _refuse_other_sizes(source: Path, spec: PlainSpec, tensors: dict[str, Tensor
     found = (*tensors["plain.positions"].shape, blocks)
     if found != (spec.registers + spec.tokens, spec.stream, len(spec.heads)):
         raise CertificateError(f"{source.name}: the description does not fit the tensors, {found} in the file")
-
-
-def is_lens_file(path: Path) -> bool:
-    """Whether a safetensors file has the header that `Lens.save` writes."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            text = (file.metadata() or {}).get(HEADER, "")
-    except (SafetensorError, OSError, ValueError):
-        return False
-    return 0 < len(text) <= MAX_HEADER
 
 
 def _hooked_transformer() -> type[HookedTransformer]:

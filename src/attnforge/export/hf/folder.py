@@ -1,7 +1,5 @@
-"""The README.md of an exported folder: what the network computes, where, how well, how large, how to load it.
-
-Networks as Hugging Face folders: config.json, model.safetensors and a model card.
-"""
+"""Networks as Hugging Face folders: config.json, model.safetensors and a model card, README.md, which says what the
+network computes, where, how well, how large it is and how to load it."""
 
 from __future__ import annotations
 
@@ -20,22 +18,24 @@ from ...certificates.storage import MAX_HEADER
 from ...charts.chart import Figure, Level, Panel, Series, error_panel
 from ...charts.drawing import save
 from ...compiler.compiled import CompiledNetwork
+from ...dtypes import dtype_name
 from ...errors import CertificateError, MissingExtra
 from ...extras import require
 from ...programs.interpret import values
 from ...theorems.result import Construction
-from ..artefact import Artefact, free_folder
 from ..plain.build import to_plain
 from ..plain.transformer import PlainTransformer
-from ..steps import quiet, steps
-from ..verify import domain
+from ..verification import Artefact, Verification, domain
+from ..writing import free_folder, quiet, steps
 
 if TYPE_CHECKING:
-    from ..verify import Verification
+    from .model import AttnforgeModel
 
 FIGURE = "error.png"
-POINTS = 801  # along the diagonal
-SHOWN = 12  # variables, sites and heads listed before the rest is counted
+POINTS = 801  # along the diagonal: more than the figure has pixels in one of its panels
+SHOWN = 12  # variables, sites and heads listed before the rest is counted: a screen of a card
+TITLE = 60  # characters of a target in a card's title
+MAX_WEIGHTS = 4 << 30  # bytes that we are willing to read
 
 
 def card(
@@ -88,7 +88,7 @@ def draw(net: CertifiedModule, path: Path) -> str | None:
 
 
 def _title(target: str) -> str:
-    return target if len(target) <= 60 else f"{target[:57]}..."
+    return target if len(target) <= TITLE else f"{target[: TITLE - 3]}..."
 
 
 def _cell(text: str) -> str:
@@ -156,13 +156,6 @@ def _picture(net: CertifiedModule) -> Figure | None:
         error_panel("error", where_to, "|network - target|", at, error, levels),
     )
     return Figure("card", "Output beside target, and the error below its bound.", panels)
-
-
-if TYPE_CHECKING:
-    from ..verify import Verification
-    from .model import AttnforgeModel
-
-MAX_WEIGHTS = 4 << 30  # bytes that we are willing to read
 
 
 def to_hf(
@@ -251,7 +244,7 @@ def _write_card(net: CertifiedModule, plain: PlainTransformer, target: Path, fou
         "width of the residual stream": size.channels,
         "attention": "causal" if plain.causal else "bidirectional",
         "parameters": f"{size.parameters:,}",
-        "dtype": str(plain.dtype).removeprefix("torch."),
+        "dtype": dtype_name(plain.dtype),
         "largest |logit|": f"{size.largest_logit:.3g}",
         "largest |activation|": f"{size.largest_activation:.3g}",
     }
@@ -263,8 +256,7 @@ def _write_card(net: CertifiedModule, plain: PlainTransformer, target: Path, fou
 def _loading(plain: PlainTransformer, folder: str) -> str:
     """How the card says that the folder is used."""
     boxes = plain.spec.boxes
-    lines = ["import torch", "from attnforge.export.hf_model import AttnforgeModel", ""]
-    lines.append(f'model = AttnforgeModel.from_pretrained("{folder}")')
+    lines = ["import torch", "from attnforge.export import load_hf", "", f'model = load_hf("{folder}")']
     names = ["x"] if len(boxes) == 1 else [f"x{i}" for i in range(len(boxes))]
     for name, box in zip(names, boxes, strict=True):
         shape = box.shape if plain.spec.fixed else (plain.tokens, *box.shape)

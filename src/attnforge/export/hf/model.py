@@ -14,7 +14,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-from ...certificates.certificate import Certificate
+from ...certificates.certificate import Certificate, weights_hash
+from ...dtypes import DTYPES, shipped
+from ...errors import CertificateError
 from ..plain.spec import PlainSpec
 from ..plain.transformer import PlainTransformer
 
@@ -70,9 +72,18 @@ class AttnforgeModel(PreTrainedModel):  # type: ignore[misc]
     @property
     def certificate(self) -> Certificate:
         """The certificate of these weights; raises `CertificateError` if they have changed since it was made."""
-        if self.plain._certificate is None and self.config.certificate is not None:
-            self.plain._certificate = Certificate.from_json(self.config.certificate)
-        return self.plain.certificate
+        try:
+            return self.plain.certificate
+        except CertificateError:  # none yet: the weights were filled in from a file, and config.json states one
+            if self.config.certificate is None:
+                raise
+            stated = Certificate.from_json(self.config.certificate)
+            if stated.weights != weights_hash(self.plain):
+                raise CertificateError(
+                    "the certificate is stale: config.json states it for other weights; af.certify(model.plain) "
+                    "computes a new one"
+                ) from None
+            return self.plain.attach(stated)
 
     def _init_weights(self, module: torch.nn.Module) -> None:
         """Nothing: every weight comes from the file."""
@@ -81,8 +92,7 @@ class AttnforgeModel(PreTrainedModel):  # type: ignore[misc]
 def _empty(config: AttnforgeConfig) -> PlainTransformer:
     """A plain transformer of the described shape, its weights still to be filled in."""
     network = config.network or {}
-    dtype = {"float32": torch.float32, "float64": torch.float64}[network["dtype"]]
-    built = PlainTransformer(PlainSpec.from_json(network), dtype)
+    built = PlainTransformer(PlainSpec.from_json(network), shipped(DTYPES[network["dtype"]]))
     built.strict = bool(network["strict"])
     return built
 

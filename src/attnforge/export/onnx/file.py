@@ -1,6 +1,6 @@
 """Networks as ONNX files, and how to run those without losing accuracy.
 
-Compiled networks, plain transformers and layers of heads are written node by node (`onnx_graph`), with the operator
+Compiled networks, plain transformers and layers of heads are written node by node (`graph`), with the operator
 `Attention` of opset 23; everything else goes through `torch.onnx`. What is written is the core: attention and affine
 maps. The checks of the input stay behind: an ONNX file neither warns about nor refuses points outside the box.
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ...box import Box
-from ...census.graph import _quiet_evaluation as quiet_evaluation
+from ...census.graph import quiet_evaluation
 from ...certificates.certified import CertifiedModule
 from ...compiler.compiled import CompiledNetwork
 from ...errors import ArgumentError
@@ -29,11 +29,10 @@ from ...network import AttentionLayer
 from ...theorems.partition import MaxAffine
 from ...theorems.ramps import Ramp
 from ...theorems.result import Construction
-from ..artefact import Artefact, free_file, network_of
 from ..fresh import open_session
 from ..plain.transformer import PlainTransformer
-from ..steps import steps
-from ..verify import domain
+from ..verification import Artefact, domain
+from ..writing import free_file, network_of, steps
 from .graph import FLOATS, OPSET, Graph, layer, network, transformer
 
 if TYPE_CHECKING:

@@ -1,6 +1,4 @@
-"""Where a network is evaluated when it is compared with an artefact: its inputs, as flat points between two corners.
-
-`verify`: an artefact, loaded by a fresh process, against the network it came from.
+"""`Artefact`, what an export wrote, and `verify`: an artefact, loaded by a fresh process, against its network.
 
 The two are compared at random points, at corners, and at points that a local search finds by climbing the difference.
 This is a measurement, not a proof: it finds a wrong weight, a wrong order of inputs, a mask upside down, a kernel that
@@ -10,6 +8,7 @@ computes in less than the stated precision.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import os
 import subprocess
@@ -23,21 +22,35 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..box import Box
 from ..certificates.certified import CertifiedModule
+from ..certificates.storage import MAX_HEADER
 from ..compiler.compiled import CompiledNetwork
+from ..dtypes import dtype_name
 from ..errors import ArgumentError, CertificateError, closest
 from ..heads.norm.head import NormHead
 from ..theorems.result import Construction
 from . import fresh
-from .artefact import Artefact, network_of
-from .fresh import LOADERS, receive, send
+from .fresh import KINDS, receive, send
 from .plain.transformer import PlainTransformer
-from .steps import steps
+from .writing import network_of, steps
 
-TOKENS = 2  # of a sequence, where any number will do
+Run = Callable[..., Tensor]
+TOKENS = 2  # of a sequence, where any number will do: the smallest at which tokens can look at each other
+#: How far two evaluations of one network may differ, as a part of its largest output (at least 1): about a hundred
+#: roundings in float32; in float64, where kernels are less alike, far above rounding and far below any wrong weight.
+CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10}
+POINTS, LEAST = 4096, 64  # random points, if nobody says how many: as many as `SECONDS` allow, but so many at least
+SECONDS = 3.0  # spent on random points: an export is waited for
+CORNERS = 256  # of the box, at most: all of them up to eight variables
+STARTS = 32  # how many points the climb goes on from: the worst ones often lie in one place
+RADII = (0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)  # of a climb's moves, in sides of the box, down to rounding
+PATIENCE = 30  # seconds that a process may take to end once nothing is asked of it
+ROUNDINGS = 8  # times the network's own rounding that another order of adding may be away, in float32
+LENS_HEADER = "attnforge_lens"  # the key in a safetensors file that tells a lens from a network
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,15 +119,6 @@ def _boxes(net: CertifiedModule, shapes: Sequence[tuple[int, ...]]) -> list[Box]
     return [box]
 
 
-Run = Callable[..., Tensor]
-#: How far two evaluations of one network may differ, as a part of its largest output (at least 1).
-CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10}
-POINTS, LEAST = 4096, 64  # random points, if nobody says how many: as many as `SECONDS` allow
-SECONDS = 3.0
-STARTS = 32  # how many points the climb goes on from
-RADII = (0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)  # of the box's sides
-
-
 class InMemory(Protocol):
     """What is compared through a file of its own: a plain network, a lens."""
 
@@ -150,6 +154,28 @@ class Verification:
             f"{self.kind} {word} the network: largest difference {self.largest:.3e} (allowed {self.bound:.3e}) at "
             f"{self.points:,} random, corner and adversarial points, {self.dtype}"
         )
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """What an export wrote: its kind ("onnx", "hf", "plain", "lens"), where, and how it compared with the network.
+
+    It can be used wherever a path is expected.
+    """
+
+    kind: str
+    path: Path
+    verification: Verification | None = None
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def verified(self, net: CertifiedModule, wanted: bool = True) -> Artefact:
+        """The same with its verification, which raises if the artefact does something else than the network."""
+        return dataclasses.replace(self, verification=verify(self, net)) if wanted else self
 
 
 def verify(
@@ -195,7 +221,7 @@ def _compared(pair: _Pair, count: int | None, bound: float | None, seed: int) ->
     values = pair.differences(first)
     speed = LEAST / max(time.perf_counter() - begin, 1e-9)
     count = max(LEAST, min(POINTS, int(SECONDS * speed))) if count is None else count
-    start = torch.cat([where.sample(count, seed + 1), where.corners(min(256, count))])
+    start = torch.cat([where.sample(count, seed + 1), where.corners(min(CORNERS, count))])
     worst = _Worst.of(torch.cat([first, start]), torch.cat([values, pair.differences(start)]))
     moves = max(1, count // (len(RADII) * STARTS))
     for radius in RADII:
@@ -204,7 +230,7 @@ def _compared(pair: _Pair, count: int | None, bound: float | None, seed: int) ->
     allowed = _allowed(pair, torch.cat([first, worst.points])) if bound is None else bound
     record = Verification(
         pair.kind, float(worst.values[0]), tuple(worst.points[0].double().tolist()), pair.seen, allowed, pair.scale,
-        str(net.dtype).removeprefix("torch."),
+        dtype_name(net.dtype),
     )  # fmt: skip
     if not record.passed:
         shown = ", ".join(f"{v:.9g}" for v in record.at[:8]) + (", ..." if len(record.at) > 8 else "")
@@ -279,7 +305,7 @@ def _allowed(pair: _Pair, points: Tensor) -> float:
         wide = copy.deepcopy(net).double()
         with torch.no_grad():
             rounding = (net.core(*inputs) - wide.core(*(x.double() for x in inputs))).abs().max()
-        return max(close, 8 * float(rounding))
+        return max(close, ROUNDINGS * float(rounding))
     certificate = net.certificate
     return max(close, 2 * certificate.by_source()["rounding"] * (pair.scale if certificate.relative else 1.0))
 
@@ -290,8 +316,8 @@ def _allowed(pair: _Pair, points: Tensor) -> float:
 @contextmanager
 def _on_disk(artefact: Artefact | InMemory | str | Path, kind: str | None) -> Iterator[tuple[str, Path]]:
     """The kind of an artefact and where it lies; what lives in memory is written to a file that goes away again."""
-    if kind is not None and kind not in LOADERS:
-        raise ArgumentError(f"unknown kind '{kind}'{closest(kind, LOADERS)}; known are {', '.join(LOADERS)}")
+    if kind is not None and kind not in KINDS:
+        raise ArgumentError(f"unknown kind '{kind}'{closest(kind, KINDS)}; known are {', '.join(KINDS)}")
     if isinstance(artefact, Artefact):
         yield artefact.kind, artefact.path
     elif isinstance(artefact, str | Path):
@@ -316,10 +342,18 @@ def _kind_of(path: Path) -> str:
     if path.suffix.lower() == ".onnx":
         return "onnx"
     if path.suffix.lower() == ".safetensors":
-        from .lens import is_lens_file
-
         return "lens" if is_lens_file(path) else "plain"
     raise ArgumentError(f"cannot tell what '{path}' is: expected .onnx, .safetensors or a folder; say it with kind=...")
+
+
+def is_lens_file(path: Path) -> bool:
+    """Whether a safetensors file has the header that `Lens.save` writes."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            text = (file.metadata() or {}).get(LENS_HEADER, "")
+    except (SafetensorError, OSError, ValueError):
+        return False
+    return 0 < len(text) <= MAX_HEADER
 
 
 @dataclass(frozen=True)
@@ -336,7 +370,7 @@ def _process(kind: str, path: Path) -> Iterator[_Other]:
     root = str(Path(__file__).resolve().parents[2])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
     env.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
-    # -P: this folder holds an onnx.py, which must not hide the package of that name
+    # -P: this folder holds one called onnx, which must not hide the package of that name
     command = [sys.executable, "-P", "-W", "ignore", fresh.__file__, kind, str(path.resolve())]
     with tempfile.TemporaryFile() as words, subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, env=env
@@ -366,6 +400,6 @@ def _process(kind: str, path: Path) -> Iterator[_Other]:
             child.stdin.close()
             child.stdout.close()
             try:
-                child.wait(timeout=30)
+                child.wait(timeout=PATIENCE)
             except subprocess.TimeoutExpired:
                 child.kill()

@@ -1,44 +1,17 @@
-"""`Artefact`: a file or folder that an export wrote, and what its verification found."""
+"""What every export shares: paths that may be written, what is shown while it works, silence around other packages."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
-from dataclasses import dataclass
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..certificates.certified import CertifiedModule
 from ..errors import ArgumentError
-
-if TYPE_CHECKING:
-    from .verify import Verification
-
-
-@dataclass(frozen=True)
-class Artefact:
-    """What an export wrote: its kind ("onnx", "hf", "plain", "lens"), where, and how it compared with the network.
-
-    It can be used wherever a path is expected.
-    """
-
-    kind: str
-    path: Path
-    verification: Verification | None = None
-
-    def __fspath__(self) -> str:
-        return os.fspath(self.path)
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def verified(self, net: CertifiedModule, wanted: bool = True) -> Artefact:
-        """The same with its verification, which raises if the artefact does something else than the network."""
-        if not wanted:
-            return self
-        from .verify import verify
-
-        return dataclasses.replace(self, verification=verify(self, net))
+from ..progress import stages
 
 
 def network_of(net: object) -> CertifiedModule:
@@ -80,3 +53,41 @@ def _refuse(target: Path, force: bool) -> None:
         raise ArgumentError(f"'{target}' is there already; force=True (on the command line --force) overwrites it")
     if not target.parent.is_dir():
         raise ArgumentError(f"cannot write '{target}': the folder '{target.parent}' does not exist")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings and log lines of other packages, which are not about the network at hand."""
+    level = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(level)
+
+
+_outer: ContextVar[Callable[[str], None] | None] = ContextVar("outer", default=None)
+
+
+@contextmanager
+def steps() -> Iterator[Callable[[str], None]]:
+    """A function to call with the name of each step, shown on a terminal when it takes long.
+
+    An export inside another shares its line.
+
+    >>> with steps() as step, steps() as inner:
+    ...     inner is step
+    True
+    """
+    shown = _outer.get()
+    if shown is not None:
+        yield shown
+        return
+    with stages(None, "exporting") as stage:
+        token = _outer.set(stage)
+        try:
+            yield stage
+        finally:
+            _outer.reset(token)
