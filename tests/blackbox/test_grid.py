@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +174,56 @@ def test_converted_to_another_dtype() -> None:
     net = approximate(lambda x: x[:, 0].abs(), Box.cube(-1, 1, shape=1), eps=0.1, lipschitz=1.0, dtype=torch.float64)
     before = net.bound or 0.0
     assert certify(net.to(torch.float32)).dtype == "float32" and (net.bound or 0) > before
+
+
+CASTS = [(torch.float32,), (torch.float32, torch.float64), (torch.bfloat16, torch.float32), (torch.float16,) * 2]
+
+
+@pytest.mark.parametrize("casts", [*CASTS, (torch.bfloat16, torch.float32, torch.float64)], ids=str)
+@pytest.mark.parametrize("start", [torch.float32, torch.float64])
+def test_the_bound_holds_whatever_was_done_to_the_dtype(start: torch.dtype, casts: tuple[torch.dtype, ...]) -> None:
+    level = 1234.56789012345  # a constant: all there is to certify is rounding
+    box = Box.cube(-1, 1, shape=2)
+    net = approximate(lambda x: 0 * x[:, 0] + level, box, route="grid", anchors=3, lipschitz=0.0, dtype=start)
+    before = net.points.clone(), net.wanted.clone()
+    for dtype in casts:
+        net.to(dtype)
+    assert torch.equal(net.points, before[0]) and torch.equal(net.wanted, before[1]), "no part of the network"
+    if casts[-1] == torch.float16:
+        with pytest.raises(CertificateError, match="float32 and float64"):
+            certify(net)
+        return
+    bound = certify(net).bound
+    x = box.sample(500, dtype=net.dtype)
+    assert bound is not None and float((net(x).detach().double() - level).abs().max()) <= bound
+    assert start == torch.float32 or bound > 1e-6, "float32, which is on the way, cannot hold the constant"
+
+
+def test_memories_of_another_black_box_are_refused(tmp_path: Path) -> None:
+    box = Box.cube(-1, 1, shape=1)
+    one, other = (approximate(lambda x, a=a: a * x[:, 0], box, eps=0.2, lipschitz=2.0) for a in (1.0, 2.0))
+    copied = copy.deepcopy(one)
+    assert certify(copied).bound == one.bound
+    sizes = [tuple(t.shape) for t in one.state_dict().values()]
+    if sizes == [tuple(t.shape) for t in other.state_dict().values()]:
+        one.load_state_dict(other.state_dict())
+    else:
+        one.load_state_dict({name: 2 * t if name == "reference" else t for name, t in one.state_dict().items()})
+    with pytest.raises(CertificateError, match=r"remembers of .* was changed"):
+        certify(one)
+    path = tmp_path / "grid.safetensors"
+    copied.save(path)
+    assert check(path).bound == copied.bound
+    with torch.no_grad():
+        copied.wanted += 1e-9
+    with pytest.raises(CertificateError, match=r"remembers of .* was changed"):
+        certify(copied)
+
+
+def test_descriptions_of_older_files_are_read() -> None:
+    about = approximate(lambda x: x[:, 0], Box.cube(-1, 1, shape=1), eps=0.2, lipschitz=1.0).about
+    old = {key: value for key, value in about.to_json().items() if key != "evidence"}
+    assert dataclasses.replace(about, evidence="") == type(about).from_json(old) and about.evidence
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import attnforge as af
+from attnforge.conversion.ranges import read
 from attnforge.conversion.site import ActivationSite
-from attnforge.conversion.watch import read
 
 
 def mlp(activation: nn.Module | None = None) -> nn.Sequential:

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 import attnforge as af
-from attnforge.conversion.record import Conversion, Left, Site
+from attnforge.conversion.record import Conversion, Left, Replacement
 
-SITE = Site("body.1", "gelu", "ffn", "fast", -16.0, 16.0, 2.0, 31, 96, 1e-6, 4.0, -3.1, 4.0, 0.25, True, calls=1)
-NORM = Site("body.2", "layer_norm", "pure", "norm", 0.01, 9.0, 30.0, 18, 54, 1e-5, 5.0, kind="norm", ranged="variance")
+SITE = Replacement("body.1", "gelu", "ffn", "fast", -16.0, 16.0, 2.0, 31, 96, 1e-6, 4.0, -3.1, 4.0, 0.25, True, calls=1)
+NORM = Replacement(
+    "body.2", "layer_norm", "pure", "norm", 0.01, 9.0, 30.0, 18, 54, 1e-5, 5.0, kind="norm", ranged="variance"
+)
 REPORT = Conversion(
     "Net", "pure", 1e-4, "float32", (SITE, NORM), (Left("head.0", "relu", "named in leave"),), 1000, 1150,
     change=2.5e-6, output=3.0, batches=2, held_out=1, notes=("a note",),
@@ -29,7 +31,7 @@ def test_json_and_back(tmp_path: Path) -> None:
     with pytest.raises(af.ArgumentError, match="not the description"):
         Conversion.from_json({"model": "Net"})
     open_ended = replace(SITE, low=-math.inf, high=math.inf)
-    assert Site.from_json(json.loads(json.dumps(open_ended.to_json(), allow_nan=False))) == open_ended
+    assert Replacement.from_json(json.loads(json.dumps(open_ended.to_json(), allow_nan=False))) == open_ended
 
 
 def test_totals() -> None:

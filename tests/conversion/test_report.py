@@ -18,7 +18,7 @@ from attnforge.certificates.certificate import upper_text
 from attnforge.charts.drawing import matplotlib_figure
 from attnforge.charts.themes import DARK, LIGHT, Theme
 from attnforge.conversion.page import DRAWN, TICKS, _label, bounds_figure, page, ranges_figure
-from attnforge.conversion.record import Conversion, Left, Site
+from attnforge.conversion.record import Conversion, Left, Replacement
 from attnforge.errors import ArgumentError
 from charts.images import check
 
@@ -27,22 +27,23 @@ browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: `make browse
 NASTY = "<script>document.title='run'</script>\"'&"
 
 
-def gelu(path: str = "layer.0.act", low: float = -6.0, high: float = 9.0) -> Site:
-    return Site(path, "gelu", "ffn", "anchor", 2 * low, 2 * high, 2.0, 48, 147, 3.3e-6, 9.0, low, high, kappa=0.21)
+def gelu(path: str = "layer.0.act", low: float = -6.0, high: float = 9.0) -> Replacement:
+    ends = (2 * low, 2 * high)
+    return Replacement(path, "gelu", "ffn", "anchor", *ends, 2.0, 48, 147, 3.3e-6, 9.0, low, high, kappa=0.21)
 
 
-def norm(path: str = "layer.0.norm") -> Site:
-    return Site(
+def norm(path: str = "layer.0.norm") -> Replacement:
+    return Replacement(
         path, "layer_norm", "pure", "norm", 0.02, 900.0, 30.0, 0, 48, 2.2e-6, 1.0, 0.6, 30.0, kind="norm",
         ranged="variance",
     )  # fmt: skip
 
 
-def gate(path: str = "pooler.act") -> Site:
-    return Site(path, "tanh", "pure", "fast", -64.0, 64.0, 2.0, 2, 4, 6.1e-7, 1.0, -3.0, 4.0, everywhere=True)
+def gate(path: str = "pooler.act") -> Replacement:
+    return Replacement(path, "tanh", "pure", "fast", -64.0, 64.0, 2.0, 2, 4, 6.1e-7, 1.0, -3.0, 4.0, everywhere=True)
 
 
-def conversion(*sites: Site, **changes: object) -> Conversion:
+def conversion(*sites: Replacement, **changes: object) -> Conversion:
     made = Conversion(
         "BertModel", "pure", 1e-4, "float32", sites or (gelu(), norm(), gate()),
         (Left("lm_head.sampler", "argmax", "it is not differentiable"),), 10_000, 10_199,

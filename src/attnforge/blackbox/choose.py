@@ -11,23 +11,27 @@ from typing import Literal
 import numpy as np
 import torch
 
+from ..arguments import is_number, whole
 from ..box import Box
 from ..certificates.certificate import upper_text
 from ..certificates.rounding import unit
+from ..dtypes import dtype_name, shipped
 from ..errors import ArgumentError, PrecisionError, closest
-from .grid import MEMORY, Grid, GridApproximation, build_grid, bytes_of, ideal_spacing, plan_grid, refuse_samples
-from .result import DTYPES, Approximation, Held
+from .grid import KAPPA, MEMORY, Grid, GridApproximation, build_grid, bytes_of, ideal_spacing, plan_grid, refuse_samples
+from .result import Approximation, Held
 from .ridge import SAMPLES, WIDTHS, Rows, because, build_ridge, draw_rows, fit, largest_error
 from .spectral import MOST_SAMPLES, PER_AXIS, build_additive, build_spectral, sample_count
 from .target import Function, Progress, Target
 
 Route = Literal["auto", "grid", "spectral", "ridge", "additive"]
 ROUTES = ("auto", "grid", "spectral", "ridge", "additive")
-ADDITIVE = (6, 8, 12, 16, 24, 32, 48, 64)
+ADDITIVE = (6, 8, 12, 16, 24, 32, 48, 64)  # anchors of each coordinate that are tried, in steps of about 1.4
 GRIDS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # cells per axis of grids without a Lipschitz constant
-KAPPA = 4.0
-WIDTH = 32
-SHORT, HOPE = 300, 30.0  # steps of a short ridge fit, and how far from eps it may stay
+MOST_POINTS = 1 << 20  # of a grid or a spectral table that is tried: each is a slot that every input looks at
+WIDTH = 32  # of a ridge expansion whose size nobody gave
+SHORT, HOPE = 300, 30.0  # steps of a short ridge fit, and how many times eps it may stay away
+STUCK, GAIN = 2, 0.8  # a route is given up when so many sizes in a row leave more than this share of the error
+MARGIN = 0.98  # of eps that is aimed at, where what is built comes out a little worse than what was planned
 
 
 def approximate(
@@ -188,9 +192,10 @@ class _Work:
             if net.bound is not None and net.bound <= self.eps:
                 return net
             assert net.bound is not None
-            aim *= 0.98 * min(1.0, self.eps / net.bound)
+            aim *= MARGIN * min(1.0, self.eps / net.bound)
+        reached = f"{dtype_name(self.dtype)}: {upper_text(net.bound)} can be"
         raise PrecisionError(
-            f"eps = {self.eps:g} cannot be certified by a grid in {DTYPES[self.dtype]}: {upper_text(net.bound)} can be",
+            f"eps = {self.eps:g} cannot be certified by a grid in {reached}",
             reachable=net.bound,
         )
 
@@ -234,8 +239,8 @@ class _Work:
             yield from WIDTHS if route == "ridge" else ADDITIVE
         for size in PER_AXIS if route == "spectral" else GRIDS if route == "grid" else ():
             count = (size + (route == "grid")) ** self.dim
-            small = route == "grid" or sample_count(size) ** self.dim <= MOST_SAMPLES
-            if small and bytes_of(count, self.dim, self.target.outputs, self.dtype) <= self.memory and count <= 1 << 20:
+            small = count <= MOST_POINTS and (route == "grid" or sample_count(size) ** self.dim <= MOST_SAMPLES)
+            if small and bytes_of(count, self.dim, self.target.outputs, self.dtype) <= self.memory:
                 yield size
 
     def _ladder(self, route: str, limit: float = math.inf) -> _Ladder:
@@ -252,9 +257,9 @@ class _Work:
                 return _Ladder(route, net, measured, f"{_result(net)}")
             if net.size.parameters > limit:
                 return _Ladder(route, None, min(best, measured), "larger before it reaches eps")
-            stuck = stuck + 1 if measured > 0.8 * best else 0
+            stuck = stuck + 1 if measured > GAIN * best else 0
             best = min(best, measured)
-            if stuck >= 2:
+            if stuck >= STUCK:
                 break
         return _Ladder(route, None, best, f"reaches {best:.3g} only")
 
@@ -271,21 +276,22 @@ class _Work:
                 return _Ladder("ridge", None, best, "larger before it reaches eps")
             expansion = fit(rows, width, self.seed)
             measured = largest_error(expansion, rows, self.held)
-            if measured <= 0.98 * self.eps:
+            if measured <= MARGIN * self.eps:
                 net = build_ridge(self.target, rows, expansion, self.held, self.dtype, self.eps)
                 if net.measured is not None and net.measured <= self.eps:
                     return _Ladder("ridge", net, net.measured, _result(net))
-            stuck = stuck + 1 if measured > 0.8 * best else 0
+            stuck = stuck + 1 if measured > GAIN * best else 0
             best = min(best, measured)
-            if stuck >= 2:
+            if stuck >= STUCK:
                 break
         return _Ladder("ridge", None, best, f"reaches {best:.3g} only")
 
     def _unreachable(self, tried: list[_Ladder], said: list[str] | None = None) -> PrecisionError:
         lines = [*(f"{t.route}: {t.text}" for t in tried), *(said or [])]
         best = min((t.best for t in tried), default=math.inf)
+        where = f"on {self.target.box!r} in {dtype_name(self.dtype)}"
         return PrecisionError(
-            f"eps = {self.eps:g} is not reached for {self.target.name} on {self.target.box!r} in {DTYPES[self.dtype]} "
+            f"eps = {self.eps:g} is not reached for {self.target.name} {where} "
             f"({'; '.join(lines)}): ask for more, give more samples, or use dtype=torch.float64",
             reachable=best if math.isfinite(best) else None,
         )
@@ -324,25 +330,19 @@ def _bytes(count: int) -> str:
     return f"{shown} {suffix}"
 
 
-def _number(x: object) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
-
-
-def _check(eps: object, lipschitz: object, route: object, dtype: object, anchors: object, width: object, kappa: object,
-           samples: object, memory: object) -> None:  # fmt: skip
+def _check(eps: object, lipschitz: object, route: object, dtype: torch.dtype, anchors: object, width: object,
+           kappa: object, samples: object, memory: object) -> None:  # fmt: skip
     if route not in ROUTES:
         raise ArgumentError(f"route must be one of {', '.join(ROUTES)}, got {route!r}{closest(str(route), ROUTES)}")
     for name, value in (("eps", eps), ("kappa", kappa)):
-        if value is not None and not (_number(value) and value > 0):  # type: ignore[operator]
+        if value is not None and not (is_number(value) and value > 0):  # type: ignore[operator]
             raise ArgumentError(f"{name} must be a positive number, got {value!r}")
-    if lipschitz is not None and not (_number(lipschitz) and lipschitz >= 0):  # type: ignore[operator]
+    if lipschitz is not None and not (is_number(lipschitz) and lipschitz >= 0):  # type: ignore[operator]
         raise ArgumentError(f"lipschitz must be a finite number >= 0, or None, got {lipschitz!r}")
     sizes = (("anchors", anchors, 2), ("width", width, 1), ("samples", samples, 64), ("memory", memory, 1))
     for name, value, least in sizes:
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (whole and value >= least):  # type: ignore[operator]
-            raise ArgumentError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if value is not None:
+            whole(name, value, least)
     if eps is not None and (anchors is not None or width is not None):
         raise ArgumentError("give eps (how accurate) or a size (anchors or width), not both")
-    if dtype not in DTYPES:
-        raise ArgumentError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
+    shipped(dtype)

@@ -1,9 +1,4 @@
-"""A declared Lipschitz constant against samples: it cannot be proved from values, but it can be refuted.
-
-A jump is found by bisection: halving the segment between two points keeps the jump in one of the halves, while the
-distance shrinks, so that the slope doubles with every step.
-
-Route `grid`: one cold anchor head over a grid of the box, certified from a Lipschitz constant (lemma E3).
+"""Route `grid`: one cold anchor head over a grid of the box, certified from a Lipschitz constant (lemma E3).
 
 After flattening, the logits -sum_i beta_i (x_i - v_i)^2 are affine in x up to a common term, so ONE head with a key and
 a value f(v) for each grid point v approximates any continuous f. With kappa = beta_i delta_i^2 for every axis i,
@@ -16,6 +11,10 @@ Rounding. Computed logits are off by at most d, and the subtraction of their max
 computed weights lie between exp(-(1 +- u) G_k -+ d), before normalisation. Hence a second moment grows at most by
 exp(2 d) Z(1 - u) / Z(1 + u) with Z(t) = sum_k exp(-t G_k), and the logarithm of that quotient is the integral of the
 mean gap, at most 2 u kappa D B. What remains is the rounding of one sum and one inner product.
+
+A declared Lipschitz constant cannot be proved from values, but it can be refuted by them. A jump is found by bisection:
+halving the segment between two points keeps the jump in one of the halves, while the distance shrinks, so that the
+slope doubles with every step.
 """
 
 from __future__ import annotations
@@ -31,16 +30,23 @@ from torch import Tensor
 
 from ..box import Box
 from ..certificates.certificate import Certificate, Term, total, upper_text
-from ..certificates.rounding import ASSUMPTIONS, EXP_ULPS, TINY, gamma, unit, up
-from ..dtypes import Array
+from ..certificates.rounding import ASSUMPTIONS, EXP_ULPS, TINY, UNIT, gamma, unit, up
+from ..dtypes import Array, dtype_name, rounded, stored
 from ..errors import ArgumentError, CertificateError, PrecisionError
-from ..network import AttentionLayer, Heads
-from .result import About, Held, TableApproximation, inside, stored_layer
+from ..network import AttentionLayer
+from .result import About, Held, TableApproximation, inside, stored_layer, table_head
 from .target import VALUE_ULPS, Target, digest
 
-STEEPEST = 24  # segments that are bisected
-HALVINGS = 30
-PAIRS = 512  # segments in arbitrary directions
+STEEPEST = 24  # segments that are bisected, the steepest ones: so many times `HALVINGS` evaluations
+HALVINGS = 30  # of a segment: a billionth of it is left, beyond the resolution of float32
+PAIRS = 512  # segments in arbitrary directions, of lengths from a ten-thousandth of the box to all of it
+KAPPAS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)  # tried for a grid: cold ones leak less, warm ones round less
+KAPPA = 4.0  # of a grid whose size is given: next to nothing leaks, 2 exp(-8) beside 1/4 in lemma E3
+LEAST_KAPPA = 0.5 * math.log(3) * (1 + 1e-6)  # where lemma E3 begins to hold
+MEMORY = 1 << 30  # bytes that a table may take unless the caller says otherwise
+
+
+# -- a declared constant against samples ----------------------------------------------------------------------------
 
 
 def refuse_samples(target: Target, lipschitz: float) -> None:
@@ -116,9 +122,7 @@ def _refuse(target: Target, a: Array, b: Array, f_a: Array, f_b: Array, lipschit
         )
 
 
-KAPPAS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
-LEAST_KAPPA = 0.5 * math.log(3) * (1 + 1e-6)
-MEMORY = 1 << 30  # bytes that a table may take unless the caller says otherwise
+# -- the grid and its head ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -282,11 +286,10 @@ class GridApproximation(TableApproximation):
 
     def _terms(self, lipschitz: float) -> tuple[Term, ...]:
         grid, u, dim = self.grid, unit(self.dtype), self.box.dim
-        value, reference = (t.detach().cpu().double().numpy() for t in (self.group.M_V[0], self.reference))
+        group = self.group
         assert self.layer.s is not None
-        middle = self.layer.s.detach().cpu().double().numpy()
-        key = self.group.M_K.detach().cpu().double().numpy()[0]
-        centre = -self.group.b_Q.detach().cpu().double().numpy()[0, :-1]
+        value, reference, middle = stored(group.M_V[0]), stored(self.reference), stored(self.layer.s)
+        key, centre = stored(group.M_K[0]), -stored(group.b_Q)[0, :-1]
         # logits: one rounding of x - c, then an inner product of dim + 1 terms; and keys that were rounded
         reach = up(np.maximum(np.abs(np.array(grid.high) - centre), np.abs(np.array(grid.low) - centre)))
         ideal = grid.keys(centre)
@@ -305,8 +308,9 @@ class GridApproximation(TableApproximation):
         adding = float(up(inner + u * (inner + largest + float(np.max(np.abs(middle))))))
         top = float(np.max(np.abs(reference)))
         norm = _norm(grid)
-        kept = UNIT_OF_STORED.get(self.reference.dtype, 0.0) * top
-        stored = float(up(np.max(np.abs(value + middle - reference)) + 4 * 2.0**-53 * top)) + kept
+        # files of older versions may hold values of f that were rounded along with the weights
+        kept = 0.0 if self.reference.dtype == torch.float64 else UNIT[self.reference.dtype] * top
+        off_by = float(up(np.max(np.abs(value + middle - reference)) + 4 * 2.0**-53 * top)) + kept
         trusted = VALUE_ULPS * self.about.unit * top + lipschitz * norm * (8 * 2.0**-53 + 2 * self.about.unit)
         site = f"grid of {' x '.join(str(c + 1) for c in grid.cells)}" if dim <= 4 else f"grid of {grid.count} points"
         return (
@@ -314,7 +318,7 @@ class GridApproximation(TableApproximation):
             Term(site, "leak", float(up(real - best)), f"kappa {grid.kappa:g}"),
             Term("weights", "rounding", moved, f"logits off by at most {d:.2e}"),
             Term("sums", "rounding", adding, f"{heavy} weights that matter"),
-            Term("values", "rounding", float(up(stored + trusted)), "stored values of f"),
+            Term("values", "rounding", float(up(off_by + trusted)), "stored values of f"),
         )
 
     def config(self) -> dict[str, Any]:
@@ -329,9 +333,6 @@ class GridApproximation(TableApproximation):
         net = cls(about, stored_layer(tensors), *held, grid, constant, tensors["reference"])
         net.strict = bool(config["strict"])
         return net
-
-
-UNIT_OF_STORED = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
 def _norm(grid: Grid) -> float:
@@ -363,17 +364,16 @@ def plan_grid(box: Box, eps: float, lipschitz: float, scale: float, dtype: torch
         coarse = (Grid.spaced(wide, spacing * 1.2**k, each).estimate(lipschitz, scale, dtype) for k in range(100))
         reachable = min(reachable, *coarse) if best is None else reachable
     if best is None:
-        name = str(dtype).removeprefix("torch.")
         wider = "" if dtype == torch.float64 else ", use dtype=torch.float64"
         raise PrecisionError(
-            f"eps = {eps:g} cannot be certified by a grid in {name}: about {upper_text(1.05 * reachable)} can be; "
-            f"ask for that{wider}",
+            f"eps = {eps:g} cannot be certified by a grid in {dtype_name(dtype)}: "
+            f"about {upper_text(1.05 * reachable)} can be; ask for that{wider}",
             reachable=1.05 * reachable,
         )
     return best
 
 
-def ideal_spacing(box: Box, eps: float, lipschitz: float, kappa: float = 4.0) -> float:
+def ideal_spacing(box: Box, eps: float, lipschitz: float, kappa: float = KAPPA) -> float:
     """The spacing that lemma E3 asks for, without rounding."""
     live = max(1, sum(hi > lo for lo, hi in box.intervals()))
     return eps / max(lipschitz * math.sqrt(live * (0.25 + 2 * math.exp(-2 * kappa))), 1e-300)
@@ -383,35 +383,16 @@ def build_grid(
     target: Target, grid: Grid, lipschitz: float | None, held: Held, dtype: torch.dtype
 ) -> GridApproximation:
     """Evaluate f on the grid, refuse a constant that the values contradict, make the table and certify it."""
-    number = lambda x: torch.tensor(x, dtype=dtype)  # noqa: E731
-    key = f"grid-{_text(grid)}"
+    key = f"grid-{digest(np.array([grid.low, grid.high, grid.cells]))}"
     label = f"f on {grid.count} grid points"
     values = target.table(grid.count, lambda a, b: inside(grid.points(a, b), target.box), label, key)
     if lipschitz is not None:
         refuse_table(target, [c + 1 for c in grid.cells], grid.points, values, lipschitz)
-    dim, outputs = target.box.dim, target.outputs
     middle = torch.from_numpy(0.5 * (values.max(0) + values.min(0))).to(dtype)  # centred values round less
-    centre = number(0.5 * (np.array(grid.low) + np.array(grid.high)))
-    keys = grid.keys(centre.double().numpy())
-    group = Heads(
-        "memory",
-        W_Q=torch.eye(dim, dim + 1, dtype=dtype)[None],
-        b_Q=torch.cat([-centre, number([1.0])])[None],
-        M_K=torch.from_numpy(keys).to(dtype)[None],
-        M_V=torch.from_numpy(values - middle.double().numpy()).to(dtype)[None],
-        W_O=torch.eye(outputs, dtype=dtype)[None],
-        purpose=f"{target.name} on a grid of {grid.count} points",
-    )
+    centre = rounded(0.5 * (np.array(grid.low) + np.array(grid.high)), dtype)
+    purpose = f"{target.name} on a grid of {grid.count} points"
+    group = table_head(centre, grid.keys(centre), values - stored(middle), purpose, dtype)
     for fixed in (group.W_Q, group.b_Q, group.W_O):
         fixed.requires_grad_(False)
-    shape = target.output_shape or ()
-    about = About(target.name, target.box, shape, "grid", uniform=held.uniform, unit=target.unit)
-    sample = (torch.from_numpy(held.points), torch.from_numpy(held.values))
-    layer = AttentionLayer([group], s=middle)
-    net = GridApproximation(about, layer, *sample, grid, lipschitz, torch.from_numpy(values))
-    net.attach(net.recertify())
-    return net.eval()
-
-
-def _text(grid: Grid) -> str:
-    return digest(np.array([grid.low, grid.high, grid.cells]))
+    about, layer = About.of(target, held, "grid"), AttentionLayer([group], s=middle)
+    return GridApproximation(about, layer, *held.tensors, grid, lipschitz, torch.from_numpy(values)).sealed()

@@ -7,8 +7,9 @@ measure the network against that sample anew, and a route that can prove more th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -18,13 +19,13 @@ from ..box import Box
 from ..certificates.certificate import Certificate
 from ..certificates.certified import CertifiedModule
 from ..compiler.compiled import Size
-from ..dtypes import Array
+from ..dtypes import SHIPPED, Array, dtype_name, rounded, stored
 from ..errors import ArgumentError, CertificateError
 from ..network import AttentionLayer, Heads
-from .target import Target
+from .target import Target, digest
 
 MOST_WEIGHTS = 1 << 27  # attention weights that a measurement may take: large tables are measured on fewer points
-DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+HELD = 2048  # points that no fit sees, a quarter of them at corners and faces
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Held:
     uniform: int
 
     @classmethod
-    def draw(cls, target: Target, dtype: torch.dtype, count: int = 2048, seed: int = 1) -> Held:
+    def draw(cls, target: Target, dtype: torch.dtype, count: int = HELD, seed: int = 1) -> Held:
         """Three quarters even, the others where approximations are worst: corners, faces and edges."""
         box = target.box.outward(dtype)
         low, high = box.lower.reshape(-1).numpy(), box.upper.reshape(-1).numpy()
@@ -46,8 +47,13 @@ class Held:
         corners = np.where(rng.random((rest, box.dim)) < 0.5, low, high)
         faces = np.clip(low + (1.4 * rng.random((rest, box.dim)) - 0.2) * (high - low), low, high)
         points = np.concatenate([even, corners, faces])
-        points = np.clip(torch.from_numpy(points).to(dtype).double().numpy(), low, high)
+        points = np.clip(rounded(points, dtype), low, high)
         return cls(points, target(inside(points, target.box), "sample"), len(even))
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Points and values as a network keeps them."""
+        return torch.from_numpy(self.points), torch.from_numpy(self.values)
 
 
 def inside(points: Array, box: Box) -> Array:
@@ -66,6 +72,14 @@ class About:
     reason: str = ""
     uniform: int = 0
     unit: float = 2.0**-53
+    evidence: str = ""
+    """The digest of what is remembered of the black box: its held-out sample, and its values on a grid."""
+
+    @classmethod
+    def of(cls, target: Target, held: Held, route: str) -> About:
+        """What is known before anything is built."""
+        shape = target.output_shape or ()
+        return cls(target.name, target.box, shape, route, uniform=held.uniform, unit=target.unit)
 
     def __post_init__(self) -> None:
         if not 2.0**-53 <= self.unit < 1 or self.uniform < 0:
@@ -93,6 +107,25 @@ class Approximation(CertifiedModule):
         self.register_buffer("points", points)
         self.register_buffer("wanted", wanted)
 
+    def sealed(self) -> Self:
+        """The network as it was built: what it remembers of the black box is noted, and it gets its certificate."""
+        self.about = replace(self.about, evidence=self._evidence())
+        self.attach(self.recertify())
+        return self.eval()
+
+    def _evidence(self) -> str:
+        return digest(np.concatenate([stored(tensor).ravel() for tensor in self.buffers(recurse=False)]))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves what is remembered of the black box to other devices, but never rounds it: it stands for the truth."""
+        before = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)
+        for name, tensor in before.items():
+            after = self.get_buffer(name)
+            if after.dtype != tensor.dtype:
+                self.register_buffer(name, tensor.to(after.device))
+        return self
+
     @property
     def route(self) -> str:
         """The way of building: grid, spectral, ridge or additive."""
@@ -111,25 +144,33 @@ class Approximation(CertifiedModule):
     @property
     def relative_error(self) -> float:
         """The root of the mean square error over the evenly drawn held-out points, relative to that of the target."""
-        step = max(1, len(self.points) * self.size.anchors // MOST_WEIGHTS)
-        rows = slice(0, -(-self.about.uniform // step))
-        error, wanted = self._errors()[rows], self.wanted[::step][rows].double()
+        rows = slice(0, -(-self.about.uniform // self._step))
+        error, wanted = self._errors()[rows], self.wanted[:: self._step][rows].double()
         return float(error.norm() / wanted.norm().clamp_min(1e-300))
+
+    @property
+    def _step(self) -> int:
+        """One in so many of the held-out points is measured."""
+        return max(1, len(self.points) * self.size.anchors // MOST_WEIGHTS)
 
     @torch.no_grad()
     def _errors(self) -> Tensor:
-        step = max(1, len(self.points) * self.size.anchors // MOST_WEIGHTS)
-        x = self.points[::step].to(self.dtype).reshape(-1, *self.box.shape)
-        return self.core(x).reshape(len(x), -1).double() - self.wanted[::step].double()
+        x = self.points[:: self._step].to(self.dtype).reshape(-1, *self.box.shape)
+        return self.core(x).reshape(len(x), -1).double() - self.wanted[:: self._step].double()
 
     def recertify(self) -> Certificate:
         """Measured anew on the held-out sample; no proof."""
-        name = DTYPES.get(self.dtype)
-        if name is None:
+        if self.dtype not in SHIPPED:
             raise CertificateError(f"approximations are kept in float32 and float64, these weights are {self.dtype}")
+        if self.about.evidence and self._evidence() != self.about.evidence:
+            raise CertificateError(
+                f"what this network remembers of {self.about.target} was changed (load_state_dict, or by hand): "
+                "nothing can be said about the black box any more"
+            )
         measured = float(self._errors().abs().max())
         if not math.isfinite(measured):
             raise CertificateError("the network gives NaN or infinity on its held-out sample")
+        name = dtype_name(self.dtype)
         return Certificate("calibrated", None, name, f"black box {self.about.target}", self.box, measured=measured)
 
     def guard(self, *inputs: Tensor) -> None:
@@ -155,7 +196,7 @@ class Approximation(CertifiedModule):
         return (self.box.sample(2, dtype=self.dtype),)
 
     def config(self) -> dict[str, Any]:
-        return {"about": self.about.to_json(), "dtype": DTYPES[self.dtype], "strict": self.strict}
+        return {"about": self.about.to_json(), "dtype": dtype_name(self.dtype), "strict": self.strict}
 
     def extra_repr(self) -> str:
         return f"{self.about.target} by {self.route}"
@@ -196,6 +237,20 @@ class TableApproximation(Approximation):
         net = cls(About.from_json(config["about"]), stored_layer(tensors), tensors["points"], tensors["wanted"])
         net.strict = bool(config["strict"])
         return net
+
+
+def table_head(centre: Array, keys: Array, values: Array, purpose: str, dtype: torch.dtype) -> Heads:
+    """One head with queries (x - centre, 1) over constant keys (slot, dim + 1) and values (slot, outputs)."""
+    dim = len(centre)
+    return Heads(
+        "memory",
+        W_Q=torch.eye(dim, dim + 1, dtype=dtype)[None],
+        b_Q=torch.from_numpy(np.append(-centre, 1.0)).to(dtype)[None],
+        M_K=torch.from_numpy(keys).to(dtype)[None],
+        M_V=torch.from_numpy(values).to(dtype)[None],
+        W_O=torch.eye(values.shape[-1], dtype=dtype)[None],
+        purpose=purpose,
+    )
 
 
 def stored_layer(tensors: dict[str, Tensor]) -> AttentionLayer:

@@ -20,20 +20,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..arguments import whole
 from ..certificates.certificate import Certificate
 from ..compiler.compiled import CompiledNetwork, Size
 from ..compiler.pipeline import compile_program
 from ..dtypes import Array
-from ..errors import ArgumentError, PrecisionError
+from ..errors import PrecisionError
 from ..programs.program import Builder, Program
 from .result import About, Approximation, Held
 from .target import Target
 
-WIDTHS = (8, 16, 32, 64, 128, 256)
-SAMPLES = 50_000
-BATCH = 512
+WIDTHS = (8, 16, 32, 64, 128, 256)  # ridges that are tried: twice as many halve the mean square error (Barron)
+SAMPLES = 50_000  # of the black box for a fit: two hundred for each ridge of the widest expansion
+BATCH = 512  # rows of a minibatch, drawn at random
 STEPS, PASSES = 3000, 40  # minibatches of one fit, at most; and how often it sees every row, about
-RATE = 0.02
+LEAST_STEPS = 600  # and at least, however few rows there are
+RATE = 0.02  # of Adam at the top of its one cycle, for rows and values that are scaled to a spread of 1
 RIDGE = 1e-10  # of the largest eigenvalue, added when the outer weights are solved for
 
 
@@ -144,8 +146,7 @@ def token_count(target: Target) -> int:
 
 def fit(rows: Rows, width: int, seed: int = 0, steps: int | None = None) -> Expansion:
     """A ReLU expansion of so many ridges: a short training in float32, then the outer weights solved in float64."""
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        raise ArgumentError(f"width must be a whole number of at least 1, got {width!r}")
+    whole("width", width, 1)
     middle, spread = rows.x.mean(0), np.maximum(rows.x.std(0), 1e-12 * (1 + np.abs(rows.x).max()))
     spread = np.where(rows.x.std(0) > 0, spread, 1.0)
     z = (rows.x - middle) / spread
@@ -153,7 +154,7 @@ def fit(rows: Rows, width: int, seed: int = 0, steps: int | None = None) -> Expa
     line = solve(affine, rows.y)
     rest = rows.y - affine @ line
     scale = np.maximum(rest.std(0), 1e-12 * (1e-300 + np.abs(rows.y).max()))
-    steps = steps or min(STEPS, max(600, PASSES * len(z) // BATCH))
+    steps = steps or min(STEPS, max(LEAST_STEPS, PASSES * len(z) // BATCH))
     W, b = _train(torch.from_numpy(z).float(), torch.from_numpy(rest / scale).float(), width, seed, steps)
     features = np.concatenate([np.maximum(z @ W + b, 0.0), affine], -1)
     outer = solve(features, rows.y)
@@ -207,11 +208,7 @@ def build_ridge(
     program = expansion.program(target, rows.tokens)
     scale = max(float(np.abs(rows.y).max()), 1e-300)
     network = _compiled(program, max(0.02 * (eps or 1e-3 * scale), 64 * torch.finfo(dtype).eps * scale), dtype)
-    shape = target.output_shape or ()
-    about = About(target.name, target.box, shape, "ridge", uniform=held.uniform, unit=target.unit)
-    net = RidgeApproximation(about, network, torch.from_numpy(held.points), torch.from_numpy(held.values))
-    net.attach(net.recertify())
-    return net.eval()
+    return RidgeApproximation(About.of(target, held, "ridge"), network, *held.tensors).sealed()
 
 
 def _compiled(program: Program, eps: float, dtype: torch.dtype) -> CompiledNetwork:

@@ -1,15 +1,16 @@
-"""Route `spectral`: one warm head over a tensor-product grid, its values solved for (lemma A3 in each coordinate).
+"""Warm heads whose values are solved for, on a grid or for each coordinate. What they reach is calibrated, not proved.
+
+Route `spectral`: one warm head over a tensor-product grid (lemma A3 in each coordinate).
 
 The weights of a head with logits -sum_i beta_i (x_i - v_i)^2 over a tensor-product grid are products of the weights of
 one-dimensional heads. So the values that fit f best on a tensor-product sample come from one small least-squares
-problem for each axis. For analytic f the error falls geometrically with the number of anchors per axis; nothing about
-it is proved: results are calibrated.
+problem for each axis. For analytic f the error falls geometrically with the number of anchors per axis.
 
 Route `additive`: a sum of functions of one coordinate each, every one a warm anchor head, all in one layer.
 
 The part of coordinate i is the mean of f along lines in direction i through a few random points, less its mean: exactly
 the summand if f is additive, and the best one in the mean square as the number of lines grows (a main effect) if it is
-not. Cost and size grow linearly with the dimension. Results are calibrated.
+not. Cost and size grow linearly with the dimension.
 """
 
 from __future__ import annotations
@@ -22,19 +23,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..box import Box
-from ..dtypes import Array
+from ..arguments import is_whole
+from ..dtypes import Array, rounded, stored
 from ..errors import ArgumentError
 from ..network import AttentionLayer, Heads
-from .result import About, Held, TableApproximation, inside
+from .result import About, Held, TableApproximation, inside, table_head
 from .target import Target, digest
 
+#: Temperatures that are tried, in steps of about 1.4: warmer heads are smoother and their values larger.
 KAPPAS = (0.04, 0.06, 0.09, 0.13, 0.18, 0.26, 0.36, 0.5)
-GUARDS = (1, 2, 3, 4, 5, 6, 8, 10)
+ADDITIVE_KAPPAS = (0.12, 0.2, 0.3, 0.45)  # a coarser choice: all coordinates share one
+GUARDS = (1, 2, 3, 4, 5, 6, 8, 10)  # anchors beyond each end that are tried (lemma A3 asks for some)
+#: Singular values that are left out, of the largest: values grow as the cut falls, and with them what rounding costs.
 CUTS = {torch.float32: (1e-8, 1e-6, 1e-4), torch.float64: (1e-15, 1e-13, 1e-11, 1e-8)}
-PER_AXIS = (6, 8, 12, 16, 24, 32, 48, 64, 96)
-MOST_SAMPLES = 1 << 20
-TUNING = 768
+PER_AXIS = (6, 8, 12, 16, 24, 32, 48, 64, 96)  # anchors that `approximate` tries, in steps of about 1.4
+MOST_SAMPLES = 1 << 20  # evaluations of one fit: minutes for a black box that takes a tenth of a millisecond
+TUNING = 768  # points on which temperature, guards and cut are chosen; they are neither fitted nor held out
+LINES = 12  # in each direction, along which an additive fit takes its mean
+LEAST_ANCHORS = 4  # of an axis: a guard at each end and two between
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,8 @@ class Axis:
         if high <= low:
             return cls(np.zeros(1), np.zeros(1), centre)
         step = (high - low) / (warm.count - 1 - 2 * warm.guards)
-        index = np.arange(warm.count) - 0.5 * (warm.count - 1)
-        slope = torch.from_numpy(2 * warm.kappa / step * index).to(dtype).double().numpy()
+        index = np.arange(warm.count, dtype=np.float64) - 0.5 * (warm.count - 1)
+        slope = rounded(2 * warm.kappa / step * index, dtype)
         return cls(slope, np.round(-warm.kappa * index * index / quantum) * quantum, centre)
 
     def weights(self, x: Array) -> Array:
@@ -120,7 +126,7 @@ def build_spectral(target: Target, anchors: int, held: Held, dtype: torch.dtype)
     """The best warm head with `anchors` anchors per axis, guards among them, chosen on a sample of its own."""
     box = target.box.outward(dtype)
     sides = box.intervals()
-    if isinstance(anchors, bool) or not isinstance(anchors, int) or anchors < 4:
+    if not is_whole(anchors, LEAST_ANCHORS):
         raise ArgumentError(f"anchors must be a whole number of at least 4 (per axis) for this route, got {anchors!r}")
     places = [chebyshev(lo, hi, sample_count(anchors)) if hi > lo else np.array([lo]) for lo, hi in sides]
     count = math.prod(len(p) for p in places)
@@ -130,13 +136,13 @@ def build_spectral(target: Target, anchors: int, held: Held, dtype: torch.dtype)
             f"at most {MOST_SAMPLES} are made: use fewer anchors, or the routes ridge or additive"
         )
     make = lambda low, high: inside(tensor_points(places, low, high), target.box)  # noqa: E731
-    values = target.table(count, make, f"f on {count} sample points", f"spectral-{anchors}-{_key(box)}")
+    values = target.table(count, make, f"f on {count} sample points", f"spectral-{anchors}-{digest(np.array(sides))}")
     points = tensor_points(places, 0, count)
     slope, constant = affine_fit(points, values, dtype)
-    rest = values - points @ slope.double().numpy() - constant.double().numpy()
+    rest = values - points @ stored(slope) - stored(constant)
     tuned = Held.draw(target, dtype, TUNING, seed=3)
     tuning = tuned.points
-    wanted_rest = tuned.values - tuning @ slope.double().numpy() - constant.double().numpy()
+    wanted_rest = tuned.values - tuning @ stored(slope) - stored(constant)
     grid = rest.reshape(*(len(p) for p in places), -1)
     best: tuple[float, Heads] | None = None
     for warm in shapes(anchors):
@@ -158,7 +164,7 @@ def build_spectral(target: Target, anchors: int, held: Held, dtype: torch.dtype)
                 best = (error, group)
     assert best is not None
     layer = AttentionLayer([best[1]], S=slope, s=constant)
-    return finished(target, layer, held, "spectral")
+    return TableApproximation(About.of(target, held, "spectral"), layer, *held.tensors).sealed()
 
 
 def along_axes(matrices: list[Array], value: Array) -> Array:
@@ -185,43 +191,17 @@ def _error(group: Heads, points: Array, wanted: Array, dtype: torch.dtype) -> fl
 
 def _heads(axes: list[Axis], value: Array, name: str, dtype: torch.dtype) -> Heads:
     """One head over the tensor product of the axes' anchors."""
-    dim = len(axes)
     index = np.unravel_index(np.arange(len(value)), [len(a.slope) for a in axes])
     slopes = np.stack([axis.slope[at] for axis, at in zip(axes, index, strict=True)], -1)
     offset = np.sum([axis.offset[at] for axis, at in zip(axes, index, strict=True)], 0)
     keys = np.concatenate([slopes, offset[:, None]], -1)
-    query = np.array([*(-axis.centre for axis in axes), 1.0])
-    return Heads(
-        "memory",
-        W_Q=torch.eye(dim, dim + 1, dtype=dtype)[None],
-        b_Q=torch.from_numpy(query).to(dtype)[None],
-        M_K=torch.from_numpy(keys).to(dtype)[None],
-        M_V=torch.from_numpy(value).to(dtype)[None],
-        W_O=torch.eye(value.shape[-1], dtype=dtype)[None],
-        purpose=f"{name}, {len(value)} anchors",
-    )
-
-
-def finished(target: Target, layer: AttentionLayer, held: Held, route: str) -> TableApproximation:
-    """A calibrated network out of one layer."""
-    shape = target.output_shape or ()
-    about = About(target.name, target.box, shape, route, uniform=held.uniform, unit=target.unit)
-    net = TableApproximation(about, layer, torch.from_numpy(held.points), torch.from_numpy(held.values))
-    net.attach(net.recertify())
-    return net.eval()
-
-
-def _key(box: Box) -> str:
-    return digest(np.array(box.intervals()))
-
-
-LINES = 12
-ADDITIVE_KAPPAS = (0.12, 0.2, 0.3, 0.45)
+    centre = np.array([axis.centre for axis in axes])
+    return table_head(centre, keys, value, f"{name}, {len(value)} anchors", dtype)
 
 
 def build_additive(target: Target, anchors: int, held: Held, dtype: torch.dtype, seed: int = 0) -> TableApproximation:
     """One head with `anchors` anchors for every coordinate; guards and temperature chosen on a sample of their own."""
-    if isinstance(anchors, bool) or not isinstance(anchors, int) or anchors < 4:
+    if not is_whole(anchors, LEAST_ANCHORS):
         raise ArgumentError(f"anchors must be a whole number of at least 4 for an additive fit, got {anchors!r}")
     box = target.box.outward(dtype)
     low, high = (side.reshape(-1).numpy() for side in (box.lower, box.upper))
@@ -230,18 +210,18 @@ def build_additive(target: Target, anchors: int, held: Held, dtype: torch.dtype,
     shift = (-torch.from_numpy(0.5 * (low + high)) * scale.double()).to(dtype)
     unit = chebyshev(-1.0, 1.0, sample_count(anchors))
     effects = _effects(target, low, high, unit, seed)
-    tuning = Held.draw(target, dtype, max(768, 8 * box.dim), seed=seed + 7)
+    tuning = Held.draw(target, dtype, max(TUNING, 8 * box.dim), seed=seed + 7)
     even, wanted = tuning.points, tuning.values
-    tuned = even * scale.double().numpy() + shift.double().numpy()
+    tuned = even * stored(scale) + stored(shift)
     best: tuple[float, AttentionLayer] | None = None
     for warm in shapes(anchors, ADDITIVE_KAPPAS):
-        axis = _axis(warm, dtype)
+        axis = Axis.rounded(-1.0, 1.0, warm, dtype, quantum_for(1, warm, dtype))
         weight, there = axis.weights(unit), axis.weights(tuned.ravel()).reshape(*tuned.shape, -1)
         for inverse in inverses(weight, CUTS[dtype]):
             solved = inverse @ effects
             solved += inverse @ (effects - weight @ solved)  # one step of refinement
             value = torch.from_numpy(solved).to(dtype)
-            sums = np.einsum("ndp,dpo->no", there, value.double().numpy())
+            sums = np.einsum("ndp,dpo->no", there, stored(value))
             slope, constant = affine_fit(even, wanted - sums, dtype)
             layer = _layer(axis, value, scale, shift, slope, constant, target.name, dtype)
             with torch.no_grad():
@@ -249,11 +229,7 @@ def build_additive(target: Target, anchors: int, held: Held, dtype: torch.dtype,
             if math.isfinite(error) and (best is None or error < best[0]):
                 best = (error, layer)
     assert best is not None
-    return finished(target, best[1], held, "additive")
-
-
-def _axis(warm: Warm, dtype: torch.dtype) -> Axis:
-    return Axis.rounded(-1.0, 1.0, warm, dtype, quantum_for(1, warm, dtype))
+    return TableApproximation(About.of(target, held, "additive"), best[1], *held.tensors).sealed()
 
 
 def _effects(target: Target, low: Array, high: Array, unit: Array, seed: int) -> Array:

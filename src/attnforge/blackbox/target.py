@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..arguments import whole
 from ..box import Box
 from ..certificates.rounding import UNIT
 from ..dtypes import Array
@@ -29,8 +30,8 @@ from ..progress import PATIENCE
 
 Function = Callable[..., Any]
 Progress = Callable[[str, int, int], None]  # gets a label, how many points are done, and of how many
-VALUE_ULPS = 4.0  # how far a black box's value may be from the function it stands for, in roundoffs of its dtype
-SAVE_EVERY = 10.0  # seconds between two writes of the file of values
+VALUE_ULPS = 4.0  # roundoffs that a value may be from the function it stands for: what certificates say they assume
+SAVE_EVERY = 10.0  # seconds between two writes of the file of values: what an interruption may cost
 FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, DeprecationWarning)
 
 
@@ -48,8 +49,7 @@ class Target:
             raise ArgumentError(f"f must be a callable on batches of points, got {type(f).__name__}")
         if not isinstance(box, Box):
             raise ArgumentError(f"box must be an attnforge.Box, got {type(box).__name__}")
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-            raise ArgumentError(f"batch must be a whole number of at least 1, got {batch!r}")
+        whole("batch", batch, 1)
         self.f, self.box, self.batch, self.progress = f, box, batch, progress
         self.name = name or getattr(f, "__name__", "") or type(f).__name__
         self.columns = _takes_columns(f, box)
@@ -260,4 +260,5 @@ def _takes_columns(f: Function, box: Box) -> bool:
 
 
 def digest(points: Array) -> str:
+    """A name for an array: the beginning of the hash of its numbers."""
     return hashlib.sha256(np.ascontiguousarray(points).tobytes()).hexdigest()[:24]

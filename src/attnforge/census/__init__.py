@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..errors import PurityError
 from .findings import Census, Offence, allow_custom, refusal, structural
 
-__all__ = ["Census", "Offence", "PurityError", "allow_custom", "offences", "purity", "structural"]
+__all__ = ["Census", "Offence", "PurityError", "allow_custom", "examine", "offences", "purity", "structural"]
 
 Example: TypeAlias = Tensor | tuple[object, ...] | dict[str, object] | None
 
@@ -51,7 +51,7 @@ def purity(net: nn.Module, example: Example = None) -> Census:
       relu: an activation function; only softmax may be nonlinear
           torch/nn/modules/activation.py:...
     """
-    census, found = _examine(net, example)
+    census, found = examine(net, example)
     if found:
         raise refusal(type(net).__name__, found)
     return census
@@ -59,10 +59,11 @@ def purity(net: nn.Module, example: Example = None) -> Census:
 
 def offences(net: nn.Module, example: Example = None) -> tuple[Offence, ...]:
     """What `purity` would raise for, in the order of the computation; empty for an attention-only network."""
-    return _examine(net, example)[1]
+    return examine(net, example)[1]
 
 
-def _examine(net: nn.Module, example: object) -> tuple[Census, tuple[Offence, ...]]:
+def examine(net: nn.Module, example: object = None) -> tuple[Census, tuple[Offence, ...]]:
+    """The census of the allowed operations, and the offences; raises only where a network cannot be exported."""
     from .graph import capture  # torch.export is loaded only when a network is examined
     from .walk import Walk
 

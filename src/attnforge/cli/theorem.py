@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SCALAR = ("ramp", "ramp_heads", "relu", "leaky_relu", "hard_tanh", "clipped_relu")
 GRID = ("two_layer", "attention_then_softmax", "max_affine")
 NAMES = (*SCALAR, *GRID, "plan")
-POINTS = 512  # of the box, where the largest error is looked for: a fraction of a second for all but the largest grids
+POINTS = 512  # at which the largest error is looked for: a measurement beside the bound, not a proof
 
 
 class Form(StrEnum):

@@ -1,7 +1,4 @@
-"""Measured end to end: how far the outputs of two models are apart on the same data.
-
-`convert` on one page: copy, find, watch, build, place, measure, prove.
-"""
+"""`convert` on one page: copy, find, watch, build, place, measure, prove."""
 
 from __future__ import annotations
 
@@ -13,18 +10,125 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..census.graph import capture
-from ..census.walk import Walk
+from ..census import examine
+from ..dtypes import dtype_name
 from ..errors import ArgumentError
 from ..progress import stages
 from .build import Options, checked
 from .find import LEFT, Found, Leave, choose, find, level_of, unsupported
-from .record import Conversion, Left, Site
+from .ranges import (
+    Batch,
+    Data,
+    Seen,
+    activation_hook,
+    evaluating,
+    look,
+    norm_hook,
+    product_hook,
+    read,
+    sound_ranges,
+)
+from .record import Conversion, Left, Replacement
 from .replace import dtype_of, prepare, refuse_unreadable, replace, twin
 from .site import GatedUnit, SiteModule, working
-from .sound import sound_ranges
 from .storage import remember
-from .watch import Batch, Data, Seen, activation_hook, evaluating, look, norm_hook, product_hook, read
+
+EXAMPLE = 2  # rows of the batch that a pure model is exported with: a batch, and no larger than need be
+
+
+def convert(
+    model: nn.Module,
+    calibration: Any = None,
+    *,
+    level: str = "ffn",
+    eps: float = 1e-4,
+    anchors: int | None = None,
+    cold: bool = False,
+    margin: float = 2.0,
+    variance_margin: float = 30.0,
+    leave: Any = (),
+    strict: bool = False,
+    fast: bool = True,
+) -> tuple[nn.Module, Conversion]:
+    """A copy of `model` whose nonlinearities are attention heads, and the report of what was done.
+
+    `level="ffn"` replaces activation functions, `"pure"` every nonlinearity, norms and gated units included, so that
+    softmax attention is the only nonlinear operation left. `calibration` is an iterable of batches (dict = keyword
+    arguments, tuple or tensor), or a single batch; ranges come from it, widened by `margin` (activations) and
+    `variance_margin` (norms). `eps` is the sup error of each site relative to the site's output scale. `anchors` forces
+    the size of the tables, `cold` builds the paper's cold heads. `leave` names paths (patterns such as "*.pooler.*")
+    that stay as they are. `strict` raises on values outside a site's range instead of warning once.
+
+    Weights that do not change are shared with the original, which is not touched.
+
+    >>> import torch
+    >>> mlp = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+    >>> converted, report = convert(mlp, torch.randn(64, 2), eps=1e-5)
+    >>> report.by_operation, report.worst <= 1e-5, converted[0].weight is mlp[0].weight
+    ({'gelu': 1}, True, True)
+    """
+    started = time.perf_counter()
+    refuse_unreadable(model)
+    level, data = level_of(level), read(calibration)
+    checked(eps, margin, variance_margin, anchors)
+    dtype, device = dtype_of(model), next(model.parameters()).device
+    if data is not None:
+        data = Data(_moved(data.seen, device, dtype), _moved(data.held, device, dtype), data.note)
+    kept = Leave.read(leave, model)
+    options = Options(float(eps), working(dtype), anchors, bool(cold), bool(fast))
+    with stages(None, "converting") as stage:
+        stage("copy")
+        result = twin(model)
+        stage("find")
+        chosen = choose(find(result), level, kept)
+        if not chosen.sites:
+            raise _nothing(model, level, chosen.left)
+        modules = prepare(result, chosen.sites)
+        stage("watch")
+        left = list(chosen.left)
+        if data is None:
+            seen = sound_ranges(result, chosen.sites, modules)
+        else:
+            seen, called = _watched(result, chosen.sites, modules, data, kept, left)
+            left += called
+        stage("build")
+        sites = replace(result, chosen.sites, seen, options, dtype, margin, variance_margin, strict)
+        stage("measure")
+        change = size = None
+        if data is not None:
+            change, size = largest_change(model, result, data.held)
+        census: dict[str, int] = {}
+        if level == "pure":
+            stage("prove")
+            impure, census = _examined(result, data, kept)
+            left += impure
+    notes = _notes(model, sites, data, dtype)
+    kept_on = sum(one.reason == LEFT for one in left)
+    if level == "pure":
+        notes.append(
+            f"not pure: {kept_on} operations stay as leave= asks"
+            if kept_on
+            else "pure: on the exported graph softmax attention is the only nonlinear operation (attnforge.purity)"
+        )
+    conversion = Conversion(
+        model=type(model).__name__,
+        level=level,
+        eps=float(eps),
+        dtype=dtype_name(dtype),
+        sites=tuple(sites),
+        left=tuple(left),
+        parameters_before=sum(p.numel() for p in model.parameters()),
+        parameters_after=sum(p.numel() for p in result.parameters()),
+        change=change,
+        output=size,
+        batches=len(data.seen) if data else 0,
+        held_out=len(data.held) if data else 0,
+        seconds=time.perf_counter() - started,
+        census={} if kept_on else census,
+        notes=tuple(notes),
+    )
+    remember(result, conversion)
+    return result, conversion
 
 
 def outputs(value: Any) -> Iterator[Tensor]:
@@ -57,89 +161,6 @@ def largest_change(first: nn.Module, second: nn.Module, batches: Sequence[Batch]
                 change = max(change, float(apart.max()) if apart.numel() else 0.0)
                 size = max(size, float(finite.abs().max()) if finite.numel() else 0.0)
     return change, size
-
-
-EXAMPLE = 2  # rows of the batch that a pure model is exported with
-
-
-def convert(
-    model: nn.Module,
-    calibration: Any = None,
-    *,
-    level: str = "ffn",
-    eps: float = 1e-4,
-    anchors: int | None = None,
-    cold: bool = False,
-    margin: float = 2.0,
-    variance_margin: float = 30.0,
-    leave: Any = (),
-    strict: bool = False,
-    fast: bool = True,
-    report: Callable[[str], None] | None = None,
-) -> tuple[nn.Module, Conversion]:
-    """See `attnforge.convert`; `report` is called with the name of each stage."""
-    started = time.perf_counter()
-    refuse_unreadable(model)
-    level, data = level_of(level), read(calibration)
-    checked(eps, margin, variance_margin, anchors)
-    dtype, device = dtype_of(model), next(model.parameters()).device
-    if data is not None:
-        data = Data(_moved(data.seen, device, dtype), _moved(data.held, device, dtype), data.note)
-    kept = Leave.read(leave, model)
-    options = Options(float(eps), working(dtype), anchors, bool(cold), bool(fast))
-    with stages(report, "converting") as stage:
-        stage("copy")
-        result = twin(model)
-        stage("find")
-        chosen = choose(find(result), level, kept)
-        if not chosen.sites:
-            raise _nothing(model, level, chosen.left)
-        modules = prepare(result, chosen.sites)
-        stage("watch")
-        left = list(chosen.left)
-        if data is None:
-            seen = sound_ranges(result, chosen.sites, modules, margin)
-        else:
-            seen, called = _watched(result, chosen.sites, modules, data, kept, left)
-            left += called
-        stage("build")
-        sites = replace(result, chosen.sites, seen, options, dtype, margin, variance_margin, strict)
-        stage("measure")
-        change = size = None
-        if data is not None:
-            change, size = largest_change(model, result, data.held)
-        census: dict[str, int] = {}
-        if level == "pure":
-            stage("prove")
-            impure, census = _examined(result, data, kept)
-            left += impure
-    notes = _notes(model, sites, data, dtype)
-    kept_on = sum(one.reason == LEFT for one in left)
-    if level == "pure":
-        notes.append(
-            f"not pure: {kept_on} operations stay as leave= asks"
-            if kept_on
-            else "pure: on the exported graph softmax attention is the only nonlinear operation (attnforge.purity)"
-        )
-    conversion = Conversion(
-        model=type(model).__name__,
-        level=level,
-        eps=float(eps),
-        dtype=str(dtype).removeprefix("torch."),
-        sites=tuple(sites),
-        left=tuple(left),
-        parameters_before=sum(p.numel() for p in model.parameters()),
-        parameters_after=sum(p.numel() for p in result.parameters()),
-        change=change,
-        output=size,
-        batches=len(data.seen) if data else 0,
-        held_out=len(data.held) if data else 0,
-        seconds=time.perf_counter() - started,
-        census={} if kept_on else census,
-        notes=tuple(notes),
-    )
-    remember(result, conversion)
-    return result, conversion
 
 
 def _moved(batches: Sequence[Batch], device: torch.device, dtype: torch.dtype) -> tuple[Batch, ...]:
@@ -187,8 +208,8 @@ def _examined(model: nn.Module, data: Data | None, kept: Leave) -> tuple[list[Le
         raise ArgumentError("level='pure' examines the exported graph, which needs a batch: give calibration=batches")
     batch = data.held[0]
     example = batch.part(slice(0, EXAMPLE)) if batch.rows else batch
-    walk = Walk(capture(model, example.example))
-    found = dict.fromkeys(walk.offences)
+    census, offences = examine(model, example.example)
+    found = dict.fromkeys(offences)
     wrong = [
         f"{one.module or 'the model itself'}: {one.operation}: {one.why}{f' ({one.source})' if one.source else ''}"
         for one in found
@@ -196,7 +217,7 @@ def _examined(model: nn.Module, data: Data | None, kept: Leave) -> tuple[list[Le
     ]
     if wrong:
         raise unsupported(wrong)
-    return [Left(one.module, one.operation, LEFT) for one in found], walk.census.by_category
+    return [Left(one.module, one.operation, LEFT) for one in found], census.by_category
 
 
 def _nothing(model: nn.Module, level: str, left: Sequence[Left]) -> ArgumentError:
@@ -208,7 +229,7 @@ def _nothing(model: nn.Module, level: str, left: Sequence[Left]) -> ArgumentErro
     )
 
 
-def _notes(model: nn.Module, sites: Sequence[Site], data: Data | None, dtype: torch.dtype) -> list[str]:
+def _notes(model: nn.Module, sites: Sequence[Replacement], data: Data | None, dtype: torch.dtype) -> list[str]:
     notes = []
     dropping = [path for path, m in model.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
     if model.training and dropping:
@@ -227,7 +248,9 @@ def _notes(model: nn.Module, sites: Sequence[Site], data: Data | None, dtype: to
     if before:
         notes.append(f"{before} sites were attention before: this report speaks of the others")
     if dtype != working(dtype):
-        name, wide = (str(t).removeprefix("torch.") for t in (dtype, working(dtype)))
-        notes.append(f"heads are evaluated in {wide} and their results rounded to {name}; the bounds include that")
+        wide = dtype_name(working(dtype))
+        notes.append(
+            f"heads are evaluated in {wide} and their results rounded to {dtype_name(dtype)}; the bounds include that"
+        )
     notes.append("weights that did not change are shared with the original model: training one trains the other")
     return notes

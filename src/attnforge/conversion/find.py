@@ -1,12 +1,9 @@
-"""Which registered function a module or a callable computes, found by its values.
+"""Where a model computes something nonlinear: activations, norms and gated units, with every path they hang at; what
+of that is converted at a level, what stays, and what nobody knows how to convert.
 
-A candidate is evaluated in float64 on a few hundred points and compared with the functions of the registry, so that
-`nn.GELU(approximate="tanh")`, a `functools.partial`, an activation of Hugging Face and a user's own `QuickGELU` are all
-recognised, and options that change the function are never missed.
-
-Where a model computes something nonlinear: activations, norms and gated units, with every path they hang at.
-
-What is to be converted at a level, what stays, and what nobody knows how to convert.
+Functions are found by their values. A candidate is evaluated in float64 on a few hundred points and compared with the
+functions of the registry, so that `nn.GELU(approximate="tanh")`, a `functools.partial`, an activation of Hugging Face
+and a user's own `QuickGELU` are all recognised, and options that change the function are never missed.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, UnsupportedOperation, closest
 from ..functions.registry import Univariate, get
 from .record import LEVELS, Left
-from .site import GatedUnit, Layout, ProductSite, SiteModule, gated_layout
+from .site import GatedUnit, ProductSite, Roles, SiteModule, gated_roles
 
 Pointwise = Callable[[Tensor], Tensor]
 NAMES = (
@@ -33,8 +30,9 @@ NAMES = (
     "square", "atan", "expm1", "identity",
 )  # fmt: skip
 TELLING = ("act", "nonlin", "gelu", "relu", "silu", "swish", "tanh", "sigm")
-CLOSE = 1e-8  # some implementations carry constants of ten digits
+CLOSE = 1e-8  # of a value and 1: some implementations carry constants of ten digits
 FAR = (-300.0, -100.0, -40.0, -20.0, -12.0, 12.0, 20.0, 40.0, 100.0, 300.0)  # where clipped variants show
+NEAR = 446  # points of [-9, 9], where functions differ: 456 with those far away, which is 8 rows of 57
 
 
 def recognise(candidate: Any) -> Univariate | None:
@@ -74,7 +72,7 @@ def is_bare(module: nn.Module) -> bool:
 @torch.no_grad()
 def _values(candidate: Any) -> tuple[Tensor, Tensor] | None:
     """Its values on the probe, if it maps every number by itself: the same in another shape and order."""
-    grid = torch.cat([torch.linspace(-9.0, 9.0, 446, dtype=torch.float64), torch.tensor(FAR, dtype=torch.float64)])
+    grid = torch.cat([torch.linspace(-9.0, 9.0, NEAR, dtype=torch.float64), torch.tensor(FAR, dtype=torch.float64)])
     first = _call(candidate, grid.clone())
     second = _call(candidate, grid.flip(0).reshape(8, 57).clone())
     if first is None or second is None or first.shape != grid.shape or second.shape != (8, 57):
@@ -130,7 +128,7 @@ class Norm:
 class Found:
     """One nonlinear thing: the paths it hangs at (several where a module is shared), and what it is.
 
-    Exactly one of `function`, `norm` and `layout` is set; none of them where nothing is known: then `why` says more.
+    Exactly one of `function`, `norm` and `roles` is set; none of them where nothing is known: then `why` says more.
     """
 
     paths: tuple[str, ...]
@@ -138,7 +136,7 @@ class Found:
     target: Any
     function: Univariate | None = None
     norm: Norm | None = None
-    layout: Layout | None = None
+    roles: Roles | None = None
     why: str = ""
 
     @property
@@ -149,7 +147,7 @@ class Found:
     def kind(self) -> Kind | None:
         if self.function is not None:
             return "activation"
-        return "norm" if self.norm is not None else "gated" if self.layout is not None else None
+        return "norm" if self.norm is not None else "gated" if self.roles is not None else None
 
 
 def find(model: nn.Module) -> list[Found]:
@@ -200,9 +198,9 @@ def _examine(paths: tuple[str, ...], value: Any) -> Found | None:
     norm = norm_of(value)
     if norm is not None:
         return Found(paths, f"{norm.kind}_norm", value, norm=norm)
-    layout = gated_layout(value)
-    if layout is not None:
-        return Found(paths, "product", value, layout=layout)
+    roles = gated_roles(value)
+    if roles is not None:
+        return Found(paths, "product", value, roles=roles)
     if is_bare(value):
         function = recognise(value)
         if function is not None:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError, MissingExtra, closest
 
-MAX_CONFIG = 1 << 20  # bytes of a config.json that we are willing to read
-LONGEST = 512  # tokens of a text, where the model does not say
+MAX_CONFIG = 1 << 20  # bytes of a config.json that we are willing to read: a hundred times those of real models
+LONGEST = 512  # tokens of a text, where the model does not say: what encoders are trained on
 
 
 def find_folder(where: str | Path) -> Path:

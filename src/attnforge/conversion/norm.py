@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from ..certificates.rounding import UNIT, gamma, up
+from ..dtypes import dtype_name
 from ..heads.fast.read import exporting
 from ..heads.norm.bound import Roundings
 from ..heads.norm.head import NormHead
-from .site import SiteModule, full_precision, tracing, working
+from .site import ROUGHLY, SiteModule, full_precision, tracing, working
 
 CHUNK = 1 << 17  # row entries evaluated at once, without gradients: intermediate rows stay in the cache
 
@@ -169,13 +170,14 @@ class NormSite(SiteModule):
         """
         head, u = self.head, UNIT[working(dtype)]
         assert head.bound is not None
-        relative = up(head.bound + gamma(3, u) * (1 + head.bound), 8)  # weight and bias: two roundings; 1 + weight: one
+        # weight and bias: two roundings; 1 + weight: one
+        relative = up(head.bound + gamma(3, u) * (1 + head.bound), ROUGHLY)
         if dtype != working(dtype):
-            relative = up(relative + UNIT[dtype] * (1 + relative), 8)
+            relative = up(relative + UNIT[dtype] * (1 + relative), ROUGHLY)
         weight = torch.ones(1) if self.weight is None else self.weight.detach().double() + float(self.unit)
         bias = torch.zeros(1) if self.bias is None else self.bias.detach().double()
         scale = float((weight.abs() * math.sqrt(head.channels) + bias.abs()).max()) or 1.0
-        return float(up(relative * scale, 8)), scale
+        return float(up(relative * scale, ROUGHLY)), scale
 
     def config(self) -> dict[str, Any]:
         """What rebuilds this module besides its tensors."""
@@ -186,7 +188,7 @@ class NormSite(SiteModule):
             "unit": self.unit,
             "weight": self.weight is not None,
             "bias": self.bias is not None,
-            "dtype": str(self.head.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.head.dtype),
         }
 
     def extra_repr(self) -> str:

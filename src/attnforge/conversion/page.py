@@ -15,7 +15,7 @@ from ..charts.chart import Figure, Level, Panel, Series, Spans
 from ..report.html import Page
 
 if TYPE_CHECKING:
-    from .record import Conversion, Site
+    from .record import Conversion, Replacement
 
 DRAWN = 80  # sites in a figure, a page high; the tables hold all of them
 LONGEST_LABEL = 44  # letters beside a figure: a third of its width
@@ -171,7 +171,7 @@ def _left(found: Page, conversion: Conversion) -> None:
     found.table(["module", "operation", "why"], rows)
 
 
-def _left_out(sites: Sequence[Site]) -> str:
+def _left_out(sites: Sequence[Replacement]) -> str:
     return f"; the first {DRAWN} of {len(sites)} are drawn" if len(sites) > DRAWN else ""
 
 
@@ -202,7 +202,7 @@ def bounds_figure(conversion: Conversion) -> Figure:
     return Figure("bounds", caption, (panel,), alt, columns=(1,), heights=(AXIS + ROW * len(sites),))
 
 
-def ranges_figure(sites: Sequence[Site]) -> Figure:
+def ranges_figure(sites: Sequence[Replacement]) -> Figure:
     """Bars for the range covered and, inside, the range seen; a panel for each thing that ranges are of."""
     drawn = sites[:DRAWN]
     groups = {name: [site for site in drawn if site.ranged == name] for name in dict.fromkeys(s.ranged for s in drawn)}
@@ -216,7 +216,7 @@ def ranges_figure(sites: Sequence[Site]) -> Figure:
     )
 
 
-def _ranges_panel(name: str, group: Sequence[Site]) -> Panel:
+def _ranges_panel(name: str, group: Sequence[Replacement]) -> Panel:
     looked_at = [(i, s.low_seen, s.high_seen) for i, s in enumerate(group)]
     seen = [(i, low, high) for i, low, high in looked_at if low is not None and high is not None]
     ends = [(s.low, s.high) for s in group if math.isfinite(s.low) and math.isfinite(s.high)]

@@ -1,4 +1,4 @@
-"""What a conversion did: `Site`, `Left` and the report `Conversion`, frozen and printable, to JSON and back.
+"""What a conversion did: `Replacement`, `Left` and the report `Conversion`, frozen and printable, to JSON and back.
 
 Two words are kept apart. *Certified* is the sup error of one site's heads on the site's range, proved, rounding
 included. *Measured* is how far the outputs of the whole model moved on data that was held out: no proof.
@@ -15,13 +15,14 @@ from typing import Any
 
 from ..certificates.certificate import aligned, upper_text
 from ..errors import ArgumentError
+from .page import write
 
 LEVELS = ("ffn", "pure")
 FAMILIES = ("anchor", "gate", "chain", "fast", "product", "norm")
 
 
 @dataclass(frozen=True)
-class Site:
+class Replacement:
     """One place of the model whose nonlinearity became attention.
 
     `low` to `high` is where the certificate holds, `low_seen` to `high_seen` what calibration met there (None without
@@ -81,7 +82,7 @@ class Site:
         return {name: _plain(value) for name, value in asdict(self).items()} | {"relative": self.relative}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Site:
+    def from_json(cls, data: Mapping[str, Any]) -> Replacement:
         known = {f.name: data[f.name] for f in fields(cls)}
         for name in ("low", "high", "margin", "bound", "scale", "low_seen", "high_seen", "kappa"):
             known[name] = None if known[name] is None else float(known[name])
@@ -102,7 +103,7 @@ class Left:
 class Conversion:
     """The report of `attnforge.convert`: what was replaced, what is certified of it, what was measured.
 
-    >>> site = Site("1", "gelu", "ffn", "anchor", -8.0, 8.0, 2.0, 32, 96, 1e-6, 4.0, -3.1, 4.0)
+    >>> site = Replacement("1", "gelu", "ffn", "anchor", -8.0, 8.0, 2.0, 32, 96, 1e-6, 4.0, -3.1, 4.0)
     >>> report = Conversion("Sequential", "ffn", 1e-4, "float32", (site,), (), 1000, 1096, change=2e-6, held_out=1)
     >>> report.by_family, Conversion.from_json(report.to_json()) == report
     ({'anchor': 1}, True)
@@ -112,7 +113,7 @@ class Conversion:
     level: str
     eps: float
     dtype: str
-    sites: tuple[Site, ...]
+    sites: tuple[Replacement, ...]
     left: tuple[Left, ...]
     parameters_before: int
     parameters_after: int
@@ -180,7 +181,7 @@ class Conversion:
         """The report that `to_json` described; raises `ArgumentError` on anything else."""
         try:
             given = {f.name: data[f.name] for f in fields(cls)}
-            given["sites"] = tuple(map(Site.from_json, given["sites"]))
+            given["sites"] = tuple(map(Replacement.from_json, given["sites"]))
             given["left"] = tuple(Left(**left) for left in given["left"])
             given["notes"] = tuple(map(str, given["notes"]))
             return cls(**given)
@@ -193,8 +194,6 @@ class Conversion:
         if target.suffix == ".json":
             target.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
         elif target.suffix in (".html", ".htm"):
-            from .page import write
-
             write(self, target)
         else:
             raise ArgumentError(f"a report is saved as .html or .json, got {str(path)!r}")
@@ -234,7 +233,7 @@ class Conversion:
 HEADER = ("path", "operation", "heads", "anchors", "kappa", "range seen", "certified on", "bound", "of scale")
 
 
-def row(site: Site) -> tuple[str, ...]:
+def row(site: Replacement) -> tuple[str, ...]:
     """One line of the table, as `HEADER` names its cells."""
     seen = "–" if site.low_seen is None or site.high_seen is None else f"{site.low_seen:.3g} .. {site.high_seen:.3g}"
     held = f"{site.low:.3g} .. {site.high:.3g}{' and on' if site.everywhere else ''}"

@@ -1,8 +1,7 @@
-"""A second model over the same weights: everything is copied but the parameters, which both share.
+"""A second model over the same weights, with heads in their places and one record of each.
 
-Putting modules where others were, and making sure that they are asked.
-
-From ranges to heads in their places, one record each.
+Everything is copied but the parameters, which both models share. Modules are put where others, or plain functions,
+were, and fused paths that would not ask them are switched off.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from ..certificates.certificate import upper_text
 from ..certificates.certified import CertifiedModule
+from ..dtypes import DTYPES
 from ..errors import ArgumentError, AttnforgeError, PrecisionError, UnsupportedOperation
 from ..heads import AnchorHead
 from ..heads.fast.activation import FastActivation
@@ -24,7 +24,8 @@ from ..network import Heads
 from .build import Options, activation_head, norm_head, product_head, scale_of, whole_line, widened, widened_ratio
 from .find import Found
 from .norm import NormSite
-from .record import Site
+from .ranges import Seen
+from .record import Replacement
 from .site import (
     ActivationSite,
     GatedUnit,
@@ -36,10 +37,9 @@ from .site import (
     right_everywhere,
     working,
 )
-from .watch import Seen
 
 QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic", "bitsandbytes", "torchao")
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+LEAST_OFFSET = 100.0  # standard deviations that the mean of a row may be away from 0, however few calibration saw
 
 
 def twin(model: nn.Module) -> nn.Module:
@@ -68,8 +68,8 @@ def dtype_of(model: nn.Module) -> torch.dtype:
         shown = ", ".join(f"{name} is {dtype}" for dtype, name in found.items())
         raise ArgumentError(f"the parameters have several dtypes ({shown}); convert the model with model.to(dtype)")
     (dtype,) = found
-    if dtype not in FLOATS:
-        raise ArgumentError(f"parameters are {dtype}; expected one of {', '.join(map(str, FLOATS))}")
+    if dtype not in DTYPES.values():
+        raise ArgumentError(f"parameters are {dtype}; expected one of {', '.join(map(str, DTYPES.values()))}")
     return dtype
 
 
@@ -128,8 +128,8 @@ def prepare(model: nn.Module, sites: tuple[Found, ...]) -> dict[str, nn.Module]:
     for site in sorted(sites, key=lambda site: site.kind == "gated"):  # functions first: units take their children over
         module = site.target
         if site.kind == "gated":
-            assert site.layout is not None
-            module = rebuilt(site.target, site.layout, Multiply())
+            assert site.roles is not None
+            module = rebuilt(site.target, site.roles, Multiply())
         elif not isinstance(module, nn.Module):
             module = Called(site.target)
         if module is not site.target:
@@ -159,7 +159,7 @@ def replace(
     margin: float,
     variance_margin: float,
     strict: bool,
-) -> list[Site]:
+) -> list[Replacement]:
     """Build every site's heads, hang them into the model, and say what was built; all failures are told at once."""
     device = next(model.parameters()).device
     records, failed = [], []
@@ -181,7 +181,7 @@ def replace(
             failed.append(f"{site.path}: {record.operation} {reached}, not eps = {options.eps:g} ({dtype})")
             continue
         made = made.to(seen[site.path].device or device)
-        if site.layout is not None:
+        if site.roles is not None:
             unit = model.get_submodule(site.path)
             assert isinstance(unit, GatedUnit)
             unit.product = made.train(unit.training)
@@ -194,9 +194,26 @@ def replace(
     return records
 
 
+def _record(
+    site: Found, seen: Seen, head: CertifiedModule, ends: tuple[float, float], margin: float, **own: Any
+) -> Replacement:
+    """What is said of a site, whatever its kind; `own` is the rest."""
+    return Replacement(
+        path=site.path,
+        operation=site.operation,
+        low=ends[0],
+        high=ends[1],
+        margin=margin,
+        parameters=sum(p.numel() for p in head.parameters()),
+        calls=seen.calls,
+        aliases=site.paths[1:],
+        **{"low_seen": seen.low, "high_seen": seen.high, **own},
+    )
+
+
 def _activation(
     site: Found, seen: Seen, options: Options, dtype: torch.dtype, margin: float, strict: bool
-) -> tuple[nn.Module, Site]:
+) -> tuple[nn.Module, Replacement]:
     function = site.function
     assert function is not None
     known = seen.calls > 0
@@ -208,27 +225,19 @@ def _activation(
     assert head.bound is not None
     if dtype == working(dtype):  # in half precision the bound is that of rounding the result: it grows with the range
         low, high = wide
-    made = ActivationSite(head, function.name, low, high, site.path, strict)
-    return made, Site(
-        path=site.path,
-        operation=function.name,
+    unknown = {} if known else {"low_seen": None, "high_seen": None}
+    return ActivationSite(head, function.name, low, high, site.path, strict), _record(
+        site, seen, head, (low, high), margin if known else 1.0,
         level="ffn",
         family=head.family,
-        low=low,
-        high=high,
-        margin=margin if known else 1.0,
         anchors=_anchors(head),
-        parameters=sum(p.numel() for p in head.parameters()),
         bound=handed_on(head.bound, scale_of(function, low, high), dtype),
         scale=scale,
-        low_seen=seen.low if known else None,
-        high_seen=seen.high if known else None,
         kappa=_kappa(head),
         everywhere=right_everywhere(head),
-        calls=seen.calls,
-        aliases=site.paths[1:],
         config={"function": function.name, **describe(head)},
-    )
+        **unknown,
+    )  # fmt: skip
 
 
 def _anchors(head: CertifiedModule) -> int:
@@ -245,63 +254,31 @@ def _kappa(head: CertifiedModule) -> float | None:
 
 def _norm(
     site: Found, seen: Seen, options: Options, dtype: torch.dtype, margin: float, strict: bool
-) -> tuple[nn.Module, Site]:
+) -> tuple[nn.Module, Replacement]:
     norm, module = site.norm, site.target
     assert norm is not None
-    low, high = widened_ratio(seen.low, seen.high, margin)
-    offset = 2.0 ** math.ceil(math.log2(max(100.0, margin * seen.offset)))
-    head = norm_head(math.prod(norm.shape), low, high, norm.eps, norm.kind, offset, options)
+    ends = widened_ratio(seen.low, seen.high, margin)
+    offset = 2.0 ** math.ceil(math.log2(max(LEAST_OFFSET, margin * seen.offset)))
+    head = norm_head(math.prod(norm.shape), *ends, norm.eps, norm.kind, offset, options)
     weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
     made = NormSite(head, norm.shape, weight, bias, site.path, strict, norm.unit)
     bound, scale = made.site_bound(dtype)
-    return made, Site(
-        path=site.path,
-        operation=site.operation,
-        level="pure",
-        family="norm",
-        low=low,
-        high=high,
-        margin=margin,
-        anchors=head.heads,
-        parameters=sum(p.numel() for p in head.parameters()),
-        bound=bound,
-        scale=scale,
-        low_seen=seen.low,
-        high_seen=seen.high,
-        kind="norm",
-        ranged=made.what,
-        calls=seen.calls,
-        aliases=site.paths[1:],
-        config=made.config(),
-    )
+    return made, _record(
+        site, seen, head, ends, margin, level="pure", family="norm", anchors=head.heads, bound=bound, scale=scale,
+        kind="norm", ranged=made.what, config=made.config(),
+    )  # fmt: skip
 
 
 def _product(
     site: Found, seen: Seen, options: Options, dtype: torch.dtype, margin: float, strict: bool
-) -> tuple[nn.Module, Site]:
+) -> tuple[nn.Module, Replacement]:
     first, second = widened(*seen.other, margin), widened(seen.low, seen.high, margin)
     head = product_head(first, second, options)
     assert head.bound is not None
-    assert site.layout is not None
-    made = ProductSite(head, f"{site.path}.product", strict)
+    assert site.roles is not None
     largest = [max(abs(low), abs(high)) for low, high in (seen.other, (seen.low, seen.high), first, second)]
-    return made, Site(
-        path=site.path,
-        operation="product",
-        level="pure",
-        family="product",
-        low=second[0],
-        high=second[1],
-        margin=margin,
-        anchors=head.nodes,
-        parameters=sum(p.numel() for p in head.parameters()),
-        bound=handed_on(head.bound, largest[2] * largest[3], dtype),
-        scale=(largest[0] * largest[1]) or 1.0,
-        low_seen=seen.low,
-        high_seen=seen.high,
-        kind="gated",
-        ranged="second factor",
-        calls=seen.calls,
-        aliases=site.paths[1:],
-        config={"layout": GatedUnit.config_of(site.layout), **describe(head)},
-    )
+    return ProductSite(head, f"{site.path}.product", strict), _record(
+        site, seen, head, second, margin, level="pure", family="product", anchors=head.nodes,
+        bound=handed_on(head.bound, largest[2] * largest[3], dtype), scale=(largest[0] * largest[1]) or 1.0,
+        kind="gated", ranged="second factor", config={"layout": GatedUnit.config_of(site.roles), **describe(head)},
+    )  # fmt: skip

@@ -1,11 +1,11 @@
-"""What all converted sites share: a range, a count of the values outside of it, one warning, precision that stays.
+"""The modules that stand where activations, products and gated units stood (`norm` has those of norms).
 
-Converted activations and products: a head, its range, and the dtype of the model around it.
+They share a range, a count of the values outside of it, one warning, and tables whose precision stays, whatever the
+dtype of the model around them.
 
-Gated units, down(act(gate(x)) * up(x)): SwiGLU, GEGLU and their kin, with the product as attention.
-
-The product stands in the unit's own `forward`, where no submodule can be exchanged. So the whole unit is replaced by
-one that computes the same with the same children under the same names, and with a product that is a module.
+Gated units, down(act(gate(x)) * up(x)), are SwiGLU, GEGLU and their kin. Their product stands in their own `forward`,
+where no submodule can be exchanged. So the whole unit is replaced by one that computes the same with the same children
+under the same names, and with a product that is a module.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from ..certificates.rounding import UNIT, up
 from ..errors import DomainError, DomainWarning
 from ..heads import ProductHead
 
-HALF = (torch.bfloat16, torch.float16)
-EVERY = 32  # calls on an accelerator between two looks at the range
+HALF = (torch.bfloat16, torch.float16)  # dtypes in which no head is evaluated
+EVERY = 32  # calls on an accelerator between two looks at the range: waiting for it then costs little
+ROUGHLY = 8  # roundings in float64 that a bound of a few operations is moved up by
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
@@ -167,16 +168,16 @@ def handed_on(bound: float, size: float, dtype: torch.dtype) -> float:
     """A bound in the working precision, plus the rounding to the model's dtype of outputs up to `size`."""
     if dtype == working(dtype):
         return bound
-    return float(up(bound + UNIT[dtype] * (size + bound), 8))
+    return float(up(bound + UNIT[dtype] * (size + bound), ROUGHLY))
 
 
 def describe(head: CertifiedModule) -> dict[str, Any]:
-    """What `attnforge.certificates.storage` would need to rebuild a head: its family and its configuration."""
+    """What rebuilds a head besides its tensors: its family and its configuration."""
     return {"family": head.family, "config": head.config()}
 
 
 @dataclass(frozen=True)
-class Layout:
+class Roles:
     """The children of a gated unit by role; without `up` the projection `gate` yields both halves.
 
     `first` says whether the activated half comes first.
@@ -196,43 +197,43 @@ class Layout:
         return wanted <= children.keys() and callable(getattr(module, self.act, None))
 
 
-LAYOUTS = (
-    Layout("gate_proj", "up_proj", "down_proj", "act_fn"),  # Llama, Mistral, Qwen, Gemma
-    Layout("gate_up_proj", None, "down_proj", "activation_fn"),  # Phi-3
-    Layout("wi_0", "wi_1", "wo", "act", "dropout"),  # T5 1.1
-    Layout("w1", "w3", "w2", "act_fn"),  # experts of Mixtral
-    Layout("Wi", None, "Wo", "act", "drop"),  # ModernBERT
+KNOWN_UNITS = (
+    Roles("gate_proj", "up_proj", "down_proj", "act_fn"),  # Llama, Mistral, Qwen, Gemma
+    Roles("gate_up_proj", None, "down_proj", "activation_fn"),  # Phi-3
+    Roles("wi_0", "wi_1", "wo", "act", "dropout"),  # T5 1.1
+    Roles("w1", "w3", "w2", "act_fn"),  # experts of Mixtral
+    Roles("Wi", None, "Wo", "act", "drop"),  # ModernBERT
 )
 
 
 class GatedUnit(nn.Module):
     """A gated unit whose product is the module `product`; all other children are those of the original."""
 
-    def __init__(self, layout: Layout, children: Mapping[str, nn.Module], act: Any, product: nn.Module):
+    def __init__(self, roles: Roles, children: Mapping[str, nn.Module], act: Any, product: nn.Module):
         super().__init__()
-        self.layout = layout
+        self.roles = roles
         for name, child in children.items():
             self.add_module(name, child)
-        setattr(self, layout.act, act)
+        setattr(self, roles.act, act)
         self.product = product
 
     def forward(self, x: Tensor) -> Tensor:
-        layout = self.layout
-        inner = self.get_submodule(layout.gate)(x)
-        if layout.up is not None:
-            gate, up = inner, self.get_submodule(layout.up)(x)
+        roles = self.roles
+        inner = self.get_submodule(roles.gate)(x)
+        if roles.up is not None:
+            gate, up = inner, self.get_submodule(roles.up)(x)
         else:
             halves = inner.chunk(2, dim=-1)
-            gate, up = halves if layout.first else halves[::-1]
-        hidden = self.product(getattr(self, layout.act)(gate), up)
-        if layout.dropout is not None:
-            hidden = self.get_submodule(layout.dropout)(hidden)
-        return cast(Tensor, self.get_submodule(layout.down)(hidden))
+            gate, up = halves if roles.first else halves[::-1]
+        hidden = self.product(getattr(self, roles.act)(gate), up)
+        if roles.dropout is not None:
+            hidden = self.get_submodule(roles.dropout)(hidden)
+        return cast(Tensor, self.get_submodule(roles.down)(hidden))
 
     @staticmethod
-    def config_of(layout: Layout) -> dict[str, Any]:
-        """The layout as JSON holds it."""
-        return asdict(layout)
+    def config_of(roles: Roles) -> dict[str, Any]:
+        """The roles as JSON holds them."""
+        return asdict(roles)
 
 
 class Multiply(nn.Module):
@@ -242,26 +243,26 @@ class Multiply(nn.Module):
         return x * y
 
 
-def rebuilt(module: nn.Module, layout: Layout, product: nn.Module) -> GatedUnit:
+def rebuilt(module: nn.Module, roles: Roles, product: nn.Module) -> GatedUnit:
     """The unit with `product` in it, over the children of `module`."""
     children = dict(module.named_children())
-    unit = GatedUnit(layout, children, getattr(module, layout.act), product)
+    unit = GatedUnit(roles, children, getattr(module, roles.act), product)
     return unit.train(module.training)
 
 
 @torch.no_grad()
-def gated_layout(module: nn.Module) -> Layout | None:
-    """How a module is a gated unit, or None: by its children's names, then by its values on random rows."""
-    for layout in LAYOUTS:
-        if not layout.fits(module):
+def gated_roles(module: nn.Module) -> Roles | None:
+    """Which child does what in a gated unit; None for another module. By their names, then by values on random rows."""
+    for roles in KNOWN_UNITS:
+        if not roles.fits(module):
             continue
-        weight = module.get_submodule(layout.gate).get_parameter("weight")
+        weight = module.get_submodule(roles.gate).get_parameter("weight")
         x = torch.randn(5, weight.shape[-1], generator=torch.Generator().manual_seed(0))
         x = x.to(weight.device, weight.dtype)
         training = module.training
         module.eval()
         try:
-            for flipped in (layout, Layout(**{**asdict(layout), "first": False})):
+            for flipped in (roles, Roles(**{**asdict(roles), "first": False})):
                 wanted, found = module(x), rebuilt(module, flipped, Multiply())(x)
                 if torch.allclose(wanted, found, rtol=1e-5, atol=1e-6 * float(wanted.abs().max())):
                     return flipped

@@ -1,9 +1,4 @@
-"""Sites from their descriptions: heads put back into a model that was not converted, and certified again.
-
-A description is not believed: what stood at a site must be the operation it names, the heads must be of a known family,
-and `recertified` computes every bound from the tables as they are.
-
-Converted models on disk: a folder of JSON and safetensors, nothing that could run code.
+"""Converted models on disk: a folder of JSON and safetensors, nothing that could run code.
 
     config.json          the Hugging Face configuration, where the model has one
     model.safetensors    every tensor of the model, the tables of the heads included
@@ -11,7 +6,8 @@ Converted models on disk: a folder of JSON and safetensors, nothing that could r
 
 `save_pretrained` of a converted Hugging Face model writes the first two, with the description of the sites inside
 config.json; `load` reads that as well. A file is untrusted: sizes are checked before anything is allocated, the class
-must be one of transformers, and `check` computes the certificate of every site again.
+must be one of transformers, what stood at a site must be the operation that the description names, its heads must be of
+a known family, and `check` computes the certificate of every site again, from the tables as they are.
 """
 
 from __future__ import annotations
@@ -31,6 +27,7 @@ from torch import Tensor, nn
 
 from ..certificates.certificate import weights_hash
 from ..certificates.certified import CertifiedModule
+from ..dtypes import DTYPES
 from ..errors import ArgumentError, AttnforgeError, CertificateError
 from ..functions.registry import parse
 from ..heads.build import computes
@@ -38,11 +35,10 @@ from .build import scale_of
 from .find import norm_of, recognise
 from .folder import model_class, quiet, read_config
 from .norm import NativeNorm, NormSite
-from .record import Conversion, Site
+from .record import Conversion, Replacement
 from .replace import put, unfuse
-from .site import ActivationSite, GatedUnit, Layout, ProductSite, SiteModule, gated_layout, handed_on, rebuilt
+from .site import ActivationSite, GatedUnit, ProductSite, Roles, SiteModule, gated_roles, handed_on, rebuilt
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FAMILIES = ("anchor", "gate", "chain", "product", "fast")  # of the heads that a site may hold
 
 
@@ -57,7 +53,7 @@ def install(model: nn.Module, conversion: Conversion, stored: Mapping[str, Tenso
     unfuse(model)
 
 
-def _module(model: nn.Module, site: Site, stored: Mapping[str, Tensor], strict: bool) -> nn.Module:
+def _module(model: nn.Module, site: Replacement, stored: Mapping[str, Tensor], strict: bool) -> nn.Module:
     config, old = site.config, _at(model, site.path)
     if site.kind == "norm":
         native = NativeNorm.rebuild(dict(config["head"]), _below(stored, f"{site.path}.head"))
@@ -68,7 +64,7 @@ def _module(model: nn.Module, site: Site, stored: Mapping[str, Tensor], strict: 
     if site.kind == "gated":
         product = f"{site.path}.product"
         head = _head(config, _below(stored, f"{product}.head"))
-        return rebuilt(old, Layout(**config["layout"]), ProductSite(head, product, strict))  # type: ignore[arg-type]
+        return rebuilt(old, Roles(**config["layout"]), ProductSite(head, product, strict))  # type: ignore[arg-type]
     head = _head(config, _below(stored, f"{site.path}.head"))
     return ActivationSite(head, str(config["function"]), site.low, site.high, site.path, strict)
 
@@ -92,7 +88,7 @@ def _at(model: nn.Module, path: str) -> Any:
     return getattr(model.get_submodule(parent), name)
 
 
-def _same_operation(model: nn.Module, site: Site) -> None:
+def _same_operation(model: nn.Module, site: Replacement) -> None:
     """What stands at a site before the conversion must be what the description says it was."""
     try:
         old = _at(model, site.path)
@@ -104,8 +100,8 @@ def _same_operation(model: nn.Module, site: Site) -> None:
         said = (head["kind"], tuple(config["shape"]), float(head["eps_norm"]), bool(config["unit"]))
         fits = norm is not None and (norm.kind, norm.shape, norm.eps, norm.unit) == said
     elif site.kind == "gated":
-        layout = gated_layout(old)
-        fits = layout is not None and dataclasses.asdict(layout) == dict(site.config["layout"])
+        roles = gated_roles(old)
+        fits = roles is not None and dataclasses.asdict(roles) == dict(site.config["layout"])
     else:
         function = recognise(old)
         fits = function is not None and function.name == site.operation == site.config["function"]
@@ -130,7 +126,7 @@ def recertified(model: nn.Module, conversion: Conversion) -> Conversion:
     return dataclasses.replace(conversion, sites=tuple(sites))
 
 
-def _bound(module: nn.Module, site: Site, dtype: torch.dtype) -> float:
+def _bound(module: nn.Module, site: Replacement, dtype: torch.dtype) -> float:
     """The certified sup error of a site on its range, from the tensors it holds now."""
     if isinstance(module, NormSite):
         _covers(site, module.head.variance)
@@ -154,17 +150,17 @@ def _bound(module: nn.Module, site: Site, dtype: torch.dtype) -> float:
     return handed_on(found, scale_of(function, site.low, site.high), dtype)
 
 
-def _covers(site: Site, interval: tuple[float, float]) -> None:
+def _covers(site: Replacement, interval: tuple[float, float]) -> None:
     if not (interval[0] <= site.low and site.high <= interval[1]):
         raise CertificateError(
             f"the range [{site.low:g}, {site.high:g}] is stated, its heads are for [{interval[0]:g}, {interval[1]:g}]"
         )
 
 
-FORMAT = 1
+FORMAT = 1  # of conversion.json; another one is refused
 WEIGHTS, DESCRIPTION, CONFIG = "model.safetensors", "conversion.json", "config.json"
 KEY = "attnforge"  # of the description inside config.json
-MAX_DESCRIPTION = 64 << 20  # bytes of JSON that we are willing to read
+MAX_DESCRIPTION = 64 << 20  # bytes of JSON that we are willing to read: more than a hundred thousand sites take
 
 
 def prepare(folder: str | Path, force: bool = False) -> Path:

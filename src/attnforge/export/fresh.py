@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Run = Callable[..., "Array"]
 MOST = 4096  # points evaluated at once: what `verify` asks for in one piece
-MOST_ONNX = 512  # and by ONNX Runtime, which holds every intermediate result of a graph that it may not rewrite
+MOST_ONNX = 512  # and by ONNX Runtime, for which heads are spelled out in many intermediate results
 #: What loads each kind of artefact (a module of attnforge.export and a function), and its method that takes tensors.
 LOADERS = {
     "plain": ("plain.transformer", "load_plain", "core"),

@@ -40,8 +40,8 @@ from .writing import network_of, steps
 
 Run = Callable[..., Tensor]
 TOKENS = 2  # of a sequence, where any number will do: the smallest at which tokens can look at each other
-#: How far two evaluations of one network may differ, as a part of its largest output (at least 1): about a hundred
-#: roundings in float32; in float64, where kernels are less alike, far above rounding and far below any wrong weight.
+#: How far two evaluations of one network may differ, as a part of its largest output (at least 1): some hundred
+#: roundings in float32; a million in float64, far below what kernels of less than float64 are off by (2e-8).
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10}
 POINTS, LEAST = 4096, 64  # random points, if nobody says how many: as many as `SECONDS` allow, but so many at least
 SECONDS = 3.0  # spent on random points: an export is waited for

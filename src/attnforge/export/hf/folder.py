@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .model import AttnforgeModel
 
 FIGURE = "error.png"
-POINTS = 801  # along the diagonal: more than the figure has pixels in one of its panels
+POINTS = 801  # along the diagonal, both of its ends among them
 SHOWN = 12  # variables, sites and heads listed before the rest is counted: a screen of a card
 TITLE = 60  # characters of a target in a card's title
 MAX_WEIGHTS = 4 << 30  # bytes that we are willing to read
