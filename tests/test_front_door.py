@@ -52,3 +52,16 @@ def test_names_stay_what_they_are_after_their_packages_are_imported() -> None:
     assert all(inspect.isfunction(getattr(af, name)) for name in FUNCTIONS)
     code = "import attnforge.certificates, attnforge.census, attnforge as af; print(callable(af.certify), af.purity)"
     assert fresh(code).startswith("True <function purity")
+
+
+def test_a_fresh_process_can_read_every_family() -> None:
+    shown = "from attnforge.certificates.certified import CertifiedModule as M; print(*sorted(M.families))"
+    everything = (
+        "import importlib, pkgutil, attnforge\n"
+        "for found in pkgutil.walk_packages(attnforge.__path__, 'attnforge.'):\n"
+        "    if not found.name.endswith(('__main__', 'hf.model')):\n"
+        "        importlib.import_module(found.name)\n"
+    )
+    families = fresh(everything + shown).split()
+    assert {"anchor", "gate", "product", "norm", "blackbox-grid", "blackbox-ridge"} < set(families)
+    assert fresh(f"import attnforge as af; af.load; {shown}").split() == families

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
 
 from .errors import MissingExtra
+
+
+@contextmanager
+def transformers_without_bars() -> Iterator[Any]:
+    """The package transformers without its progress bars, which would run into ours; its settings come back."""
+    transformers = require("transformers", "convert")
+    logging = require("transformers.utils.logging", "convert")
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield transformers
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def require(module: str, extra: str) -> Any:

@@ -1,11 +1,8 @@
-"""Which operations an attention-only network may use: the tables the walk reads, by operator name.
+"""What an attention-only network may use, and what was found in one: tables of operators, `Census` and `Offence`.
 
-An operator that stands in none of these tables is an offence, so a forgotten entry is loud and a new operator of
-PyTorch can never slip through.
-
-What the purity check found: a census of the allowed operations, and the offences.
-
-A cheap check at the end of a compilation: are the modules the ones whose code is known to be attention-only?
+An operator that stands in none of the tables is an offence, so a forgotten entry is loud and a new operator of PyTorch
+can never slip through. `structural` is the cheap check at the end of a compilation: it looks at the classes of modules
+instead of the operators they compute.
 """
 
 from __future__ import annotations

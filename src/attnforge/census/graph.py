@@ -1,7 +1,5 @@
-"""Small questions about a node of the graph: its operator, its arguments by name, its shape and dtype.
-
-From a module to a flat, functional graph of operators, each with the source line that called it.
-"""
+"""From a module to a flat, functional graph of operators, each with the source line that called it; and small questions
+about a node of the graph: its operator, its arguments by name, its shape and dtype."""
 
 from __future__ import annotations
 
@@ -27,6 +25,16 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ArgumentError, PurityError
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*(?:\n(?P<code>(?!\s*File ")[^\n]*))?')
+_GENERATED = "<eval_with_key>"
+_PLACE = "attnforge_place"
+_annotate = getattr(fx_traceback, "annotate", None)  # older releases of torch lack it: then only `forward` has lines
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_LIBRARY = str(Path(traceback.__file__).parent) + os.sep
 
 
 def operator_name(node: Node) -> str:
@@ -78,18 +86,6 @@ def is_integral(node: Node) -> bool:
     """A tensor of integers or truth values."""
     value = tensor(node)
     return value is not None and not (value.dtype.is_floating_point or value.dtype.is_complex)
-
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
-    from torch.fx import Node
-
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*(?:\n(?P<code>(?!\s*File ")[^\n]*))?')
-_GENERATED = "<eval_with_key>"
-_PLACE = "attnforge_place"
-_annotate = getattr(fx_traceback, "annotate", None)  # older releases of torch lack it: then only `forward` has lines
-_TORCH = str(Path(torch.__file__).parent) + os.sep
-_LIBRARY = str(Path(traceback.__file__).parent) + os.sep
 
 
 @dataclass(frozen=True)

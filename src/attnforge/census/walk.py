@@ -1,9 +1,8 @@
-"""Products of tensors: what they sum over, and whether one factor is a softmax's weights used as weights.
+"""The walk over the graph: what every value depends on, and whether each operation is allowed on it.
 
-Weights times V sums over the slots of one softmax row. Which row an entry of a reshaped, sliced or expanded weight
-tensor comes from is found by doing the same data movement to a tensor of row numbers.
-
-The walk over the graph: what every value depends on, and whether each operation is allowed on it.
+Products of two data tensors are looked at most closely: what they sum over, and whether one factor is a softmax's
+weights used as weights. Weights times V sums over the slots of one softmax row. Which row an entry of a reshaped,
+sliced or expanded weight tensor comes from is found by doing the same data movement to a tensor of row numbers.
 """
 
 from __future__ import annotations
@@ -134,6 +133,8 @@ class Level(IntEnum):
 
 
 Arguments = dict[str, Any]
+ELEMENTWISE_PRODUCT = "an elementwise product of two data-dependent tensors"
+OTHER_PRODUCT = "a product of data-dependent tensors other than Q K^T and weights times V"
 
 
 class Walk:
@@ -245,11 +246,11 @@ class Walk:
         if len(varying) <= 1:
             return self._allow(node, "attention" if any(map(is_softmax_weights, varying)) else "affine", result)
         if product is None or len(factors) != 2:
-            return self._offend(node, "a product of data-dependent tensors other than Q K^T and weights times V")
+            return self._offend(node, OTHER_PRODUCT)
         if any(map(keeps_rows, product.factors)):
             return self._allow(node, "attention", result)
         if not product.summing:
-            return self._offend(node, "an elementwise product of two data-dependent tensors")
+            return self._offend(node, ELEMENTWISE_PRODUCT)
         self._products[node] = frozenset({node}).union(*(self._products.get(n, ()) for n in addend))
         return self._allow(node, "attention", Level.SCORE)
 
@@ -295,11 +296,7 @@ class Walk:
         if steering:
             return f"its argument {steering[0]} depends on data"
         if sum(map(varies, tables.FACTORS.get(name, ()))) > 1:
-            return (
-                "an elementwise product of two data-dependent tensors"
-                if name in tables.ELEMENTWISE
-                else ("a product of data-dependent tensors other than Q K^T and weights times V")
-            )
+            return ELEMENTWISE_PRODUCT if name in tables.ELEMENTWISE else OTHER_PRODUCT
         fixed = [key for key in tables.FIXED.get(name, ()) if varies(key)]
         if fixed:
             return "a division by data" if name in tables.ELEMENTWISE else f"its argument {fixed[0]} depends on data"

@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, MissingExtra, closest
+from ..errors import ArgumentError, closest
+from ..extras import require, transformers_without_bars
 
 MAX_CONFIG = 1 << 20  # bytes of a config.json that we are willing to read: a hundred times those of real models
 LONGEST = 512  # tokens of a text, where the model does not say: what encoders are trained on
@@ -62,7 +62,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def model_class(config: dict[str, Any], folder: Path) -> Any:
     """The class of transformers that a configuration names first, or the one that fits its model_type."""
-    transformers = _transformers()
+    transformers = require("transformers", "convert")
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     if name is None:
@@ -84,7 +84,7 @@ def read_model(folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
         hint = f"; {pickled[0]} is a pickle and is not read: write it again with save_pretrained" if pickled else ""
         raise ArgumentError(f"'{folder}' has no .safetensors file with weights{hint}")
     options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "dtype": dtype or "auto"}
-    with quiet():
+    with transformers_without_bars():
         try:
             model: nn.Module = model_class(config, folder).from_pretrained(folder, **options)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -100,9 +100,9 @@ def read_tokenizer(folder: Path) -> Any:
             f"'{folder}' has no tokenizer, so that texts cannot be read; models for other data are converted from "
             "Python: attnforge.convert(model, calibration=batches)"
         )
-    with quiet():
+    with transformers_without_bars() as transformers:
         try:
-            return _transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
             raise ArgumentError(f"the tokenizer in '{folder}' cannot be read: {_first_line(error)}") from error
 
@@ -148,27 +148,6 @@ def embeddings(model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> Tensor
             counts = batch["attention_mask"].unsqueeze(-1).to(hidden.dtype)
             rows.append(nn.functional.normalize((hidden * counts).sum(1) / counts.sum(1), dim=-1))
     return torch.cat(rows)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """transformers without its progress bars, which would run into ours; its settings come back afterwards."""
-    logging = _transformers().utils.logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingExtra("transformers", "convert") from error
-    return transformers
 
 
 def _checked(folder: Path) -> Path:

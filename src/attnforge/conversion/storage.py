@@ -29,11 +29,12 @@ from ..certificates.certificate import weights_hash
 from ..certificates.certified import CertifiedModule
 from ..dtypes import DTYPES
 from ..errors import ArgumentError, AttnforgeError, CertificateError
+from ..extras import transformers_without_bars
 from ..functions.registry import parse
 from ..heads.build import computes
 from .build import scale_of
 from .find import norm_of, recognise
-from .folder import model_class, quiet, read_config
+from .folder import model_class, read_config
 from .norm import NativeNorm, NormSite
 from .record import Conversion, Replacement
 from .replace import put, unfuse
@@ -319,7 +320,7 @@ def _skeleton(
     deepest = max((v for k, v in config.items() if "layer" in k and isinstance(v, int)), default=0)
     if deepest > len(stored):
         raise CertificateError(f"'{path}': {CONFIG} asks for {deepest} layers, {WEIGHTS} holds {len(stored)} tensors")
-    with quiet():
+    with transformers_without_bars():
         with torch.device("meta"):  # shapes first: a configuration must not make us allocate what no file holds
             blank = kind(copy.deepcopy(settings))
         stored = stored if "format" in header else _renamed(blank, stored)

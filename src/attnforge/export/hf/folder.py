@@ -4,8 +4,7 @@ network computes, where, how well, how large it is and how to load it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from ...charts.drawing import save
 from ...compiler.compiled import CompiledNetwork
 from ...dtypes import dtype_name
 from ...errors import CertificateError, MissingExtra
-from ...extras import require
+from ...extras import require, transformers_without_bars
 from ...programs.interpret import values
 from ...theorems.result import Construction
 from ..plain.build import to_plain
@@ -171,7 +170,7 @@ def to_hf(
     with steps() as step:
         step("loading transformers")
         require("transformers", "convert")
-        with quiet(), _no_bars():
+        with quiet(), transformers_without_bars():
             from .model import AttnforgeConfig, AttnforgeModel
 
             step("plain form")
@@ -189,7 +188,7 @@ def load_hf(folder: str | Path) -> AttnforgeModel:
     require("transformers", "convert")
     source = Path(folder)
     _refuse_strange(source)
-    with quiet(), _no_bars():
+    with quiet(), transformers_without_bars():
         from .model import AttnforgeModel
 
         try:
@@ -200,20 +199,6 @@ def load_hf(folder: str | Path) -> AttnforgeModel:
             raise CertificateError(f"'{source}' does not hold a network written by attnforge: {error}") from error
     model.certificate  # noqa: B018  (raises if the weights are not those that were certified)
     return model
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Without progress bars for what takes milliseconds."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _refuse_strange(source: Path) -> None:
