@@ -67,6 +67,41 @@ def test_check_computes_the_certificates_again(made: Made) -> None:
     assert found.worst <= found.eps
 
 
+def plain_model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    parts = [nn.Linear(3, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)]
+    return nn.Sequential(*parts).to(dtype)
+
+
+@pytest.mark.parametrize("start", [torch.float32, torch.float64])
+@pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_a_model_in_another_dtype_has_the_bounds_of_that_dtype(
+    start: torch.dtype, cast: torch.dtype, tmp_path: Path
+) -> None:
+    model = plain_model(start)
+    converted, report = af.convert(model, torch.randn(64, 3, dtype=start), level="pure")
+    folder = storage.save(converted.to(cast), report, tmp_path / "cast")
+    if cast in (start, torch.float64):
+        found = storage.check(folder, model)
+        assert found.dtype == str(cast).removeprefix("torch.") and found.worst <= report.worst
+        return
+    with pytest.raises(af.CertificateError, match=r"is stated, only .* can be proved") as refused:
+        storage.check(folder, model)
+    assert all(site.path in str(refused.value) for site in report.sites if site.family != "norm")
+
+
+def test_tables_in_another_dtype_than_their_model_are_refused() -> None:
+    converted, report = af.convert(plain_model(), torch.randn(64, 3), level="pure")
+    converted[2].head.double()
+    with pytest.raises(af.CertificateError, match=r"2: its tables are torch.float64, the model around it is torch.f"):
+        storage.recertified(converted, report)
+    converted[2].head.float()
+    assert storage.recertified(converted, report).dtype == "float32"
+    converted[0].double()
+    with pytest.raises(af.CertificateError, match=r"no bound speaks of a model in torch.float32, torch.float64"):
+        storage.recertified(converted, report)
+
+
 def test_nothing_is_pickled(made: Made) -> None:
     kinds = {path.suffix for path in made.folder.iterdir()}
     assert kinds <= {".json", ".safetensors", ".txt"}, "readable files only"

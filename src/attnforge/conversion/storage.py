@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from ..certificates.certificate import weights_hash
 from ..certificates.certified import CertifiedModule
-from ..dtypes import DTYPES
+from ..dtypes import DTYPES, dtype_name
 from ..errors import ArgumentError, AttnforgeError, CertificateError
 from ..extras import transformers_without_bars
 from ..functions.registry import parse
@@ -38,7 +38,7 @@ from .folder import model_class, read_config
 from .norm import NativeNorm, NormSite
 from .record import Conversion, Replacement
 from .replace import put, unfuse
-from .site import ActivationSite, GatedUnit, ProductSite, Roles, SiteModule, gated_roles, handed_on, rebuilt
+from .site import ActivationSite, GatedUnit, ProductSite, Roles, SiteModule, gated_roles, handed_on, rebuilt, working
 
 FAMILIES = ("anchor", "gate", "chain", "product", "fast")  # of the heads that a site may hold
 
@@ -111,8 +111,11 @@ def _same_operation(model: nn.Module, site: Replacement) -> None:
 
 
 def recertified(model: nn.Module, conversion: Conversion) -> Conversion:
-    """The report with the bound of every site computed again; `CertificateError` where a stated one is too small."""
-    dtype, sites, wrong = DTYPES[conversion.dtype], [], []
+    """The report with the bound of every site computed again, in the dtype that the model has now.
+
+    `CertificateError` where a stated bound is too small.
+    """
+    dtype, sites, wrong = _dtype_around(model, conversion), [], []
     for site in conversion.sites:
         try:
             bound = _bound(model.get_submodule(site.path), site, dtype)
@@ -124,12 +127,22 @@ def recertified(model: nn.Module, conversion: Conversion) -> Conversion:
         sites.append(dataclasses.replace(site, bound=bound))
     if wrong:
         raise CertificateError("\n".join(["certificates of the sites do not hold:", *wrong]))
-    return dataclasses.replace(conversion, sites=tuple(sites))
+    return dataclasses.replace(conversion, dtype=dtype_name(dtype), sites=tuple(sites))
+
+
+def _dtype_around(model: nn.Module, conversion: Conversion) -> torch.dtype:
+    """The dtype of the model around its sites: they hand on numbers of that dtype, whatever the description says."""
+    tables = {id(t) for module in model.modules() if isinstance(module, SiteModule) for t in module.tables()}
+    found = {p.dtype for p in model.parameters() if p.is_floating_point() and id(p) not in tables}
+    if len(found) > 1 or not found <= set(DTYPES.values()):
+        raise CertificateError(f"no bound speaks of a model in {', '.join(sorted(map(str, found)))}")
+    return found.pop() if found else DTYPES[conversion.dtype]
 
 
 def _bound(module: nn.Module, site: Replacement, dtype: torch.dtype) -> float:
     """The certified sup error of a site on its range, from the tensors it holds now."""
     if isinstance(module, NormSite):
+        _same_dtype(module.head, dtype)
         _covers(site, module.head.variance)
         module.head.attach(module.head.recertify())
         return module.site_bound(dtype)[0]
@@ -137,6 +150,7 @@ def _bound(module: nn.Module, site: Replacement, dtype: torch.dtype) -> float:
     head = product.head if isinstance(product, ProductSite) else getattr(module, "head", None)
     if not isinstance(head, CertifiedModule):
         raise CertificateError(f"there is no head, but {type(module).__name__}")
+    _same_dtype(head, dtype)
     found = head.attach(head.recertify()).bound
     if found is None:
         raise CertificateError("its head has no certificate")
@@ -149,6 +163,12 @@ def _bound(module: nn.Module, site: Replacement, dtype: torch.dtype) -> float:
     if not computes(head, function):
         raise CertificateError(f"its head computes {head.certificate.target}")
     return handed_on(found, scale_of(function, site.low, site.high), dtype)
+
+
+def _same_dtype(head: CertifiedModule, dtype: torch.dtype) -> None:
+    """Numbers must reach the head unrounded, and its result must be rounded only where that is counted."""
+    if dtype == working(dtype) and head.dtype != dtype:
+        raise CertificateError(f"its tables are {head.dtype}, the model around it is {dtype}")
 
 
 def _covers(site: Replacement, interval: tuple[float, float]) -> None:
