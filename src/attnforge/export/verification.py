@@ -199,7 +199,7 @@ def verify(
     >>> net = af.compile("x**2", af.Box(x=(-1, 1)), eps=1e-3)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = af.export.to_onnx(net, f"{folder}/square.onnx", verify=False)
-    ...     verify(file, net).passed
+    ...     af.export.verify(file, net).passed
     True
     """
     network_of(net)
