@@ -6,6 +6,7 @@ measure the network against that sample anew, and a route that can prove more th
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from ..compiler.compiled import Size
 from ..dtypes import SHIPPED, Array, dtype_name, rounded, stored
 from ..errors import ArgumentError, CertificateError
 from ..network import AttentionLayer, Heads
-from .target import Target, digest
+from .target import Target
 
 MOST_WEIGHTS = 1 << 27  # attention weights that a measurement may take: large tables are measured on fewer points
 HELD = 2048  # points that no fit sees, a quarter of them at corners and faces
@@ -114,7 +115,12 @@ class Approximation(CertifiedModule):
         return self.eval()
 
     def _evidence(self) -> str:
-        return digest(np.concatenate([stored(tensor).ravel() for tensor in self.buffers(recurse=False)]))
+        """The digest of all that is remembered of the black box, in float64."""
+        found = hashlib.sha256()
+        for name, tensor in self.named_buffers(recurse=False):
+            found.update(f"{name}:{tuple(tensor.shape)};".encode())
+            found.update(np.ascontiguousarray(stored(tensor)))
+        return found.hexdigest()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves what is remembered of the black box to other devices, but never rounds it: it stands for the truth."""
