@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,21 +16,10 @@ from ..errors import ArgumentError
 from ..progress import stages
 from .build import Options, checked
 from .find import LEFT, Found, Leave, choose, find, level_of, unsupported
-from .ranges import (
-    Batch,
-    Data,
-    Seen,
-    activation_hook,
-    evaluating,
-    look,
-    norm_hook,
-    product_hook,
-    read,
-    sound_ranges,
-)
+from .ranges import Batch, Data, Seen, evaluating, read, sound_ranges, watch
 from .record import Conversion, Left, Replacement
 from .replace import dtype_of, prepare, refuse_unreadable, replace, twin
-from .site import GatedUnit, SiteModule, working
+from .site import SiteModule, working
 from .storage import remember
 
 EXAMPLE = 2  # rows of the batch that a pure model is exported with: a batch, and no larger than need be
@@ -172,19 +161,9 @@ def _watched(
 ) -> tuple[dict[str, Seen], list[Left]]:
     """Ranges by path; functions called in a `forward` that may stay. Raises for those that may not, and for sites that
     no batch reached."""
-    seen = {site.path: Seen() for site in sites}
-    hooks: list[tuple[nn.Module, Callable[..., None]]] = []
-    for site in sites:
-        module, found = modules[site.path], seen[site.path]
-        if site.norm is not None:
-            hooks.append((module, norm_hook(site.path, found, site.norm.kind == "layer", len(site.norm.shape))))
-        elif isinstance(module, GatedUnit):
-            hooks.append((module.product, product_hook(site.path, found)))
-        else:
-            hooks.append((module, activation_hook(site.path, found)))
     known = [path for site in sites if site.kind != "gated" for path in site.paths] + [one.path for one in left]
     known += [path for path, module in model.named_modules() if isinstance(module, SiteModule)]
-    calls = look(model, hooks, known, data.seen)
+    seen, calls = watch(model, sites, modules, known, data.seen)
     missed = [path for path, found in seen.items() if not found.calls]
     if missed:
         raise ArgumentError(

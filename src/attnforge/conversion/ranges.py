@@ -20,10 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from ..census.findings import reason
 from ..errors import ArgumentError
 from .find import Found, Norm, norm_of
+from .site import GatedUnit
 
 HELD = 5  # one batch in so many is held out: most of the data sets the ranges, and no fewer than one batch measures
 ACTIVATION = reason("relu")  # what the census says of every activation function
@@ -158,50 +160,33 @@ class Seen:
         self.low, self.high = min(self.low, low), max(self.high, high)
         self.calls += 1
 
-    def take_other(self, path: str, values: Tensor) -> None:
-        low, high = _ends(path, values)
+    def take_factors(self, path: str, first: Tensor, second: Tensor) -> None:
+        """The factors of a product: the range of a site is that of the second."""
+        low, high = _ends(path, first)
+        self.take(path, second)
         self.other = min(self.other[0], low), max(self.other[1], high)
 
-
-def _ends(path: str, values: Tensor) -> tuple[float, float]:
-    low, high = (float(v) for v in torch.aminmax(values.detach().float() if values.dtype != torch.float64 else values))
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ArgumentError(f"calibration brings NaN or infinity to '{path}': look at the data, or the model's masks")
-    return low, high
-
-
-def activation_hook(path: str, seen: Seen) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        values = args[0] if args else next(iter(kwargs.values()))
-        if values.numel():
-            seen.take(path, values)
-
-    return hook
-
-
-def product_hook(path: str, seen: Seen) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.take(path, args[1])
-        seen.take_other(path, args[0])
-
-    return hook
-
-
-def norm_hook(path: str, seen: Seen, layer: bool, dims: int) -> Callable[..., None]:
-    """Rows that are constant have no variance and leave any norm as its bias: they say nothing about the range."""
-
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = args[0] if args else next(iter(kwargs.values()))
-        rows = (given.detach().float() if given.dtype != torch.float64 else given.detach()).flatten(-dims)
+    def take_rows(self, path: str, given: Tensor, norm: Norm) -> None:
+        """The rows of a norm. Constant ones leave any norm as its bias: they say nothing about the range."""
+        rows = _wide(given).flatten(-len(norm.shape))
         _ends(path, rows)
-        mean = rows.mean(-1, keepdim=True) if layer else torch.zeros_like(rows[..., :1])
+        mean = rows.mean(-1, keepdim=True) if norm.kind == "layer" else torch.zeros_like(rows[..., :1])
         variance = (rows - mean).square().mean(-1)
         live = variance > torch.finfo(rows.dtype).eps ** 2 * rows.square().mean(-1)
         if bool(live.any()):
-            seen.take(path, variance[live])
-            seen.offset = max(seen.offset, float((mean.squeeze(-1).abs()[live] / variance[live].sqrt()).max()))
+            self.take(path, variance[live])
+            self.offset = max(self.offset, float((mean.squeeze(-1).abs()[live] / variance[live].sqrt()).max()))
 
-    return hook
+
+def _wide(values: Tensor) -> Tensor:
+    return values.detach() if values.dtype == torch.float64 else values.detach().float()
+
+
+def _ends(path: str, values: Tensor) -> tuple[float, float]:
+    low, high = (float(v) for v in torch.aminmax(_wide(values)))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ArgumentError(f"calibration brings NaN or infinity to '{path}': look at the data, or the model's masks")
+    return low, high
 
 
 @dataclass(frozen=True)
@@ -261,25 +246,45 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def look(model: nn.Module, hooks: Sequence[tuple[nn.Module, Callable[..., None]]], known: Sequence[str],
-         batches: Sequence[Batch]) -> list[Call]:  # fmt: skip
-    """Run the batches with the hooks in place; the calls of activation functions outside the `known` paths."""
-    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks]
+def watch(
+    model: nn.Module,
+    sites: Sequence[Found],
+    modules: Mapping[str, nn.Module],
+    known: Sequence[str],
+    batches: Sequence[Batch],
+) -> tuple[dict[str, Seen], list[Call]]:
+    """Run the batches: the range at every site, and the calls of activation functions outside the `known` paths."""
+    seen = {site.path: Seen() for site in sites}
+    handles = [_hooked(site, modules[site.path], seen[site.path]) for site in sites]
     calls = Calls(model, known)
     try:
         with evaluating(model):
-            for number, batch in enumerate(batches):
-                if number == 0:
-                    with calls:
-                        _run(model, batch, number)
-                    calls.close()
-                else:
-                    _run(model, batch, number)
+            with calls:
+                _run(model, batches[0], 0)
+            calls.close()
+            for number, batch in enumerate(batches[1:], 1):
+                _run(model, batch, number)
     finally:
         calls.close()
         for handle in handles:
             handle.remove()
-    return sorted(calls.found, key=lambda call: (call.path, call.operation, call.source))
+    return seen, sorted(calls.found, key=lambda call: (call.path, call.operation, call.source))
+
+
+def _hooked(site: Found, module: nn.Module, seen: Seen) -> RemovableHandle:
+    """Take down what enters a site."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = args[0] if args else next(iter(kwargs.values()))
+        if site.norm is not None:
+            seen.take_rows(site.path, given, site.norm)
+        elif site.roles is not None:
+            seen.take_factors(site.path, *args)
+        elif given.numel():
+            seen.take(site.path, given)
+
+    watched = module.product if isinstance(module, GatedUnit) else module
+    return watched.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def _run(model: nn.Module, batch: Batch, number: int) -> None:
