@@ -119,7 +119,7 @@ class Approximation(CertifiedModule):
         found = hashlib.sha256()
         for name, tensor in self.named_buffers(recurse=False):
             found.update(f"{name}:{tuple(tensor.shape)};".encode())
-            found.update(memoryview(np.ascontiguousarray(stored(tensor))))
+            found.update(np.ascontiguousarray(stored(tensor)).data)
         return found.hexdigest()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
