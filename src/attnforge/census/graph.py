@@ -120,7 +120,7 @@ def capture(net: nn.Module, example: object = None) -> Trace:
     """
     args, kwargs = _arguments(net, example)
     try:
-        with _quiet_evaluation(net):
+        with quiet_evaluation(net):
             try:
                 program = _exported(net, args, kwargs)
             except RuntimeError as error:
@@ -215,7 +215,7 @@ def _arguments(net: nn.Module, example: object) -> tuple[tuple[Any, ...], dict[s
 
 
 @contextmanager
-def _quiet_evaluation(net: nn.Module) -> Iterator[None]:
+def quiet_evaluation(net: nn.Module) -> Iterator[None]:
     """Evaluation mode, no fused layers that hide their operations, no chatter; everything restored afterwards."""
     flags = [(module, module.training) for module in net.modules()]
     fused = torch.backends.mha.get_fastpath_enabled()

@@ -134,8 +134,8 @@ def report(
 
 def _show(folder: Path, path: Path, names: Collection[str] = ()) -> None:
     """Figures, page and verdicts of a folder; on the terminal only those of some experiments, where any are named."""
-    from ..lab.store import results, write
     from ..lab.page import page_of
+    from ..lab.store import results, write
 
     with waiting("drawing"):
         found, problems = results(folder)
@@ -158,8 +158,8 @@ def _complain(problems: tuple[str, ...], done: str) -> None:
 
 
 def _verdicts(found: tuple[Result, ...]) -> None:
-    from ..lab.store import tally
     from ..lab.page import HEADER, row
+    from ..lab.store import tally
 
     rows = [(one.experiment.name, *row(finding)) for one in found for finding in one.findings]
     say()
