@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -48,6 +51,17 @@ HEAVY = (
 )  # fmt: skip
 
 
+def _structure() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_structure", ROOT / "docs" / "structure.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+structure = _structure()
+
+
 def dotted(path: Path) -> str:
     """The module's name without the leading `attnforge.`; the front door is the empty string."""
     parts = path.relative_to(SRC / "attnforge").with_suffix("").parts
@@ -61,39 +75,12 @@ def rank(module: str) -> int | None:
     return RANK[""] if not module else next((RANK[name] for name in prefixes if name in RANK), None)
 
 
-def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node but those under `if TYPE_CHECKING:`, which never run."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        yield node
-        yield from runtime_nodes(node)
-
-
-def imports(source: str, module: str, is_package: bool, known: Set[str]) -> set[str]:
-    """The attnforge modules that a source imports, at its top or inside functions."""
-    found: set[str] = set()
-    for node in runtime_nodes(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            package = ["attnforge", *(module.split(".") if module else [])]
-            package = package if is_package else package[:-1]
-            base = package[: len(package) - node.level + 1] if node.level else []
-            stem = ".".join([*base, *([node.module] if node.module else [])])
-            # `from attnforge.heads import anchor` imports a module, `from attnforge.box import Box` a name of one.
-            names = [f"{stem}.{a.name}" if f"{stem}.{a.name}" in known else stem for a in node.names]
-        else:
-            continue
-        found |= {n.removeprefix("attnforge").removeprefix(".") for n in names if n.split(".")[0] == "attnforge"}
-    return found - {module}
-
-
 def upward(source: str, module: str, is_package: bool = False, known: Set[str] = frozenset()) -> list[str]:
     """The imports that point up, in words."""
     own = rank(module)
     assert own is not None, f"attnforge.{module} is in no layer: give it a place in LAYERS"
-    targets = {name: rank(name) for name in sorted(imports(source, module, is_package, known))}
+    names = {name for name, _ in structure.imported(source, module, is_package, {k: None for k in known})}
+    targets = {name: rank(name) for name in sorted(names)}
     return [f"attnforge.{module} imports attnforge.{name}" for name, r in targets.items() if r is None or r > own]
 
 
@@ -117,12 +104,12 @@ def habits(source: str) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: dotted(p) or "attnforge")
 def test_imports_point_one_way(path: Path) -> None:
-    known = {f"attnforge.{dotted(p)}" for p in MODULES if dotted(p)}
+    known = {dotted(p) for p in MODULES if dotted(p)}
     assert upward(path.read_text("utf-8"), dotted(path), path.name == "__init__.py", known) == []
 
 
 def test_an_import_that_points_up_is_found() -> None:
-    known = {"attnforge.heads.anchor", "attnforge.box"}
+    known = {"heads.anchor", "box"}
     assert upward("from attnforge.heads import anchor", "functions.registry", known=known)
     assert upward("def f():\n    from ..heads.anchor import AnchorHead", "functions.registry", known=known)
     assert upward("import attnforge", "heads.anchor"), "the front door is above everything"
@@ -131,6 +118,166 @@ def test_an_import_that_points_up_is_found() -> None:
     assert not upward("if TYPE_CHECKING:\n    from attnforge.heads import anchor", "functions.registry", known=known)
     with pytest.raises(AssertionError, match="in no layer"):
         upward("", "attic")
+
+
+def test_every_package_stands_once_in_the_layers() -> None:
+    names = [name for layer in LAYERS for name in layer]
+    assert len(names) == len(set(names))
+    assert set(names) - {""} == {structure.package_of(name) for name in structure.modules() if name}
+
+
+def test_there_are_no_cycles() -> None:
+    graph = structure.module_graph()
+    assert structure.cycles(structure.package_graph(graph)) == []
+    assert structure.cycles({name: targets for name, targets in graph.items() if name}) == []
+
+
+def test_a_cycle_is_found() -> None:
+    graph = structure.module_graph()
+    graph["functions.registry"] = graph["functions.registry"] | {"heads.choose"}
+    assert structure.cycles(structure.package_graph(graph))[0] == ["expressions", "functions", "heads", "programs"]
+    assert any("heads.choose" in group for group in structure.cycles(graph))
+
+
+def hidden(package: str, names: Set[str]) -> list[str]:
+    """The public names of a package that are functions or classes although a module of the package bears them."""
+    found = importlib.import_module(package)
+    public = {name: getattr(found, name) for name in getattr(found, "__all__", ())}
+    things = {name: thing for name, thing in public.items() if name in names}
+    return [f"{package}.{name}" for name, thing in things.items() if not isinstance(thing, ModuleType)]
+
+
+PACKAGES = [dotted(p) for p in MODULES if p.name == "__init__.py"]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p or "attnforge")
+def test_no_function_hides_a_module(package: str) -> None:
+    """`import attnforge.certificates.rounding as r` finds the module, whatever the package exports."""
+    below = {m.removeprefix(package).removeprefix(".") for m in structure.modules() if m.startswith(package)}
+    children = {name for name in below if name and "." not in name}
+    assert hidden(f"attnforge.{package}".removesuffix("."), children) == []
+    for child in children - {"__main__"}:
+        module = importlib.import_module(f"attnforge.{package}.{child}" if package else f"attnforge.{child}")
+        assert getattr(importlib.import_module(f"attnforge.{package}".removesuffix(".")), child) is module
+
+
+def test_a_function_that_hides_a_module_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    import attnforge.theorems as package
+
+    monkeypatch.setattr(package, "ramps", lambda: None)
+    monkeypatch.setattr(package, "__all__", [*package.__all__, "ramps"])
+    assert hidden("attnforge.theorems", {"ramps", "bounds"}) == ["attnforge.theorems.ramps"]
+
+
+#: Modules whose last name says that they build weights, plan them or fit them.
+BUILDS = {"construction", "fit", "packing", "assemble", "plan", "search", "pipeline", "head", "build", "activation"}
+#: Modules that compute certificates.
+CHECKS = re.compile(
+    r"certificates\..*|heads\.\w+\.(bound|rule|site|target)|heads\.(rule|site|stored|self_head|families|choose)"
+    r"|compiler\.(propagation|split|compiled|layout)|theorems\.bounds|incontext\.(certificate|problem|losses)"
+    r"|export\.plain\.certificate"
+)
+
+
+def leaning(graph: dict[str, set[str]]) -> list[str]:
+    """What computes certificates and reaches, directly or through others, something that builds weights."""
+    checkers = [name for name in graph if CHECKS.fullmatch(name)]
+    pairs = [(name, other) for name in checkers for other in structure.reachable(graph, name)]
+    return sorted(f"{name} reaches {other}" for name, other in pairs if other.split(".")[-1] in BUILDS)
+
+
+def test_the_checker_does_not_lean_on_the_builder() -> None:
+    graph = structure.module_graph()
+    assert len([name for name in graph if CHECKS.fullmatch(name)]) > 25
+    assert leaning(graph) == []
+
+
+def test_a_checker_that_builds_is_found() -> None:
+    graph = structure.module_graph()
+    graph["heads.gate.bound"] = graph["heads.gate.bound"] | {"heads.gate.construction"}
+    found = leaning(graph)
+    assert "heads.gate.rule reaches heads.gate.construction" in found
+
+
+def test_no_private_name_crosses_packages() -> None:
+    known = structure.modules()
+    found = []
+    for module, path in known.items():
+        for target, name in structure.imported(path.read_text("utf-8"), module, path.name == "__init__.py", known):
+            private = [part for part in (*target.split("."), name) if part.startswith("_") and part != "__version__"]
+            if private and structure.package_of(target) != structure.package_of(module):
+                found.append(f"{module} imports {target}.{name}")
+    assert found == []
+
+
+def test_no_family_is_named_outside_the_table() -> None:
+    """Sites are typed: nobody asks a site for its family's name to decide what to do."""
+    pattern = re.compile(r"\.family (==|!=|in|not in) [\"'(\[{]")
+    assert pattern.search('if site.family == "anchor":')
+    allowed = {"export.plain.legacy"}  # files of earlier versions name their families
+    rooms = {"compiler", "heads", "export", "report"}
+    asked = [path for path in MODULES if structure.package_of(dotted(path)) in rooms]
+    places = [
+        f"{dotted(path)}: {line.strip()}"
+        for path in asked
+        if dotted(path) not in allowed
+        for line in path.read_text("utf-8").splitlines()
+        if pattern.search(line)
+    ]
+    assert places == []
+
+
+def definitions(source: str) -> dict[str, ast.stmt]:
+    """The constants of a module: capital names at its top."""
+    found: dict[str, ast.stmt] = {}
+    for node in ast.parse(source).body:
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+        found |= {t.id: node for t in targets if isinstance(t, ast.Name) and t.id.lstrip("_").isupper()}
+    return found
+
+
+def unexplained(source: str) -> list[str]:
+    """Constants that hold numbers of our own choosing without a comment beside or above them."""
+    lines, found = source.splitlines(), []
+    for name, node in definitions(source).items():
+        parts = list(ast.walk(node.value)) if getattr(node, "value", None) else []  # type: ignore[attr-defined]
+        if any(isinstance(part, (ast.Call, ast.Lambda, ast.comprehension, ast.Subscript)) for part in parts):
+            continue
+        if not any(isinstance(part, ast.Constant) and type(part.value) in (int, float) for part in parts):
+            continue
+        own = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+        above = lines[node.lineno - 2].strip() if node.lineno > 1 else ""
+        below = lines[node.end_lineno].strip() if node.end_lineno and node.end_lineno < len(lines) else ""
+        if "#" not in own and not above.startswith("#") and not below.startswith('"""'):
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: dotted(p) or "attnforge")
+def test_every_number_has_its_reason(path: Path) -> None:
+    assert unexplained(path.read_text("utf-8")) == []
+
+
+def test_a_number_without_a_reason_is_found() -> None:
+    assert unexplained("CELLS = 512\nNAMES = ('a',)\n") == ["CELLS"]
+    assert unexplained("CELLS = 512  # a power of two\n#: why\nMOST = 3\n") == []
+
+
+@pytest.mark.parametrize("name", ["DTYPES", "SHIPPED", "Array"])
+def test_one_of_each(name: str) -> None:
+    pattern = re.compile(rf"^{name}\b.* = ", re.MULTILINE)
+    assert [dotted(path) for path in MODULES if pattern.search(path.read_text("utf-8"))] == ["dtypes"]
+
+
+def test_guards_against_bool_stand_in_one_place() -> None:
+    places = [dotted(path) for path in MODULES if re.search(r"isinstance\(\w+, bool\) or", path.read_text("utf-8"))]
+    assert places == []
+
+
+def test_the_picture_is_drawn_from_the_code() -> None:
+    graph = {name: targets for name, targets in structure.package_graph().items() if name != "__main__"}
+    assert structure.PICTURE.read_text("utf-8") == structure.svg(graph), "python docs/structure.py draws it again"
+    assert "![" in (ROOT / "docs" / "architecture.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: dotted(p) or "attnforge")

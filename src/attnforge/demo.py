@@ -198,6 +198,7 @@ OTHERS: tuple[tuple[str, str, Callable[[torch.dtype], CertifiedModule]], ...] = 
 )
 #: Anchors and temperatures of the sweeps: from too few to all that rounding allows, from too hot to cold.
 COUNTS = (8, 12, 16, 20, 24, 28, 32, 40, 48, 64)
+#: Inverse temperatures of the sweep: from hot, where tables are ill-conditioned, to cold, where heads select.
 KAPPAS = (0.05, 0.08, 0.12, 0.17, 0.25, 0.36, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 8.0, 14.0, 20.0)
 NETWORK_HEADER = ("network for", "box", "asked", "certified", "measured", "layers", "heads", "anchors", "seconds")
 NETWORK_NOTE = (

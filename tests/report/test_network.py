@@ -23,8 +23,9 @@ from attnforge.certificates.certificate import upper_text
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.heads.anchor.potential import Potential
 from attnforge.heads.anchor.rule import kappa
+from attnforge.heads.families import FAMILIES
 from attnforge.report.mathml import clean, typeset
-from attnforge.report.network import FAMILIES, drawing, histogram_figure, measure, network_page, slices, slices_figure
+from attnforge.report.network import drawing, histogram_figure, measure, network_page, slices, slices_figure
 from attnforge.report.structure import structure
 from charts.images import check
 

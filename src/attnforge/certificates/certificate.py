@@ -12,12 +12,12 @@ from typing import Any, Literal
 import torch
 
 from ..box import Box
+from ..dtypes import DTYPES
 from ..errors import ArgumentError
 
 Kind = Literal["certified", "calibrated"]
 Source = Literal["interpolation", "leak", "rounding", "propagation"]
 SOURCES: tuple[Source, ...] = ("interpolation", "leak", "rounding", "propagation")
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)

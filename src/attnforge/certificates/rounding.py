@@ -18,7 +18,9 @@ from ..dtypes import Array
 from ..errors import PrecisionError
 
 EXP_ULPS = 2.0  # exp(x) computed = exp(x) (1 + d), |d| <= EXP_ULPS * u
+#: The unit roundoff 2^-p of a dtype with p bits.
 UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+#: The smallest normal number of a dtype.
 TINY = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-14}
 ASSUMPTIONS = (
     "IEEE operations rounded to nearest, fused or not",

@@ -28,7 +28,7 @@ def rational(value: object) -> Fraction:
     """The exact value of a Python or numpy number."""
     if isinstance(value, Fraction):
         return value
-    if isinstance(value, bool) or not isinstance(value, (Integral, Real)):
+    if not isinstance(value, (Integral, Real)) or isinstance(value, bool):
         raise ArgumentError(f"expected a real number, got {value!r} ({type(value).__name__})")
     if isinstance(value, Integral):
         return within_range(Fraction(int(value)))

@@ -386,6 +386,7 @@ def reachable(roots: Iterable[Expr]) -> list[Expr]:
 
 LARGEST_DEPTH = 150  # of the nodes: evaluators and the parser recurse, and Python allows about 1000 frames
 LARGEST_COUNT = 20_000  # of the nodes: far beyond any formula that a network could be made of, and made in seconds
+#: Kinds of nodes in the order in which sums and products list them.
 _RANK: dict[type[Expr], int] = {Variable: 0, Monomial: 1, Call: 2, Sum: 3, Number: 4}
 _EVEN = ("cos", "cosh", "abs")
 _ODD = ("sin", "tan", "asin", "atan", "sinh", "tanh", "asinh", "atanh", "erf", "hardtanh", "softsign")

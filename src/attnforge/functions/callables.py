@@ -39,7 +39,7 @@ def from_callable(
     """
     if not callable(f):
         raise ArgumentError(f"expected a function of one tensor, got {type(f).__name__}")
-    if isinstance(second_derivative, bool) or not isinstance(second_derivative, (int, float, type(None))):
+    if not isinstance(second_derivative, (int, float, type(None))) or isinstance(second_derivative, bool):
         raise ArgumentError(f"second_derivative must be a number or None, got {second_derivative!r}")
     text: str = name or getattr(f, "__name__", "") or type(f).__name__
 

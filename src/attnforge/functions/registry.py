@@ -63,6 +63,7 @@ _ALIASES = {
     "swish": "silu",
 }
 _READERS: dict[str, Callable[[str], Univariate]] = {}  # names that begin so are read by somebody else
+#: Exponents whose power is a registered function.
 _SPECIAL_POWERS = {1.0: "identity", 2.0: "square", 3.0: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
 _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 

@@ -19,6 +19,7 @@ from ..charts.chart import Figure, Level, Panel, Series, error_range
 from ..charts.themes import DARK, LIGHT, Pair, Theme
 from ..compiler.compiled import CompiledNetwork
 from ..dtypes import Array
+from ..heads.families import FAMILIES
 from ..network import AttentionLayer
 from ..programs.interpret import values
 from .html import Page
@@ -39,7 +40,6 @@ TOP, EDGE = 44.0, 10.0
 MOST = 14  # boxes in a column, as many as a screen holds; the rest is counted
 LETTER = 7.7  # width of a letter of the larger type, roughly
 #: Families in the order of the theme's colours; what does not depend on other tokens first.
-FAMILIES = ("anchor", "product", "gate", "square", "norm", "attention", "softmax", "mix", "max")
 FONT = "font-family=\"system-ui, 'Segoe UI', 'Noto Sans', 'Liberation Sans', 'DejaVu Sans', sans-serif\""
 CENTRE = "the centre"
 
@@ -345,7 +345,7 @@ def drawing(parts: Structure, inputs: tuple[str, ...], output: str) -> Pair:
 
 def family_colour(family: str, theme: Theme) -> str:
     """The colour that boxes of a family have."""
-    return theme.cycle[FAMILIES.index(family) % 6] if family in FAMILIES else theme.soft
+    return theme.cycle[list(FAMILIES).index(family) % 6] if family in FAMILIES else theme.soft
 
 
 def _draw(parts: Structure, inputs: tuple[str, ...], output: str, theme: Theme) -> str:

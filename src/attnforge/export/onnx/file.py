@@ -26,6 +26,7 @@ from ...compiler.compiled import CompiledNetwork
 from ...errors import ArgumentError
 from ...extras import require
 from ...network import AttentionLayer
+from ...programs.ops import Mix
 from ...theorems.partition import MaxAffine
 from ...theorems.ramps import Ramp
 from ...theorems.result import Construction
@@ -162,7 +163,7 @@ def any_tokens(net: CompiledNetwork) -> bool:
         and len(shape) == len(program.output_shape) == 2
         and shape == (program.tokens, program.ops[0].width)
         and program.output_shape[0] == program.tokens
-        and not any(site.family == "mix" for site in net.layout.sites)
+        and not program.count(Mix)
     )
 
 

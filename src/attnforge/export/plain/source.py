@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...arguments import is_whole
 from ...box import Box
 from ...certificates.certified import CertifiedModule
 from ...compiler.compiled import CompiledNetwork
@@ -65,7 +66,7 @@ class Source:
 
 def source_of(net: nn.Module, tokens: int | None = None, box: Box | None = None) -> Source:
     """The layers of a network; `UnsupportedOperation` for what has no token-wise form."""
-    if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1):
+    if tokens is not None and not is_whole(tokens, 1):
         raise ArgumentError(f"tokens must be a whole number of at least 1, got {tokens!r}")
     if isinstance(net, (AttentionOnly, AttentionLayer)):
         return _bare(net, tokens, box)

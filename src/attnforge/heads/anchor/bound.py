@@ -30,10 +30,10 @@ from ...functions.registry import Taylor, Univariate, taylor
 ORDER = 8  # Taylor order of the cell expansion
 CELLS = 512  # cells of the first pass
 PATIENCE = 2  # with so many times the first cells, halving the worst must gain 5 % to go on
-MOST_CELLS = 1 << 17
+MOST_CELLS = 1 << 17  # of a bound: beyond, memory goes into gigabytes, and the bound has long settled
 WINDOW = 96  # above this many anchors only those that matter near a cell are gathered
 NEGLIGIBLE = 60.0  # anchors whose logit is this far below the largest count as leaked mass exp(-60)
-U = 2.0**-53
+U = 2.0**-53  # the roundoff of what is computed here
 LONG = float(np.finfo(np.longdouble).eps)  # sums here run in extended precision where the machine has it
 OWN = (
     8.0 * U

@@ -25,6 +25,7 @@ from .potential import Potential
 
 LARGEST = 1e7  # of the function's size: the most that a value may be
 SHARES = 10.0 ** -np.arange(0.2, 8.0, 0.4)
+#: Singular values below these shares of the largest are cut off: from rounding of the dtype up to a blunt fit.
 CUTS = {torch.float32: (1e-10, 1e-8, 1e-6, 1e-4), torch.float64: (1e-15, 1e-13, 1e-11, 1e-8)}
 
 
@@ -159,9 +160,11 @@ def _round(x: Array, dtype: torch.dtype) -> Array:
 
 MOST_ANCHORS = 512  # what `eps` may ask for on its own
 MANY = 96  # above this many anchors a search follows what was best with fewer
+#: Inverse temperatures that are tried first: below, tables are ill-conditioned; above, interpolation is coarse.
 WARM = (0.08, 0.12, 0.17, 0.25, 0.36)
 KINKED = (0.25, 0.42, 1.0, 2.72)  # a kink wants a colder head: 2.72 balances kink and interior error of a ramp
 FLOORS = (1e-4, 1e-7, 1e-10)  # how near a singular end anchors go, as a share of the interval; refined later
+#: Anchors beyond each end that are tried: the ends converge with their number, and values grow.
 GUARDS = (1, 3, 5, 7, 9)
 
 

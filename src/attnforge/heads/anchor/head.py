@@ -19,10 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...arguments import is_number, is_whole
 from ...box import Box, round_outward
 from ...certificates.certificate import Certificate, Term, total, upper_text
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import ASSUMPTIONS
+from ...dtypes import DTYPES, SHIPPED, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...functions.registry import Univariate, check_domain, from_callable, get, parse
 from ...network import AttentionLayer, Heads
@@ -34,7 +36,6 @@ from .bound import CELLS, AnchorWeights, anchor_bound
 from .fit import Shape, cold_values, keys
 from .potential import NAMES, Potential
 
-DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 TWO_KEYS = {
     "sigmoid": (0.5, 1.0, 0.0),
     "tanh": (1.0, 1.0, -1.0),
@@ -108,14 +109,14 @@ def checked(
         raise ArgumentError(f"lo must be smaller than hi, got lo = {low:g} and hi = {high:g}")
     if anchors is not None and eps is not None:
         raise ArgumentError("give anchors (how large) or eps (how accurate), not both")
-    if anchors is not None and (isinstance(anchors, bool) or not isinstance(anchors, int) or anchors < 2):
+    if anchors is not None and not is_whole(anchors, 2):
         raise ArgumentError(f"anchors must be a whole number, at least 2, got {anchors!r}")
     if anchors is not None and anchors > 1 << 16:
         raise ArgumentError(f"anchors must be at most {1 << 16}, got {anchors}")
     for name, number in (("eps", eps), ("kappa", kappa)):
-        if number is not None and not (isinstance(number, (int, float)) and math.isfinite(number) and number > 0):
+        if number is not None and not (is_number(number) and number > 0):
             raise ArgumentError(f"{name} must be a positive number, got {number!r}")
-    if dtype not in DTYPES:
+    if dtype not in SHIPPED:
         raise ArgumentError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     if temperature not in ("auto", "warm", "cold"):
         raise ArgumentError(f"temperature must be 'auto', 'warm' or 'cold', got {temperature!r}")
@@ -220,7 +221,7 @@ class AnchorHead(CertifiedModule):
         function = function_of(fn, second_derivative)
         low, high = (float(x) for x in round_outward(np.array(lo), np.array(hi), dtype))
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise ArgumentError(f"lo = {lo:g} and hi = {hi:g} go beyond the numbers of {DTYPES[dtype]}")
+            raise ArgumentError(f"lo = {lo:g} and hi = {hi:g} go beyond the numbers of {dtype_name(dtype)}")
         check_domain(function, max(low, function.domain.lo) if lo >= function.domain.lo else low,
                      min(high, function.domain.hi) if hi <= function.domain.hi else high)  # fmt: skip
         exact = two_keys(function, dtype) if potential == "auto" and temperature != "cold" and kappa is None else None
@@ -327,7 +328,7 @@ class AnchorHead(CertifiedModule):
     def _judged(self, eps: float | None) -> AnchorHead:
         """This head if it has a finite bound that reaches eps; `PrecisionError` says what can be reached otherwise."""
         if eps is not None and (self.bound is None or self.bound > eps):
-            name = DTYPES[self.dtype]
+            name = dtype_name(self.dtype)
             wider = "" if self.dtype == torch.float64 else ", use dtype=torch.float64"
             kink = " (it has a kink inside: GateHead builds kinks exactly)" if self._kinked() else ""
             raise PrecisionError(
@@ -415,8 +416,8 @@ class AnchorHead(CertifiedModule):
 
     def recertify(self) -> Certificate:
         """The bound of the stored weights in their dtype, computed anew."""
-        weights, dtype = self.weights_in_float64(), DTYPES.get(self.dtype)
-        if dtype is None:
+        weights, dtype = self.weights_in_float64(), dtype_name(self.dtype)
+        if self.dtype not in SHIPPED:
             raise CertificateError(f"certificates are for float32 and float64 weights, these are {self.dtype}")
         measured = self._measure()
         blank = Certificate(
@@ -470,7 +471,7 @@ class AnchorHead(CertifiedModule):
             "strict": self.strict,
             "shape": [shape.potential.to_json(), shape.count, shape.guards, shape.kappa],
             "skip": self.layer.S is not None,
-            "dtype": DTYPES[self.dtype],
+            "dtype": dtype_name(self.dtype),
             **({} if self.lattice is None else {"fast": [*astuple(self.lattice)]}),
         }
 
@@ -480,7 +481,7 @@ class AnchorHead(CertifiedModule):
         potential, count, guards, kappa = config["shape"]
         shape = Shape(Potential.from_json(potential), int(count), int(guards), float(kappa))
         lo, hi = (float(x) for x in config["interval"])
-        dtype = {name: dtype for dtype, name in DTYPES.items()}[config["dtype"]]
+        dtype = shipped(DTYPES[config["dtype"]])
         empty = np.zeros(tensors["anchors"].shape[0])
         weights = AnchorWeights(empty, empty, empty, skip=(1.0, 1.0) if config["skip"] else (0.0, 0.0))
         function = parse(str(config["function"]))

@@ -25,10 +25,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ...arguments import is_number, is_whole
 from ...box import Box
 from ...certificates.certificate import Certificate, total
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import ASSUMPTIONS, UNIT
+from ...dtypes import dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from .bound import WIDEN, Roundings, fit_error, ledger
 from .fit import NormSpec, fit
@@ -187,7 +189,7 @@ class NormHead(CertifiedModule):
         lo, hi = _check(channels, variance, eps_norm, kind, weight, bias, offset, dtype)
         if heads is not None and eps is not None:
             raise ArgumentError("give heads or eps, not both: eps chooses the number of heads")
-        if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int) or not 1 <= heads <= MAX_HEADS):
+        if heads is not None and not is_whole(heads, 1, MAX_HEADS):
             raise ArgumentError(f"heads must be a whole number from 1 to {MAX_HEADS}, got {heads!r}")
         if eps is not None and not (eps > 0 and math.isfinite(eps)):
             raise ArgumentError(f"eps must be a finite number > 0, got {eps!r}")
@@ -328,7 +330,7 @@ class NormHead(CertifiedModule):
         return Certificate(
             kind="certified",
             bound=bound,
-            dtype=str(self.dtype).removeprefix("torch."),
+            dtype=dtype_name(self.dtype),
             target=f"{name} of {self.channels} channels, eps {self.eps_norm!r}{scope}; per row",
             box=self.box,
             terms=terms,
@@ -395,15 +397,14 @@ def _check(
     if kind not in ("layer", "rms"):
         raise ArgumentError(f"kind must be 'layer' or 'rms', got {kind!r}")
     least = 2 if kind == "layer" else 1
-    if isinstance(channels, bool) or not isinstance(channels, int) or channels < least:
+    if not is_whole(channels, least):
         raise ArgumentError(f"channels must be a whole number, at least {least} for {kind} norm, got {channels!r}")
-    if dtype not in (torch.float32, torch.float64):
-        raise ArgumentError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    shipped(dtype)
     lo, hi = Box({"variance": variance})["variance"]
     if not 0 < lo < hi:
         raise ArgumentError(f"variance must be an interval 0 < lo < hi, got ({lo:g}, {hi:g})")
     for name, number in (("eps_norm", eps_norm), ("offset", offset)):
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
+        if not is_number(number) or number < 0:
             raise ArgumentError(f"{name} must be a finite number >= 0, got {number!r}")
     limits = torch.finfo(dtype)
     if hi * channels > limits.max / 4096 or lo < limits.tiny * 2**30:

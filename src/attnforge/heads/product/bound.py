@@ -29,7 +29,7 @@ from ..self_head import SelfSpec, power_of_two
 BITS, ORDER = 128, 16
 REACH = 0.125  # half width of a Taylor cell, in units of the logit
 CELLS = 64  # for rounding
-MOST_CELLS = 4096
+MOST_CELLS = 4096  # of the truncation: steeper queries than any product has are bounded on wider cells, loosely
 
 
 @dataclass(frozen=True)

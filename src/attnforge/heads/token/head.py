@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...arguments import is_whole
 from ...box import Box
 from ...certificates.certificate import Certificate, total
 from ...certificates.certified import CertifiedModule
@@ -80,7 +81,7 @@ class TokenHead(CertifiedModule):
     ) -> TokenHead:
         """Every token receives token `source`, bit by bit (D1)."""
         _check_sizes(tokens, channels, dtype)
-        if isinstance(source, bool) or not isinstance(source, int) or not 0 <= source < tokens:
+        if not is_whole(source, 0, tokens - 1):
             raise ArgumentError(f"source must be the number of a token, 0 to {tokens - 1}, got {source!r}")
         attention = gather_heads(tokens, source, channels, dtype)
         matrix = torch.zeros(tokens, tokens, dtype=torch.float64)
@@ -272,7 +273,7 @@ def _matrix(matrix: object) -> Tensor:
 
 def _check_sizes(tokens: object, channels: object, dtype: torch.dtype = torch.float32) -> None:
     for name, number in (("tokens", tokens), ("channels", channels)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        if not is_whole(number, 1):
             raise ArgumentError(f"{name} must be a whole number of at least 1, got {number!r}")
     if dtype not in OMEGA:
         raise ArgumentError(f"dtype must be torch.float32 or torch.float64, got {dtype}")

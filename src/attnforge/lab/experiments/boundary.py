@@ -22,6 +22,7 @@ from ..verdicts import bound, rate, threshold
 from .shared import fitted, line, pairs, where
 
 DTYPE = torch.float64  # so that edges are seen and not rounding
+#: Where the ramp lies in the inputs' range [-2, 2]: inside, nearly at its end, at its end.
 PLACES = {"middle": (-1.0, 1.0), "near the end": (-1.9, 0.1), "at the end": (-2.0, 0.0)}
 TARGETS: dict[str, tuple[str, str, Callable[[Tensor], Tensor]]] = {
     "kink": ("abs", "abs(x)", torch.abs),

@@ -23,6 +23,7 @@ from .shared import CHANNELS, where
 
 A, B, ANCHORS = -25.0, 25.0, 60  # as published
 KAPPAS = {"cold": None, "warm": BALANCED}
+#: How far the start is from the construction, relative to every weight.
 NOISES = {"constructed": 0.0, "perturbed 0.1 %": 1e-3, "perturbed 1 %": 1e-2, "perturbed 10 %": 1e-1}
 NEAREST, TIMES = 0.99, 2.0  # keeps: this share of tokens selects its nearest anchor, and the error grows by no more
 SLACK = 0.1  # spacings: between two anchors that are about equally near either one counts as the nearest

@@ -116,6 +116,7 @@ def _like(tape: Tape, call: Operation) -> Any:
     return moved(tape, [source], lambda change: getattr(change(source), method)(size))
 
 
+#: What new tensors hold; an empty one may hold anything, so zeros are as good.
 _FILL = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0, "empty_like": 0.0, "new_empty": 0.0}
 
 
