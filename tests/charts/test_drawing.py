@@ -28,8 +28,7 @@ from attnforge.charts.chart import (
     error_panel,
     error_range,
 )  # fmt: skip
-from attnforge.charts.drawing import draw, drawn, matplotlib_figure, save, svg, write
-from attnforge.charts.interactive import interactive
+from attnforge.charts.drawing import draw, drawn, interactive, matplotlib_figure, save, svg, write
 from attnforge.charts.looks import looks, places, visible
 from attnforge.charts.themes import DARK, LIGHT, Theme, style
 from attnforge.errors import ArgumentError, MissingExtra

@@ -24,7 +24,7 @@ import attnforge as af
 from attnforge.cli import COMMANDS, app
 from attnforge.cli.common import Command, console, existing, guarded, interval, number, table
 from attnforge.cli.common import box as box_from
-from attnforge.cli.functions import EXAMPLES, domain_text
+from attnforge.cli.head import EXAMPLES, domain_text
 from attnforge.functions import registry
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -34,7 +34,7 @@ from attnforge.export.plain.certificate import (
 )
 from attnforge.export.plain.spec import FLAG
 from attnforge.heads.norm.bound import layer_error
-from attnforge.heads.norm.fit import fit
+from attnforge.heads.norm.construction import fit
 from attnforge.heads.product.bound import Sides, product_error
 from attnforge.heads.product.construction import ProductSpec, gain_for
 from attnforge.programs.enclose import Range

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from attnforge.box import Box
 from attnforge.errors import ArgumentError, UnsupportedOperation
-from attnforge.frontends.module.program import capture_module
-from attnforge.frontends.module.simplify import simplify
+from attnforge.frontends.module.program import capture_module, simplify
 from attnforge.programs.interpret import values
 from attnforge.programs.ops import Apply, Attention, Linear, Mix, Normalise, Product, Softmax
 from attnforge.programs.program import Builder

@@ -44,13 +44,13 @@ from attnforge.heads.choose import (
     Pieces,
     Polyline,
     choose,
+    expanded,
     fast_form,
     gate_of,
     line_of,
     piece_of,
     straight,
 )
-from attnforge.heads.expand import expanded
 from attnforge.heads.gate.head import GateHead
 from attnforge.programs.enclose import cells, ranges
 from attnforge.programs.interpret import values

@@ -21,7 +21,7 @@ import attnforge as af
 from attnforge.certificates.certified import certify, check, load
 from attnforge.errors import ArgumentError, CertificateError, DomainError, DomainWarning, PrecisionError
 from attnforge.heads.norm.bound import fit_error
-from attnforge.heads.norm.fit import NormSpec
+from attnforge.heads.norm.construction import NormSpec
 from attnforge.heads.norm.head import NormHead
 
 ROWS = ("gaussian", "outlier", "two values", "one sign", "sparse", "shifted")

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from attnforge.charts.interactive import interactive
+from attnforge.charts.drawing import interactive
 from attnforge.lab.experiment import VERDICTS, find, names
 from attnforge.lab.page import page_of
 from attnforge.lab.store import Gathered, result

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnforge.box import Box
-from attnforge.compiler import sensitivity
+from attnforge.compiler import plan as sensitivity
 from attnforge.frontends.formula.program import capture_formula
 from attnforge.programs import enclose, interpret, ops
 from attnforge.programs.enclose import Range, cells, ranges

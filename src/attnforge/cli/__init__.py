@@ -47,7 +47,7 @@ COMMANDS = {
     "explain": Entry("saved", "Show layer by layer what the heads of a saved network compute."),
     "plan": Entry("compile", "Show how large a network for a formula would be.", TakesFormulas),
     "head": Entry("head", "Fit one head to a function and print its certificate."),
-    "functions": Entry("functions", "List the functions that formulas and heads can use."),
+    "functions": Entry("head", "List the functions that formulas and heads can use."),
     "theorem": Entry("theorem", "Build a theorem's network, or plan its size.", WithPlot),
     "demo": Entry("demo", "Compile and fit a handful of things and write pages that show them."),
     "lab": Entry("lab", "Measure the claims of the theory and report what holds."),

@@ -1,23 +1,67 @@
-"""`attnforge head`: one function of one scalar becomes one head; its certificate is shown, drawn, saved."""
+"""`attnforge head`: one function of one scalar becomes one head; its certificate is shown, drawn, saved. And
+`attnforge functions`: which functions there are, and where each is defined."""
 
 from __future__ import annotations
 
 import json
+import math
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..charts.drawing import save
 from ..errors import ArgumentError
-from ..functions.registry import get
-from ..heads.anchor.head import AnchorHead
-from ..heads.build import head_for
-from ..heads.chain.head import ChainHead
-from ..heads.gate.head import GateHead
-from ..report.heads import figure_of
-from .common import DType, number, say, waiting, whole
+from .common import AS_JSON, DType, number, say, say_json, table, waiting, whole
+
+if TYPE_CHECKING:
+    from ..functions.registry import Domain
+    from ..heads.anchor.head import AnchorHead
+    from ..heads.chain.head import ChainHead
+    from ..heads.gate.head import GateHead
+
+EXAMPLES = ("power(2.5)", "leaky_relu(0.2)", "elu(1.5)", "piecewise_linear([-1, 0, 1], [0, 1, 0])")
+
+
+def functions(
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """List the registered functions with their domains."""
+    from ..functions import registry
+
+    found = [registry.get(name) for name in registry.names()]
+    if as_json:
+        columns = ((f.name, domain_text(f.domain), f.knots, f.potentials) for f in found)
+        say_json({name: {"domain": d, "kinks": k, "potentials": p} for name, d, k, p in columns})
+        return
+    rows = [
+        (f.name, domain_text(f.domain), ", ".join(f"{k:g}" for k in f.knots) or "-", ", ".join(f.potentials))
+        for f in found
+    ]
+    table(("function", "defined for", "kinks at", "potentials"), rows)
+    say(f"\nand, with arguments: {', '.join(EXAMPLES)}")
+
+
+def domain_text(domain: Domain) -> str:
+    """Where a function is defined, in words.
+
+    >>> from attnforge.functions import registry
+    >>> domain_text(registry.get("log").domain), domain_text(registry.get("asin").domain)
+    ('y > 0', '-1 <= y <= 1')
+    """
+    text = "y"
+    if math.isfinite(domain.lo):
+        text = f"y {'>=' if domain.lo_closed else '>'} {domain.lo:g}"
+        if math.isfinite(domain.hi):
+            text = f"{domain.lo:g} {'<=' if domain.lo_closed else '<'} y"
+    if math.isfinite(domain.hi):
+        text += f" {'<=' if domain.hi_closed else '<'} {domain.hi:g}"
+    poles = " and ".join(f"{p:g}" for p in domain.poles)
+    if domain.period is not None:
+        poles += f" + k * {domain.period:g}"
+    if not poles:
+        return "all y" if text == "y" else text
+    return f"y != {poles}" if text == "y" else f"{text}, y != {poles}"
 
 
 class PotentialName(StrEnum):
@@ -63,6 +107,12 @@ def head(
     \b
     attnforge head gelu --lo -8 --hi 8 --eps 1e-6 --dtype float64 --plot gelu.png
     """
+    from ..functions.registry import get
+    from ..heads.anchor.head import AnchorHead
+    from ..heads.build import head_for
+    from ..heads.chain.head import ChainHead
+    from ..heads.gate.head import GateHead
+
     if output is not None and output.suffix != ".safetensors":
         raise ArgumentError(f"a head is saved as .safetensors, got '{output}'")
     name = get(function).name
@@ -82,6 +132,9 @@ def head(
         built.save(output)
         written.append(output)
     if plot is not None:
+        from ..charts.drawing import save
+        from ..report.heads import figure_of
+
         with waiting("drawing"):
             written.append(save(figure_of(built), plot))
     if as_json:
@@ -96,6 +149,9 @@ def head(
 
 def summary(built: AnchorHead | GateHead | ChainHead, name: str) -> str:
     """One line on what was built for the function of this name."""
+    from ..heads.chain.head import ChainHead
+    from ..heads.gate.head import GateHead
+
     where = f"on [{built.lo:g}, {built.hi:g}]"
     dtype = built.certificate.dtype
     if isinstance(built, GateHead):
@@ -110,6 +166,9 @@ def summary(built: AnchorHead | GateHead | ChainHead, name: str) -> str:
 
 def description(built: AnchorHead | GateHead | ChainHead) -> dict[str, Any]:
     """What --json prints."""
+    from ..heads.chain.head import ChainHead
+    from ..heads.gate.head import GateHead
+
     certificate = built.certificate
     shared = {
         "function": certificate.target,

@@ -20,8 +20,8 @@ from ..box import Box
 from ..census import structural
 from ..dtypes import shipped
 from ..errors import ArgumentError, DomainError
+from ..heads.choose import expanded
 from ..heads.construction import Tactics
-from ..heads.expand import expanded
 from ..programs.enclose import Range, ranges
 from ..programs.positions import prepared
 from ..programs.program import Program

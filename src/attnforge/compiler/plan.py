@@ -1,27 +1,122 @@
 """`Plan`: which head family carries out each operation, on which interval, at what error.
 
-Ranges come from `programs.enclose`; sensitivities run backwards through the program; eps is split over the operations
-in proportion to what their errors do to the output; then each operation gets the smallest head that keeps its share.
+Ranges come from `programs.enclose`; sensitivities, how much the output moves when a value does, are bounds on
+derivatives that run backwards through the program (section H); eps is split over the operations in proportion to what
+their errors do to the output; then each operation gets the smallest head that keeps its share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from ..dtypes import Array
 from ..errors import UnsupportedOperation
-from ..functions.queries import lipschitz
+from ..functions.queries import lipschitz, spread
 from ..heads.construction import Order, Planned, Tactics
 from ..heads.families import FAMILIES, builder_of
 from ..heads.site import Site
 from ..programs.affine import is_head
-from ..programs.enclose import Range
-from ..programs.ops import Apply, Linear
+from ..programs.enclose import Range, normalised_size
+from ..programs.ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from ..programs.program import Program
-from .sensitivity import sensitivities
+
+Rule = Callable[[Op, Array, list[Range]], list[Array]]
+
+
+def sensitivities(program: Program, found: list[Range]) -> list[float]:
+    """For each value the largest change of an output per unit change of all its entries, over the cells of `found`.
+
+    A planning figure, not a bound: slopes that are infinite at a point (sqrt at 0) are replaced by secants.
+    """
+    shape = found[0].low.shape[:2]
+    adjoint = [np.zeros((*shape, op.width)) for op in program.ops]
+    adjoint[program.output][:] = 1.0 / max(1, program.ops[program.output].width)
+    for i in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[i]
+        parts = RULES[type(op)](op, adjoint[i], [found[j] for j in op.inputs])
+        for j, part in zip(op.inputs, parts, strict=True):
+            adjoint[j] = adjoint[j] + part
+    return [float(np.max(a.sum((1, 2)))) for a in adjoint]
+
+
+def _nothing(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    return []
+
+
+def _linear(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    assert isinstance(op, Linear)
+    return [out @ np.abs(w).T for w in op.weights]
+
+
+def _mix(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    assert isinstance(op, Mix)
+    return [np.abs(op.matrix).T @ out]
+
+
+def _apply(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    assert isinstance(op, Apply)
+    r, domain = reads[0], op.function.domain
+    slope = lipschitz(op.function, r.low, r.high)
+    if np.isfinite(slope).all():
+        return [out * slope]
+    low, high = max(float(np.min(r.low)), domain.lo), min(float(np.max(r.high)), domain.hi)
+    rise = float(np.max(spread(op.function, np.array([low]), np.array([high]))))
+    return [out * np.minimum(slope, max(100.0 * rise / max(high - low, 1e-300), 1.0))]
+
+
+def _product(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    x, y = reads
+    return [out * y.size, out * x.size]
+
+
+def _softmax(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    """All logits moved by d move no weight by more than tanh(d/2)."""
+    return [np.broadcast_to(0.5 * out.mean(-1, keepdims=True), out.shape)]
+
+
+def _attention(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    """Logits moved by d move the result by tanh(d/2) times the spread of the values; these move it as they do."""
+    assert isinstance(op, Attention)
+    query, key, value = reads
+    spread = value.high.max(1, keepdims=True) - value.low.min(1, keepdims=True)
+    pull = 0.5 * abs(op.scale) * (out * spread).sum(-1, keepdims=True)  # (cell, query, 1)
+    to_query = pull * key.size.max(1, keepdims=True)
+    to_key = (pull * query.size).mean(1, keepdims=True)
+    to_value = out.mean(1, keepdims=True)
+    pairs = zip((to_query, to_key, to_value), reads, strict=True)
+    return [np.broadcast_to(part, read.low.shape) for part, read in pairs]
+
+
+def _normalise(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    """The derivative of c/r is (h - n (n.h)/d) / r: each entry's own share, and one of the row's."""
+    assert isinstance(op, Normalise)
+    c = reads[0]
+    least = 0.0 if op.centred else np.mean(c.least**2, -1, keepdims=True)
+    size = np.sqrt(float(op.width)) if op.centred else normalised_size(c, op.eps)
+    return [(out + (out * size).mean(-1, keepdims=True)) / np.sqrt(np.maximum(least + op.eps, 1e-12))]
+
+
+def _max_tokens(op: Op, out: Array, reads: list[Range]) -> list[Array]:
+    return [np.broadcast_to(out.mean(1, keepdims=True), out.shape)]
+
+
+#: How each operation hands its sensitivity to what it reads.
+RULES: dict[type[Op], Rule] = {
+    Input: _nothing,
+    Constant: _nothing,
+    Linear: _linear,
+    Mix: _mix,
+    Apply: _apply,
+    Product: _product,
+    Softmax: _softmax,
+    Attention: _attention,
+    Normalise: _normalise,
+    MaxTokens: _max_tokens,
+}
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from ..certificates.certificate import upper_text
 from ..dtypes import dtype_name
 from ..errors import ArgumentError, AttnforgeError
 from .pipeline import Way, attempt, capture, enclose, tolerance_of, ways
+from .plan import sensitivities
 from .search import Attempt, Problem, Task, Tolerance
-from .sensitivity import sensitivities
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .hf.folder import load_hf, to_hf
 from .lens import Lens, load_lens, to_lens
-from .onnx.file import run_onnx, session, to_onnx
+from .onnx import run_onnx, session, to_onnx
 from .plain.build import to_plain
 from .plain.spec import PlainHead, PlainSize, PlainSpec
 from .plain.transformer import PlainTransformer, load_plain

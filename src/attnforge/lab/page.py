@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..charts.chart import Figure
-from ..charts.drawing import drawn
-from ..charts.interactive import interactive
+from ..charts.drawing import drawn, interactive
 from ..report.html import Block, Page
 from .experiment import FAILS, VERDICTS, Experiment, Finding, Record
 from .store import Result, results, tally

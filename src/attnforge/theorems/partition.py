@@ -31,7 +31,7 @@ from .slots import Registers, depth_of, over_slots, read_as_is, weights_of
 from .universal import gathered, gathering, own_keys
 
 if TYPE_CHECKING:
-    from .figures import TheoremPicture
+    from .result import TheoremPicture
 
 SOFTNESS = 0.1  # tau over rho^2: the radius that counts grows by 5 %
 PROBES = (4096, 128, 32, 16)  # small boxes a side, by dimension, for the covering radius of scattered centres

@@ -46,7 +46,7 @@ from .result import Construction, Ledger, Size, ends, form_of, leak, number, ten
 from .slots import Registers, depth_of, over_slots, parts, read_as_is, stacked, tables_of, weights_of
 
 if TYPE_CHECKING:
-    from .figures import TheoremPicture
+    from .result import TheoremPicture
 
 ChannelMap = int | Sequence[int] | Callable[[int], int] | None
 VARIANTS = ("cold", "warm", "gate")
@@ -547,7 +547,7 @@ class Ramp(Construction):
     @torch.no_grad()
     def picture(self) -> TheoremPicture:
         """Along y, from below a to above b."""
-        from .figures import TheoremPicture  # when drawn: matplotlib is an extra
+        from .result import TheoremPicture  # when drawn: matplotlib is an extra
 
         X, y = self._line(PICTURED)
         order = np.argsort(y, kind="stable")

@@ -31,7 +31,7 @@ from .ramps import nearest, slot_keys
 from .result import Construction, Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, number, whole
 
 if TYPE_CHECKING:
-    from .figures import TheoremPicture
+    from .result import TheoremPicture
 
 ROWS = 1 << 22  # entries of a softmax over channels alive at once: 32 MB in float64
 ANCHORS = 65  # of the ramps that make hats, unless asked otherwise: then a hat errs by 1/64

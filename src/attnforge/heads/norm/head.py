@@ -33,7 +33,7 @@ from ...certificates.rounding import ASSUMPTIONS, UNIT
 from ...dtypes import dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from .bound import WIDEN, Roundings, fit_error, ledger
-from .fit import NormSpec, fit
+from .construction import NormSpec, fit
 from .site import MAX_HEADS
 
 
