@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..arguments import number, whole
 from ..box import Box
 from ..certificates.certificate import Certificate, Term, total, weights_hash
 from ..certificates.certified import CertifiedModule
@@ -27,6 +28,8 @@ from .layout import Layout, lower
 from .propagation import Propagation, Reading, StoredLayers
 from .split import EFFORT, FIRST, NetworkBound, network_bound
 
+#: First cells that a file may ask for: what the compiler itself uses at most.
+MOST_CELLS = 256 * FIRST
 #: How far beyond their intervals, as a share of them, heads are bounded when training has pushed arguments out: not at
 #: all, by what rounding moves, by what a fine-tuning run moves. Wider intervals make every bound a little worse.
 STRETCHES = (0.0, 0.02, 0.3)
@@ -73,6 +76,8 @@ class CompiledNetwork(CertifiedModule):
         self.eps, self.rtol, self.grid, self.strict = eps, rtol, grid, strict
         self.box = layout.program.box
         self.boxes = boxes or (self.box,)
+        if [pair for box in self.boxes for pair in box.intervals()] != self.box.intervals():
+            raise ArgumentError(f"the boxes of the inputs, {self.boxes!r}, are not those of the program, {self.box!r}")
         self.register_buffer("constants", _constants(layout.program, dtype))
 
     @property
@@ -117,8 +122,8 @@ class CompiledNetwork(CertifiedModule):
     def guard(self, *inputs: Tensor) -> None:
         if len(inputs) != len(self.boxes):
             raise ArgumentError(f"expected {len(self.boxes)} input tensor(s), got {len(inputs)}")
-        for number, (x, box) in enumerate(zip(inputs, self.boxes, strict=True)):
-            name = "input" if len(inputs) == 1 else f"input {number}"
+        for i, (x, box) in enumerate(zip(inputs, self.boxes, strict=True)):
+            name = "input" if len(inputs) == 1 else f"input {i}"
             self.check_tensor(x, name)
             shape = box.shape
             if x.dim() < len(shape) or tuple(x.shape[x.dim() - len(shape) :]) != shape:
@@ -220,17 +225,10 @@ class CompiledNetwork(CertifiedModule):
             sites[int(op)] = site_type(str(family)).read(int(op), given)
         layout = lower(program, sites)
         boxes = tuple(Box.from_json(box) for box in config["boxes"])
-        dtype = DTYPES[config["dtype"]]
-        return cls(
-            layout,
-            stored_network(layout, tensors),
-            shipped(dtype),
-            float(config["eps"]),
-            boxes,
-            int(config["grid"]),
-            float(config["rtol"]),
-            bool(config["strict"]),
-        )
+        dtype, grid = DTYPES[config["dtype"]], whole("grid", config["grid"], 1, MOST_CELLS)
+        eps, rtol = number("eps", config["eps"]), number("rtol", config["rtol"])
+        network = stored_network(layout, tensors)
+        return cls(layout, network, shipped(dtype), eps, boxes, grid, rtol, bool(config["strict"]))
 
 
 def stored_network(layout: Layout, tensors: Mapping[str, Tensor]) -> AttentionOnly:
@@ -243,8 +241,8 @@ def stored_network(layout: Layout, tensors: Mapping[str, Tensor]) -> AttentionOn
     for index in range(2 * len(layout.steps) + 1):
         prefix = f"network.layers.{index}."
         groups = []
-        for number, group in enumerate(layout.steps[index // 2].groups if index % 2 else ()):
-            given: dict[str, Any] = tables(f"{prefix}groups.{number}.", TABLES)
+        for i, group in enumerate(layout.steps[index // 2].groups if index % 2 else ()):
+            given: dict[str, Any] = tables(f"{prefix}groups.{i}.", TABLES)
             groups.append(Heads(group.seat.scope, causal=group.seat.causal, purpose=group.purpose, **given))
         layer = AttentionLayer(groups, **tables(prefix, ("S", "s")))
         layers.append(layout.steps[index // 2].frozen(layer) if index % 2 else layer)

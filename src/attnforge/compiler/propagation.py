@@ -77,8 +77,9 @@ class StoredMap:
         terms = roundings(self.weight, self.bias)
         reach = (size + coming.sum(-1)) @ weight + np.abs(self.bias)
         own = size @ self.off + self.off_bias + np.where(terms > 0, gamma(terms, self.u), 0.0) * reach
-        out[..., -1] += own
-        exact = (terms == 0) & ~self.off.any(0) & (self.off_bias == 0)  # selections: nothing was rounded here either
+        shrinks = ((weight > 0) & (weight < 1)).any(0) | (terms > 0)  # what gets smaller, or is rounded, may underflow
+        out[..., -1] += own + np.where(shrinks, (terms + 1) * self.tiny, 0.0)
+        exact = (terms == 0) & ~shrinks & ~self.off.any(0) & (self.off_bias == 0)  # selections: nothing is rounded
         return out * np.where(exact, 1.0, 1 + (len(weight) + out.shape[-1] + 8) * 2.0**-52)[:, None]
 
 
