@@ -14,7 +14,7 @@ import torch
 import attnforge as af
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.heads import families
-from attnforge.heads.construction import Builder, Order, Tactics
+from attnforge.heads.construction import HeadBuilder, Order, Tactics
 from attnforge.heads.rule import Rule
 from attnforge.heads.site import Site
 from attnforge.programs import ops
@@ -30,7 +30,7 @@ AFFINE = {ops.Input, ops.Constant, ops.Linear}  # done by affine maps: no head, 
 def test_every_family_has_a_site_a_rule_and_a_builder(family: str) -> None:
     site = families.site_type(family)
     assert issubclass(site, Site) and site.family == family and site.lemmas
-    assert isinstance(families.rule_of(family), Rule) and isinstance(families.builder_of(family), Builder)
+    assert isinstance(families.rule_of(family), Rule) and isinstance(families.builder_of(family), HeadBuilder)
 
 
 def orders() -> Iterator[Order]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import attnforge as af
 from attnforge.conversion.ranges import read
-from attnforge.conversion.site import ActivationSite
+from attnforge.conversion.site import ConvertedActivation
 
 
 def mlp(activation: nn.Module | None = None) -> nn.Sequential:
@@ -69,7 +69,7 @@ def test_the_certified_bound_of_a_site_holds_on_its_range(activation: nn.Module)
     y = torch.linspace(site.low, site.high, 20001)
     wanted = activation(y.double())
     module = result[1]
-    assert isinstance(module, ActivationSite)
+    assert isinstance(module, ConvertedActivation)
     with torch.no_grad():
         assert float((module(y).double() - wanted).abs().max()) <= site.bound
         assert float((result(X) - model(X)).abs().max()) <= 1e-3
@@ -113,7 +113,7 @@ def test_functions_kept_as_attributes(act: Any) -> None:
     model = Kept(act).eval()
     result, report = af.convert(model, X)
     assert report.sites[0].path == "act"
-    assert isinstance(result.act, ActivationSite)
+    assert isinstance(result.act, ConvertedActivation)
     assert model.act is act
     assert float((result(X) - model(X)).detach().abs().max()) < 1e-5
 

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 import attnforge as af
 from attnforge.conversion.build import whole_line, widened, widened_ratio
 from attnforge.conversion.find import norm_of, recognise
-from attnforge.conversion.norm import NativeNorm, NormSite
-from attnforge.conversion.site import ActivationSite, ProductSite, outside
+from attnforge.conversion.norm import ConvertedNorm, NativeNorm
+from attnforge.conversion.site import ConvertedActivation, ConvertedProduct, outside
 from attnforge.heads import AnchorHead, ProductHead
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 
 
-def site(strict: bool = False) -> ActivationSite:
-    return ActivationSite(AnchorHead.fit("gelu", -4, 4, anchors=16), "gelu", -4.0, 4.0, "body.act", strict)
+def site(strict: bool = False) -> ConvertedActivation:
+    return ConvertedActivation(AnchorHead.fit("gelu", -4, 4, anchors=16), "gelu", -4.0, 4.0, "body.act", strict)
 
 
 def test_values_outside_are_counted_and_warned_about_once() -> None:
@@ -91,7 +91,7 @@ def test_converted_norms_keep_their_certificate(kind: str, dtype: torch.dtype) -
     head = NativeNorm.fit(48, (1e-3, 1e3), 1e-6, kind=kind, dtype=work)  # type: ignore[arg-type]
     g = torch.Generator().manual_seed(0)
     weight, bias = (nn.Parameter(torch.randn(48, generator=g).to(dtype)) for _ in range(2))
-    module = NormSite(head, (48,), weight, bias, "norm")
+    module = ConvertedNorm(head, (48,), weight, bias, "norm")
     bound, scale = module.site_bound(dtype)
     size = torch.logspace(-1.4, 1.4, 400, dtype=torch.float64)[:, None]
     x = (size * torch.randn(400, 48, generator=g, dtype=torch.float64) + (0.3 if kind == "layer" else 0.0)).to(dtype)
@@ -113,7 +113,7 @@ def test_the_two_ways_of_evaluating_a_norm_agree() -> None:
     with torch.no_grad():
         native, _, _ = head.evaluate(x, weight, bias)
         assert float((native - head.explicit(x, weight, bias)).abs().max()) < 1e-5
-    module = NormSite(head, (24,), nn.Parameter(weight), nn.Parameter(bias), "norm")
+    module = ConvertedNorm(head, (24,), nn.Parameter(weight), nn.Parameter(bias), "norm")
     assert af.purity(module, x).by_operation["softmax"] == 1
     many = torch.randn(9000, 24)
     with torch.no_grad():  # in pieces, and at once where gradients are wanted
@@ -124,7 +124,7 @@ def test_the_two_ways_of_evaluating_a_norm_agree() -> None:
 def test_gradients_of_a_norm_are_those_of_the_norm() -> None:
     head = NativeNorm.fit(12, (1e-2, 1e2), dtype=torch.float64)
     plain = nn.LayerNorm(12).double()
-    module = NormSite(head, (12,), plain.weight, plain.bias, "norm")
+    module = ConvertedNorm(head, (12,), plain.weight, plain.bias, "norm")
     x = torch.randn(6, 12, dtype=torch.float64, requires_grad=True)
     wanted = torch.autograd.grad(plain(x).pow(3).sum(), (x, plain.weight, plain.bias))
     found = torch.autograd.grad(module(x).pow(3).sum(), (x, plain.weight, plain.bias))
@@ -133,17 +133,17 @@ def test_gradients_of_a_norm_are_those_of_the_norm() -> None:
 
 
 def test_rows_outside_the_variance_are_counted() -> None:
-    module = NormSite(NativeNorm.fit(24, (0.1, 10.0)), (24,), None, None, "norm")
+    module = ConvertedNorm(NativeNorm.fit(24, (0.1, 10.0)), (24,), None, None, "norm")
     x = torch.randn(4, 24)
     with pytest.warns(af.DomainWarning, match="variance reaches"):
         module(torch.cat([x, 100 * x]))
     assert int(module.outside) == 4
     with pytest.warns(af.DomainWarning, match="mean of a row"):
-        NormSite(NativeNorm.fit(24, (0.1, 10.0), offset=5.0), (24,), None, None, "norm")(x + 50)
+        ConvertedNorm(NativeNorm.fit(24, (0.1, 10.0), offset=5.0), (24,), None, None, "norm")(x + 50)
 
 
 def test_constant_rows_have_no_variance_and_are_no_reason_to_warn() -> None:
-    module = NormSite(NativeNorm.fit(24, (0.1, 10.0)), (24,), None, nn.Parameter(torch.ones(24)), "norm")
+    module = ConvertedNorm(NativeNorm.fit(24, (0.1, 10.0)), (24,), None, nn.Parameter(torch.ones(24)), "norm")
     x = torch.cat([torch.randn(3, 24), torch.zeros(1, 24), torch.full((1, 24), 0.1)])
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error")
@@ -215,7 +215,7 @@ def test_norms_over_several_dimensions() -> None:
 
 def test_products_keep_their_certificate() -> None:
     head = ProductHead.fit((-3, 5), (-2, 2))
-    module = ProductSite(head, "mlp.product")
+    module = ConvertedProduct(head, "mlp.product")
     g = torch.Generator().manual_seed(0)
     x, y = 8 * torch.rand(5000, generator=g) - 3, 4 * torch.rand(5000, generator=g) - 2
     assert head.bound is not None

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import attnforge as af
 from attnforge.conversion.engine import outputs
-from attnforge.conversion.norm import NormSite
+from attnforge.conversion.norm import ConvertedNorm
 from attnforge.conversion.record import Conversion
-from attnforge.conversion.site import ActivationSite, GatedUnit
+from attnforge.conversion.site import ConvertedActivation, GatedUnit
 from attnforge.heads.fast.activation import FastActivation
 
 transformers = pytest.importorskip("transformers", reason="pip install 'attnforge[convert]'")
@@ -161,7 +161,7 @@ def test_activations_become_heads_and_the_rest_is_listed(build: Callable[[], Mad
     norms = [left for left in report.left if left.operation.endswith("norm")]
     assert norms
     assert all("level='pure'" in left.reason for left in report.left)
-    assert not any(isinstance(module, NormSite) for module in result.modules())
+    assert not any(isinstance(module, ConvertedNorm) for module in result.modules())
 
 
 @pytest.mark.parametrize("build", [bert, encoder, llama], ids=lambda f: f.__name__)
@@ -172,7 +172,7 @@ def test_a_changed_head_changes_the_output(build: Callable[[], Made]) -> None:
         model, data = made(lambda: encoder(activation="gelu"))
     result, _ = af.convert(model, data)
     whole = run(result, data)
-    site = next(module for module in result.modules() if isinstance(module, ActivationSite))
+    site = next(module for module in result.modules() if isinstance(module, ConvertedActivation))
     with torch.no_grad():
         for parameter in site.head.parameters():
             parameter.mul_(1.5)
@@ -227,7 +227,7 @@ def test_shared_layers_are_one_site_seen_often() -> None:
     site = next(site for site in report.sites if site.operation == "gelu_tanh")
     assert site.calls == 3, "three layers, one module"
     assert any("shared" in note for note in report.notes)
-    assert sum(isinstance(module, ActivationSite) for module in result.modules()) == 2
+    assert sum(isinstance(module, ConvertedActivation) for module in result.modules()) == 2
 
 
 def test_fine_tuning_reaches_every_table() -> None:
@@ -238,7 +238,8 @@ def test_fine_tuning_reaches_every_table() -> None:
     for name, parameter in result.named_parameters():
         assert parameter.grad is not None or not parameter.requires_grad, name
         assert parameter.grad is None or bool(parameter.grad.isfinite().all()), name
-    tables = [p for m in result.modules() if isinstance(m, (ActivationSite, NormSite)) for p in m.head.parameters()]
+    converted = [m for m in result.modules() if isinstance(m, (ConvertedActivation, ConvertedNorm))]
+    tables = [p for m in converted for p in m.head.parameters()]
     trained = [p for p in tables if p.requires_grad]
     assert trained
     assert all(float(p.grad.abs().max()) > 0 for p in trained if p.grad is not None)

@@ -24,7 +24,7 @@ NAMES = (*SCALAR, *GRID, "plan")
 POINTS = 512  # at which the largest error is looked for: a measurement beside the bound, not a proof
 
 
-class Form(StrEnum):
+class FormName(StrEnum):
     """The paper's form, or the token-wise one."""
 
     paper = "paper"
@@ -66,7 +66,7 @@ def theorem(
     slope: Annotated[float | None, typer.Option(help="Slope of leaky_relu below 0.", **NUMBER)] = None,
     cap: Annotated[float | None, typer.Option(help="Upper end of clipped_relu.", **NUMBER)] = None,
     kappa: Annotated[float | None, typer.Option(help="Inverse temperature, scale free.", **NUMBER)] = None,
-    form: Annotated[Form | None, typer.Option(help="Of the paper, or token-wise.")] = None,
+    form: Annotated[FormName | None, typer.Option(help="Of the paper, or token-wise.")] = None,
     variant: Annotated[Variant | None, typer.Option(help="Temperature of a ramp.")] = None,
     causal: Annotated[
         bool | None, typer.Option("--causal", help="Anchors as tokens that come first; token-wise.")

@@ -24,7 +24,7 @@ from ..programs.enclose import Range, normalised_size
 from ..programs.ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from ..programs.program import Program
 
-Rule = Callable[[Op, Array, list[Range]], list[Array]]
+Backward = Callable[[Op, Array, list[Range]], list[Array]]
 
 
 def sensitivities(program: Program, found: list[Range]) -> list[float]:
@@ -105,7 +105,7 @@ def _max_tokens(op: Op, out: Array, reads: list[Range]) -> list[Array]:
 
 
 #: How each operation hands its sensitivity to what it reads.
-RULES: dict[type[Op], Rule] = {
+RULES: dict[type[Op], Backward] = {
     Input: _nothing,
     Constant: _nothing,
     Linear: _linear,

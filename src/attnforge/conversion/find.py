@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, UnsupportedOperation, closest
 from ..functions.registry import Univariate, get
 from .record import LEVELS, Left
-from .site import GatedUnit, ProductSite, Roles, SiteModule, gated_roles
+from .site import ConvertedProduct, GatedUnit, Roles, SiteModule, gated_roles
 
 Pointwise = Callable[[Tensor], Tensor]
 NAMES = (
@@ -192,7 +192,7 @@ def _examine(paths: tuple[str, ...], value: Any) -> Found | None:
             return None
         return Found(paths, function.name, value.function, function=function)
     kind = type(value)
-    converted = isinstance(value, GatedUnit) and isinstance(value.product, ProductSite)
+    converted = isinstance(value, GatedUnit) and isinstance(value.product, ConvertedProduct)
     if isinstance(value, (*ATTENTION, SiteModule)) or converted:
         return None
     norm = norm_of(value)

@@ -92,7 +92,7 @@ def _stages(channels: int) -> tuple[int, int]:
     return outer, channels // outer
 
 
-class NormSite(SiteModule):
+class ConvertedNorm(SiteModule):
     """Layer norm or rms norm of a converted model, under the names of the module it stands for.
 
     `weight` and `bias` are the model's own parameters. `unit` adds 1 to the weight, as Gemma's norms do.

@@ -23,14 +23,14 @@ from ..heads.fast.activation import FastActivation
 from ..network import Heads
 from .build import Options, activation_head, norm_head, product_head, scale_of, whole_line, widened, widened_ratio
 from .find import Found
-from .norm import NormSite
+from .norm import ConvertedNorm
 from .ranges import Seen
 from .record import Replacement
 from .site import (
-    ActivationSite,
+    ConvertedActivation,
+    ConvertedProduct,
     GatedUnit,
     Multiply,
-    ProductSite,
     describe,
     handed_on,
     rebuilt,
@@ -226,7 +226,7 @@ def _activation(
     if dtype == working(dtype):  # in half precision the bound is that of rounding the result: it grows with the range
         low, high = wide
     unknown = {} if known else {"low_seen": None, "high_seen": None}
-    return ActivationSite(head, function.name, low, high, site.path, strict), _record(
+    return ConvertedActivation(head, function.name, low, high, site.path, strict), _record(
         site, seen, head, (low, high), margin if known else 1.0,
         level="ffn",
         family=head.family,
@@ -261,7 +261,7 @@ def _norm(
     offset = 2.0 ** math.ceil(math.log2(max(LEAST_OFFSET, margin * seen.offset)))
     head = norm_head(math.prod(norm.shape), *ends, norm.eps, norm.kind, offset, options)
     weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
-    made = NormSite(head, norm.shape, weight, bias, site.path, strict, norm.unit)
+    made = ConvertedNorm(head, norm.shape, weight, bias, site.path, strict, norm.unit)
     bound, scale = made.site_bound(dtype)
     return made, _record(
         site, seen, head, ends, margin, level="pure", family="norm", anchors=head.heads, bound=bound, scale=scale,
@@ -277,7 +277,7 @@ def _product(
     assert head.bound is not None
     assert site.roles is not None
     largest = [max(abs(low), abs(high)) for low, high in (seen.other, (seen.low, seen.high), first, second)]
-    return ProductSite(head, f"{site.path}.product", strict), _record(
+    return ConvertedProduct(head, f"{site.path}.product", strict), _record(
         site, seen, head, second, margin, level="pure", family="product", anchors=head.nodes,
         bound=handed_on(head.bound, largest[2] * largest[3], dtype), scale=(largest[0] * largest[1]) or 1.0,
         kind="gated", ranged="second factor", config={"layout": GatedUnit.config_of(site.roles), **describe(head)},

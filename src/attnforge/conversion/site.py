@@ -119,7 +119,7 @@ class SiteModule(nn.Module):
         return list(self.parameters())
 
 
-class ActivationSite(SiteModule):
+class ConvertedActivation(SiteModule):
     """An activation function as attention: one head (a few slots, shared by all channels) in the activation's place."""
 
     def __init__(
@@ -140,7 +140,7 @@ class ActivationSite(SiteModule):
         return f"{self.function}, certified on [{self.low:.4g}, {self.high:.4g}]"
 
 
-class ProductSite(SiteModule):
+class ConvertedProduct(SiteModule):
     """x times y by product heads (lemma C1), elementwise."""
 
     def __init__(self, head: ProductHead, path: str, strict: bool = False):

@@ -35,10 +35,20 @@ from ..heads.build import computes
 from .build import scale_of
 from .find import norm_of, recognise
 from .folder import model_class, read_config
-from .norm import NativeNorm, NormSite
+from .norm import ConvertedNorm, NativeNorm
 from .record import Conversion, Replacement
 from .replace import put, unfuse
-from .site import ActivationSite, GatedUnit, ProductSite, Roles, SiteModule, gated_roles, handed_on, rebuilt, working
+from .site import (
+    ConvertedActivation,
+    ConvertedProduct,
+    GatedUnit,
+    Roles,
+    SiteModule,
+    gated_roles,
+    handed_on,
+    rebuilt,
+    working,
+)
 
 FAMILIES = ("anchor", "gate", "chain", "product", "fast")  # of the heads that a site may hold
 
@@ -61,13 +71,13 @@ def _module(model: nn.Module, site: Replacement, stored: Mapping[str, Tensor], s
         assert isinstance(native, NativeNorm)
         weight, bias = (old._parameters.get(name) for name in ("weight", "bias"))
         shape = tuple(int(n) for n in config["shape"])
-        return NormSite(native, shape, weight, bias, site.path, strict, bool(config["unit"]))
+        return ConvertedNorm(native, shape, weight, bias, site.path, strict, bool(config["unit"]))
     if site.kind == "gated":
         product = f"{site.path}.product"
         head = _head(config, _below(stored, f"{product}.head"))
-        return rebuilt(old, Roles(**config["layout"]), ProductSite(head, product, strict))  # type: ignore[arg-type]
+        return rebuilt(old, Roles(**config["layout"]), ConvertedProduct(head, product, strict))  # type: ignore[arg-type]
     head = _head(config, _below(stored, f"{site.path}.head"))
-    return ActivationSite(head, str(config["function"]), site.low, site.high, site.path, strict)
+    return ConvertedActivation(head, str(config["function"]), site.low, site.high, site.path, strict)
 
 
 def _head(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> CertifiedModule:
@@ -141,20 +151,20 @@ def _dtype_around(model: nn.Module, conversion: Conversion) -> torch.dtype:
 
 def _bound(module: nn.Module, site: Replacement, dtype: torch.dtype) -> float:
     """The certified sup error of a site on its range, from the tensors it holds now."""
-    if isinstance(module, NormSite):
+    if isinstance(module, ConvertedNorm):
         _same_dtype(module.head, dtype)
         _covers(site, module.head.variance)
         module.head.attach(module.head.recertify())
         return module.site_bound(dtype)[0]
     product = module.product if isinstance(module, GatedUnit) else None
-    head = product.head if isinstance(product, ProductSite) else getattr(module, "head", None)
+    head = product.head if isinstance(product, ConvertedProduct) else getattr(module, "head", None)
     if not isinstance(head, CertifiedModule):
         raise CertificateError(f"there is no head, but {type(module).__name__}")
     _same_dtype(head, dtype)
     found = head.attach(head.recertify()).bound
     if found is None:
         raise CertificateError("its head has no certificate")
-    if isinstance(product, ProductSite):
+    if isinstance(product, ConvertedProduct):
         _covers(site, head.box["y"])
         sizes = [max(map(abs, head.box[name])) for name in ("x", "y")]
         return handed_on(found, sizes[0] * sizes[1], dtype)

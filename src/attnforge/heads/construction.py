@@ -1,7 +1,7 @@
 """What the compiler asks of a head family when it plans and builds: a site for an operation, and its weights.
 
-A `Builder` looks at an `Order` (an operation, the ranges of its arguments, the error it may make) and proposes a site
-with the parts its weights are made of, or passes. Later it writes the weights into the `Frame` of a layer.
+A `HeadBuilder` looks at an `Order` (an operation, the ranges of its arguments, the error it may make) and proposes a
+site with the parts its weights are made of, or passes. Later it writes the weights into the `Frame` of a layer.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Member:
     place: Place
 
 
-class Builder(ABC):
+class HeadBuilder(ABC):
     """Planning and weights of one family."""
 
     @abstractmethod

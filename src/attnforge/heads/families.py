@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import ArgumentError, closest
 
 if TYPE_CHECKING:
-    from .construction import Builder
+    from .construction import HeadBuilder
     from .rule import Rule
     from .site import Site
 
@@ -52,9 +52,9 @@ def rule_of(family: str) -> Rule:
     return found
 
 
-def builder_of(family: str) -> Builder:
+def builder_of(family: str) -> HeadBuilder:
     """Planning and weights of a family."""
-    found: Builder = _module(family, "construction").BUILDERS[family]
+    found: HeadBuilder = _module(family, "construction").BUILDERS[family]
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 from ..dtypes import Array
 from ..errors import ArgumentError
 from ..network import AttentionLayer, Heads
-from .construction import Builder, Frame, Member, Planned
+from .construction import Frame, HeadBuilder, Member, Planned
 from .families import builder_of
 from .self_head import SelfSpec
 
@@ -57,7 +57,7 @@ def pack(placed: Sequence[tuple[SelfSpec, Sequence[int], Sequence[int]]], channe
     return SelfSpec(**joined)
 
 
-class SelfBuilder(Builder):
+class SelfBuilder(HeadBuilder):
     """A family whose heads are a `SelfSpec`: members of one kind share a group, whichever family they belong to."""
 
     @abstractmethod

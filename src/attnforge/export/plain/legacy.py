@@ -17,7 +17,7 @@ from ...compiler.compiled import CompiledNetwork
 from ...compiler.layout import lower
 from ...dtypes import DTYPES, shipped
 from ...heads.anchor.bound import AnchorWeights
-from ...heads.anchor.construction import Table
+from ...heads.anchor.construction import AnchorTable
 from ...heads.construction import Planned
 from ...heads.families import site_type
 from ...programs.program import Program
@@ -28,7 +28,7 @@ def rebuilt(origin: dict[str, Any]) -> CompiledNetwork:
     config = origin["config"]
     arrays = {name: np.array(values, dtype=np.float64) for name, values in config["arrays"].items()}
     program = Program.from_json(config["program"], arrays)
-    tables: dict[int, Table] = {}
+    tables: dict[int, AnchorTable] = {}
     planned = {}
     for op, family, given in config["sites"]:
         parts: Any = None
@@ -37,7 +37,7 @@ def rebuilt(origin: dict[str, Any]) -> CompiledNetwork:
             given = {**given, "edges": config["flats"][number]}
             slope, level = (float(x) for x in given["skip"])
             weights = AnchorWeights(zero, zero, zero, float(given["centre"]), (slope, level))
-            parts = tables.setdefault(number, Table("", tuple(given["interval"]), weights, tuple(given["edges"])))
+            parts = tables.setdefault(number, AnchorTable("", tuple(given["interval"]), weights, tuple(given["edges"])))
         elif family == "norm":
             parts = tuple(np.array(given[name], dtype=np.float64) for name in ("scales", "shifts", "amounts"))
         planned[int(op)] = Planned(site_type(str(family)).read(int(op), given), parts)

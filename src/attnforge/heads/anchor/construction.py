@@ -12,7 +12,7 @@ from ...functions.registry import enclose
 from ...functions.univariate import Univariate
 from ...network import Heads
 from ...programs.ops import Apply
-from ..construction import Builder, Frame, Member, Order, Planned
+from ..construction import Frame, HeadBuilder, Member, Order, Planned
 from ..site import Span
 from . import fit
 from .bound import CELLS, AnchorWeights
@@ -22,7 +22,7 @@ MOST_DECADES = 1e4  # a table is fitted for relative error over at most so large
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class AnchorTable:
     """An anchor table: the function and interval it is for, and its numbers; sites may share it."""
 
     function: str
@@ -31,7 +31,7 @@ class Table:
     edges: tuple[float, ...]
 
 
-class AnchorBuilder(Builder):
+class AnchorBuilder(HeadBuilder):
     """Any univariate function."""
 
     def propose(self, order: Order, made: Sequence[Planned]) -> Planned | None:
@@ -39,7 +39,7 @@ class AnchorBuilder(Builder):
             return None
         fn = order.op.function
         hull = order.hull(0, fn)
-        tables = list({id(p.parts): p.parts for p in made if isinstance(p.parts, Table)}.values())
+        tables = list({id(p.parts): p.parts for p in made if isinstance(p.parts, AnchorTable)}.values())
         table = next((t for t in tables if t.function == fn.name and _inside(hull, t.interval)), None)
         number = len(tables) if table is None else tables.index(table)
         table = table or _fitted(fn, hull, order)
@@ -49,7 +49,7 @@ class AnchorBuilder(Builder):
     def group(self, frame: Frame, members: Sequence[Member], purpose: str) -> Heads:
         """A head for each scalar that is looked up in the one table."""
         table = members[0].planned.parts
-        assert isinstance(table, Table)
+        assert isinstance(table, AnchorTable)
         weights = table.weights
         query = np.zeros((len(members), frame.columns, 2))
         output = np.zeros((len(members), 1, frame.outputs))
@@ -72,7 +72,7 @@ def _inside(inner: Span, outer: Span) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
-def _fitted(fn: Univariate, hull: Span, order: Order) -> Table:
+def _fitted(fn: Univariate, hull: Span, order: Order) -> AnchorTable:
     """A new table, as small as the order's error allows."""
     low, high = max(hull[0], fn.domain.lo), min(hull[1], fn.domain.hi)
     eps, relative = max(order.eps, 1e-300), False  # no share of the tolerance is 0: a fit needs something to aim at
@@ -86,7 +86,7 @@ def _fitted(fn: Univariate, hull: Span, order: Order) -> Table:
         raise PrecisionError(f"no anchor head was found for {fn.name} on [{low:g}, {high:g}]")
     ends = np.sort(found.shape.potential.flat(np.array([low, high])))
     edges = found.shape.potential.unflat(np.linspace(ends[0], ends[1], CELLS + 1))
-    return Table(fn.name, hull, found.weights, tuple(edges.tolist()))
+    return AnchorTable(fn.name, hull, found.weights, tuple(edges.tolist()))
 
 
-BUILDERS: dict[str, Builder] = {"anchor": AnchorBuilder()}
+BUILDERS: dict[str, HeadBuilder] = {"anchor": AnchorBuilder()}

@@ -14,7 +14,7 @@ import torch
 from ...arguments import positive
 from ...errors import PrecisionError
 from ...programs.ops import Apply
-from ..construction import Builder, Order, Planned
+from ..construction import HeadBuilder, Order, Planned
 from ..packing import SelfBuilder
 from ..self_head import SelfSpec
 from .bound import KINK, gate_domain, gate_error
@@ -161,4 +161,4 @@ class GateBuilder(SelfBuilder):
         return gate_spec(site.name, site.sharpness, **site.parameters).heads
 
 
-BUILDERS: dict[str, Builder] = {"gate": GateBuilder()}
+BUILDERS: dict[str, HeadBuilder] = {"gate": GateBuilder()}

@@ -27,7 +27,7 @@ from ...errors import ArgumentError, DomainError, PrecisionError
 from ...network import Heads
 from ...programs.enclose import Range
 from ...programs.ops import Normalise
-from ..construction import Builder, Frame, Member, Order, Planned, embedded
+from ..construction import Frame, HeadBuilder, Member, Order, Planned, embedded
 from .bound import layer_error
 from .site import MAX_HEADS, NormSite
 
@@ -157,7 +157,7 @@ COUNTS = (4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, MAX_HEADS)  # numbers of head
 Parts = tuple[Array, Array, Array]  # scales, shifts, amounts
 
 
-class NormBuilder(Builder):
+class NormBuilder(HeadBuilder):
     """Norms of rows that are centred already, if they are to be."""
 
     def propose(self, order: Order, made: Sequence[Planned]) -> Planned | None:
@@ -221,4 +221,4 @@ def variances(r: Range) -> tuple[float, float]:
     return float(np.min(np.mean(r.least**2, -1))), float(np.max(np.mean(r.size**2, -1)))
 
 
-BUILDERS: dict[str, Builder] = {"norm": NormBuilder()}
+BUILDERS: dict[str, HeadBuilder] = {"norm": NormBuilder()}

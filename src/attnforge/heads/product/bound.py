@@ -87,11 +87,11 @@ def truncation(spec: SelfSpec, sides: Sides) -> float:
 
 
 Key = tuple[str, int, int]  # one of the functions 1, y, w_h, y w_h, w_hk
-Form = dict[Key, arb]  # a combination of them
+Combination = dict[Key, arb]  # a combination of them
 Basis = dict[Key, arb_series]
 
 
-def _forms(spec: SelfSpec) -> list[tuple[Form, Form, list[Form]]]:
+def _forms(spec: SelfSpec) -> list[tuple[Combination, Combination, list[Combination]]]:
     """For every output its own coefficient A, the part B without x, and the other x's A; equal outputs once."""
     heads, channels = spec.W_V.shape[:2]
     forms = []
@@ -100,11 +100,11 @@ def _forms(spec: SelfSpec) -> list[tuple[Form, Form, list[Form]]]:
         def through(h: int, values: Array, out: int = out) -> arb:
             return sum((arb(v) * arb(o) for v, o in zip(values, spec.W_O[h, :, out], strict=True) if v and o), arb(0))
 
-        linear: list[Form] = []
+        linear: list[Combination] = []
         for a in range(channels - 1):
-            form: Form = {("one", 0, 0): arb(spec.S[a, out]), ("y", 0, 0): arb(-1 if a == out else 0)}
+            form: Combination = {("one", 0, 0): arb(spec.S[a, out]), ("y", 0, 0): arb(-1 if a == out else 0)}
             linear.append(_nonzero(form | {("w", h, 0): through(h, spec.W_V[h, a]) for h in range(heads)}))
-        rest: Form = {("one", 0, 0): arb(spec.s[out]), ("y", 0, 0): arb(spec.S[-1, out])}
+        rest: Combination = {("one", 0, 0): arb(spec.s[out]), ("y", 0, 0): arb(spec.S[-1, out])}
         for h in range(heads):
             rest["yw", h, 0], rest["w", h, 0] = through(h, spec.W_V[h, -1]), through(h, spec.b_V[h])
             rest |= {("m", h, k): through(h, values) for k, values in enumerate(spec.M_V[h])}
@@ -112,11 +112,11 @@ def _forms(spec: SelfSpec) -> list[tuple[Form, Form, list[Form]]]:
     return forms
 
 
-def _nonzero(form: Form) -> Form:
+def _nonzero(form: Combination) -> Combination:
     return {key: value for key, value in form.items() if value != 0}
 
 
-def _combine(end: float, diagonal: Form, rest: Form) -> Form:
+def _combine(end: float, diagonal: Combination, rest: Combination) -> Combination:
     """x A + B at one end of x's interval; the error is affine in x, so the ends are enough."""
     return {key: arb(end) * diagonal.get(key, arb(0)) + rest.get(key, arb(0)) for key in {*diagonal, *rest}}
 
@@ -137,7 +137,7 @@ def _basis(spec: SelfSpec, y: arb_series) -> Basis:
     return basis
 
 
-def _sup(form: Form, near: Basis, wide: Basis, radius: float) -> float:
+def _sup(form: Combination, near: Basis, wide: Basis, radius: float) -> float:
     """An upper bound of |form| on a cell."""
     if not form:
         return 0.0

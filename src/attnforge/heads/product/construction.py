@@ -18,7 +18,7 @@ from ...dtypes import rounded, shipped
 from ...errors import ArgumentError, PrecisionError
 from ...functions.directed import precision
 from ...programs.ops import Apply, Product
-from ..construction import Builder, Order, Planned, fat
+from ..construction import HeadBuilder, Order, Planned, fat
 from ..packing import SelfBuilder
 from ..self_head import SelfSpec
 from .bound import Sides, product_error, rounding
@@ -240,4 +240,4 @@ class SquareBuilder(ProductBuilder):
         return Planned(SquareSite(order.number, NODES[order.dtype], gain, (0.0, 0.0), False, (side, side)))
 
 
-BUILDERS: dict[str, Builder] = {"product": ProductBuilder(), "square": SquareBuilder()}
+BUILDERS: dict[str, HeadBuilder] = {"product": ProductBuilder(), "square": SquareBuilder()}

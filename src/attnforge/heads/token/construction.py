@@ -21,7 +21,7 @@ from ...errors import ArgumentError, PrecisionError
 from ...network import Heads
 from ...programs.ops import Attention, MaxTokens, Mix, Op, Softmax
 from ...programs.positions import average
-from ..construction import Builder, Frame, Member, Order, Planned, embedded
+from ..construction import Frame, HeadBuilder, Member, Order, Planned, embedded
 from ..site import Site
 from .bound import DEAD, lambert_upper, peak_error
 from .site import AttentionSite, MaxSite, MixSite, SoftmaxSite
@@ -137,7 +137,7 @@ def average_matrix(causal: bool, n: int) -> Tensor:
     return torch.ones(n, n, dtype=torch.float64).tril() / torch.arange(1, n + 1, dtype=torch.float64).unsqueeze(1)
 
 
-class _Alone(Builder):
+class _Alone(HeadBuilder):
     """A family whose sites have a group of heads each, over coordinates of their own."""
 
     def group(self, frame: Frame, members: Sequence[Member], purpose: str) -> Heads:
@@ -232,7 +232,7 @@ def shipped_mask(op: Attention, omega: float) -> Array | None:
     return np.tril(mask) if op.causal else mask
 
 
-BUILDERS: dict[str, Builder] = {
+BUILDERS: dict[str, HeadBuilder] = {
     "softmax": SoftmaxBuilder(),
     "mix": MixBuilder(),
     "max": MaxBuilder(),
