@@ -125,8 +125,8 @@ def _accuracy(found: Certificate, verification: Verification | None) -> list[str
 @torch.no_grad()
 def _picture(net: CertifiedModule) -> Figure | None:
     """Output and target, and the error below its bound, from the lowest to the highest corner of the box."""
-    if isinstance(net, PlainTransformer) and net._source:
-        net = net._source[0]
+    if isinstance(net, PlainTransformer) and net.source is not None:
+        net = net.source
     where = domain(net)
     t = torch.linspace(0, 1, POINTS, dtype=torch.float64).unsqueeze(-1)
     points = (where.lower + t * (where.upper - where.lower)).to(net.dtype)

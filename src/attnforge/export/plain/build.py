@@ -1,20 +1,42 @@
-"""`to_plain`: lay out, pack, and fill the weights of a plain transformer."""
+"""`to_plain`: lay out, pack, and fill the weights of a plain transformer.
+
+How wide the stream and how many blocks: `torch.nn.MultiheadAttention` has head dimension = stream / heads, so a block
+of head dimension d holds stream / d heads. A head's dimension is a power of 4, which makes the scale 1/sqrt(d) a power
+of two. Heads of a layer that do not fit into one block go to the next: they read columns of earlier layers only. The
+stream is the one that makes a pass cheapest: projections cost the square of the stream for every row, scores and means
+the stream for every pair of rows, and the softmax something for every head, padding included, and pair of rows. Few
+heads get wide ones, many share.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
+from ...arguments import is_whole
 from ...box import Box
+from ...certificates.certificate import Certificate
 from ...certificates.certified import CertifiedModule
-from ...dtypes import Array
-from ...errors import ArgumentError, PrecisionError, UnsupportedOperation
-from .certificate import certificate_of, compared
-from .layout import LIMIT, Packed, PlainLayout, lay_plain, pack
-from .source import Source, source_of
-from .spec import FLAG, PlainHead, PlainSpec
-from .transformer import PlainBlock, PlainTransformer, scale_of
+from ...compiler.compiled import CompiledNetwork
+from ...dtypes import Array, dtype_name
+from ...errors import ArgumentError, UnsupportedOperation
+from ...network import AttentionLayer, AttentionOnly
+from ...theorems.result import Construction
+from .certificate import certificate_of, reaches
+from .source import Source, bare_source, compiled_source
+from .spec import FLAG, PlainHead, PlainSpec, scale_of
+from .stream import HeadTables, Stream, first_rows, folded, read, refuse_overflow, spare
+from .theorems import theorem_source
+from .transformer import PlainTransformer
+
+LIMIT = 2048  # registers and tokens together, and channels: blocks of 64 MiB in float32 at most
+WIDE = 64  # the stream may grow to a multiple of this, so that few heads can be wide
+SOFTMAX = 20  # operations that an entry of a softmax is worth: an exponential, a sum and a division, about
+COMPARED = 256  # points at which layers without a target are compared with their plain form: a glance, no proof
 
 
 def to_plain(
@@ -39,26 +61,58 @@ def to_plain(
     Any other `network.AttentionOnly` or `network.AttentionLayer` needs a `box` of sequences, shape (tokens, channels),
     and is measured against itself instead of certified.
     """
-    built, layout = assembled(net, tokens, causal, limit, box)
+    source = source_of(net, tokens, box)
+    dtype = net.dtype if isinstance(net, CertifiedModule) else next(net.parameters()).dtype
+    sizes = reaches(net) if isinstance(net, CompiledNetwork) else ()
+    built = assembled(source, _causal(source, causal), dtype, sizes, limit)
+    stream = read(built.spec, built.state_dict(), source, sizes)
     if isinstance(net, CertifiedModule):
-        built.attach(certificate_of(net, layout))
+        built.made_from(net, source_of)
+        built.attach(certificate_of(net, stream))
     else:
-        built.attach(compared(built, net, layout))
+        built.attach(compared(built, net))
     return built
 
 
+def source_of(net: nn.Module, tokens: int | None = None, box: Box | None = None) -> Source:
+    """The layers of a network; `UnsupportedOperation` for what has no token-wise form."""
+    if tokens is not None and not is_whole(tokens, 1):
+        raise ArgumentError(f"tokens must be a whole number of at least 1, got {tokens!r}")
+    if isinstance(net, (AttentionOnly, AttentionLayer)):
+        return bare_source(net, tokens, box)
+    if box is not None:
+        raise ArgumentError("this network has a box of its own: leave box out")
+    if isinstance(net, CompiledNetwork):
+        return compiled_source(net, tokens)
+    if isinstance(net, Construction):
+        return theorem_source(net, tokens)
+    if isinstance(net, CertifiedModule):
+        raise UnsupportedOperation(
+            f"{type(net).__name__} is not exported by itself: the plain form is for networks of attnforge.compile and "
+            "for theorems with form='tokens'; compile a formula that uses it"
+        )
+    raise ArgumentError(f"expected a network of attnforge.compile or of attnforge.theorems, got {type(net).__name__}")
+
+
 def assembled(
-    net: nn.Module, tokens: int | None, causal: bool | None, limit: int = LIMIT, box: Box | None = None
-) -> tuple[PlainTransformer, PlainLayout]:
-    """The transformer without its certificate, and the layout it was made from."""
-    source = source_of(net, tokens, box)
-    dtype = net.dtype if isinstance(net, CertifiedModule) else next(net.parameters()).dtype
-    layout = lay_plain(source, _causal(source, causal), dtype)
-    stream, blocks = pack(layout, limit)
-    built = PlainTransformer(_described(layout, stream, blocks), dtype)
-    fill(built, layout, blocks)
-    built._source = (net,) if isinstance(net, CertifiedModule) else ()
-    return built.eval(), layout
+    source: Source, causal: bool, dtype: torch.dtype, sizes: Sequence[Array | None], limit: int = LIMIT
+) -> PlainTransformer:
+    """The transformer without its certificate; `sizes` is how large what the heads of each layer write is."""
+    stream = Stream(source, causal, dtype, spare(limit, limit, dtype))
+    states = folded(stream, sizes)
+    width, blocks = pack(stream, limit)
+    built = PlainTransformer(_described(stream, states, width, blocks), dtype)
+    fill(built, stream, blocks)
+    return built.eval()
+
+
+@torch.no_grad()
+def compared(plain: PlainTransformer, net: nn.Module) -> Certificate:
+    """For layers without a target: how far their plain form was from them at points of the box, measured."""
+    points = torch.cat([plain.box.sample(COMPARED, dtype=plain.dtype), plain.box.corners(16, plain.dtype)])
+    measured = float((plain.core(points).double() - net(points).double()).abs().max())
+    name = dtype_name(plain.dtype)
+    return Certificate("calibrated", None, name, "the layers it was made from", plain.box, measured=measured)
 
 
 def _causal(source: Source, wanted: bool | None) -> bool:
@@ -77,87 +131,146 @@ def _causal(source: Source, wanted: bool | None) -> bool:
     return wanted
 
 
-def _described(layout: PlainLayout, stream: int, blocks: list[Packed]) -> PlainSpec:
-    source = layout.source
+def _described(stream: Stream, states: list[Array], width: int, blocks: list[Packed]) -> PlainSpec:
+    source, fresh = stream.source, stream.fresh
     rows = []
     for block in blocks:
-        row = [
-            PlainHead(
-                head.purpose, head.scope, head.slots, head.omega, head.logit, head.hiding, head.key.shape[1],
-                tuple(int(c) for c in np.flatnonzero(head.output.any(0))), head.place,
-            )
-            for head in block.heads
-        ]  # fmt: skip
-        rows.append(tuple(row + [PlainHead()] * (stream // block.width - len(row))))
-    names = [*layout.names, *("unused" for _ in range(stream - layout.width))]
-    largest = float(layout.sizes[-1].max(initial=1.0))
-    limit = torch.finfo(layout.dtype).max / 16
-    reach = [2 * head.omega * scale_of(block.width) for block in blocks for head in block.heads]
-    if not max([largest, *reach]) < limit:
-        raise PrecisionError(
-            f"{layout.dtype} cannot hold this network in plain form: its logits and activations reach "
-            f"{max([largest, *reach]):.3g}; compile it with dtype=torch.float64"
-        )
+        row = []
+        for head in block.heads:
+            places = list(fresh[block.layer].values())
+            writes = tuple(places[int(c)] for c in np.flatnonzero(head.output.any(0)))
+            row.append(PlainHead(_purpose(stream, head), head.scope, head.slots, head.omega, head.logit, head.hiding,
+                                 head.used, writes, head.place))  # fmt: skip
+        rows.append(tuple(row + [PlainHead()] * (width // block.width - len(row))))
+    names = list(stream.columns.names)
+    for number, columns in enumerate(fresh):
+        for c, place in columns.items():
+            linear = np.delete(states[number + 1][:, c], place).any()
+            names.append(source.names[number][c] + (", less its linear part" if linear else ""))
+    names += ["unused"] * (width - stream.width)
     return PlainSpec(
-        registers=layout.columns.registers,
+        registers=stream.columns.registers,
         tokens=source.tokens,
-        stream=stream,
-        outputs=layout.states[-1].shape[1],
+        stream=width,
+        outputs=stream.readout.shape[1],
         inputs=source.inputs,
         channels=tuple(names),
         heads=tuple(rows),
-        causal=layout.causal,
+        causal=stream.causal,
         fixed=source.fixed,
         box=source.box,
         boxes=source.boxes,
         output_shape=source.output_shape,
         first_row=source.first_row,
-        largest_activation=largest,
+        largest_activation=refuse_overflow(
+            stream, (2 * head.omega * scale_of(block.width) for block in blocks for head in block.heads)
+        ),
     )
 
 
+def _purpose(stream: Stream, head: HeadTables) -> str:
+    """The families of a head's results, and their names."""
+    number, g, _ = head.place
+    source, columns = stream.source, list(stream.fresh[number])
+    targets = [columns[int(c)] for c in np.flatnonzero(head.output.any(0))]
+    group, names = source.layers[number].heads()[g], [source.names[number][c] for c in targets]
+    kind = ", ".join(sorted({source.kinds[number][c] for c in targets} - {""})) or group.purpose or group.scope
+    return f"{kind}: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
+
+
 @torch.no_grad()
-def fill(module: PlainTransformer, layout: PlainLayout, blocks: list[Packed]) -> None:
-    """Write the weights of a layout into a module."""
-    columns, source = layout.columns, layout.source
-    embed, positions = torch.zeros_like(module.embed.weight), torch.zeros_like(module.positions)
-    inputs = list(columns.inputs)
-    token = slice(columns.registers, None)
-    positions[range(columns.registers), list(columns.ids)] = 1.0
-    positions[token, FLAG] = 1.0
-    if source.lead is None:
-        embed[inputs, range(len(inputs))] = 1.0
-    else:
-        assert source.lead.S is not None
-        embed[inputs] = source.lead.S.T
-        if source.lead.s is not None:
-            positions[token, inputs] = source.lead.s
-    if source.constants is not None:
-        positions[token, columns.constants.start : columns.constants.stop] = source.constants.to(positions)
-    if columns.positions:
-        positions[range(columns.registers, len(positions)), list(columns.positions)] = 1.0
-    module.embed.weight.copy_(embed)
-    module.positions.copy_(positions)
-    for block, packed in zip(module.blocks, blocks, strict=True):
-        assert isinstance(block, PlainBlock)
-        _fill_block(block, packed, layout.dtype)
-    last = layout.states[-1].copy()
-    module.readout.bias.copy_(torch.from_numpy(last[FLAG]).to(layout.dtype))
-    last[FLAG] = 0.0
-    module.readout.weight.zero_()
-    module.readout.weight[:, : len(last)] = torch.from_numpy(last.T).to(layout.dtype)
+def fill(module: PlainTransformer, stream: Stream, blocks: list[Packed]) -> None:
+    """Write the weights of a stream into a module."""
+    tables = {name: np.zeros(p.shape) for name, p in module.named_parameters()}
+    embed, positions = first_rows(stream)
+    tables["embed.weight"][: stream.width] = embed
+    tables["positions"][:, : stream.width] = positions
+    for b, packed in enumerate(blocks):
+        into, out = (tables[f"blocks.{b}.attention.{name}"] for name in ("in_proj_weight", "out_proj.weight"))
+        _fill_block(stream, packed, into, out)
+    tables["readout.weight"][:, : stream.width] = stream.readout.T
+    tables["readout.weight"][:, FLAG] = 0.0
+    tables["readout.bias"][:] = stream.readout[FLAG]
+    module.load_state_dict({name: torch.from_numpy(table).to(stream.dtype) for name, table in tables.items()})
 
 
-def _fill_block(block: PlainBlock, packed: Packed, dtype: torch.dtype) -> None:
-    """Queries, keys and values of head h are rows h d to (h+1) d of `in_proj_weight`, in its three thirds."""
-    into, out = block.attention.in_proj_weight, block.attention.out_proj.weight
-    into.zero_()
-    out.zero_()
-    stream, d = into.shape[1], packed.width
+def _fill_block(stream: Stream, packed: Packed, into: Array, out: Array) -> None:
+    """Queries, keys and values of head h are rows h d to (h+1) d of `in_proj_weight`, in its three thirds; the
+    coordinates of queries and keys after a head's own are the exclusion."""
+    d, width = packed.width, out.shape[0]
     for h, head in enumerate(packed.heads):
-        tables: tuple[Array, ...] = (scale_of(d) * head.query, head.key, head.value)
-        for third, table in enumerate(tables):
-            at = third * stream + h * d
-            into[at : at + table.shape[1], : len(table)] = torch.from_numpy(table.T.copy()).to(dtype)
-        rows, columns = head.output.shape
-        out[:columns, h * d : h * d + rows] = torch.from_numpy(head.output.T.copy()).to(dtype)
+        hides = stream.exclusion(stream.source.layers[packed.layer].heads()[head.place[1]])
+        scale, k = scale_of(d), head.query.shape[1]
+        parts = ((0, scale * head.query, 0), (1, head.key, 0), (2, head.value, 0),
+                 (0, scale * head.omega * hides[0], k), (1, hides[1], k))  # fmt: skip
+        for third, table, after in parts:
+            at = third * width + h * d + after
+            into[at : at + table.shape[1], : len(table)] = table.T
+        out[list(stream.fresh[packed.layer].values()), h * d : h * d + len(head.output)] = head.output.T
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """One block: its head dimension, its heads, and the source layer they come from."""
+
+    width: int
+    heads: tuple[HeadTables, ...]
+    layer: int
+
+
+def power_of_four(width: int) -> int:
+    """The smallest power of 4 that holds so many coordinates.
+
+    >>> [power_of_four(n) for n in (1, 4, 5, 17)]
+    [1, 4, 16, 64]
+    """
+    found = 1
+    while found < width:
+        found *= 4
+    return found
+
+
+def pack(stream: Stream, limit: int = LIMIT) -> tuple[int, list[Packed]]:
+    """The width of the stream, and the blocks; `ArgumentError` when that is too large."""
+    needs = [[power_of_four(head.width) for head in heads] for heads in stream.layers]
+    unit = max((w for layer in needs for w in layer), default=1)
+    least = -(-max(stream.width, 1) // unit) * unit
+    rows = stream.columns.registers + stream.columns.tokens
+    if rows > limit or least > limit:
+        raise ArgumentError(
+            f"too large for a plain transformer: it would take {stream.columns.registers} registers, "
+            f"{stream.columns.tokens} token(s) and {least} channels; the limit is {limit} rows and {limit} channels. "
+            "Ask for a larger eps (fewer anchors and heads), or export a part of the function"
+        )
+    wide = -(-least // WIDE) * WIDE
+    most = min(max([least, wide, *(sum(layer) for layer in needs)]), limit)
+    best = min(range(least, most + 1, unit), key=lambda width: (_cost(needs, width, rows), width))
+    blocks = []
+    for number, (heads, wanted) in enumerate(zip(stream.layers, needs, strict=True)):
+        for width, chosen in _dealt(wanted, best):
+            blocks.append(Packed(width, tuple(heads[i] for i in chosen), number))
+    return best, blocks
+
+
+def _cost(needs: Sequence[Sequence[int]], stream: int, rows: int) -> int:
+    """Operations of a pass over `rows` rows, about."""
+    widths = [width for layer in needs for width, _ in _dealt(layer, stream)]
+    return sum(4 * stream**2 * rows + (2 * stream + SOFTMAX * (stream // width)) * rows**2 for width in widths)
+
+
+def _dealt(needs: Sequence[int], stream: int) -> list[tuple[int, list[int]]]:
+    """Head dimension and heads of each block: wide heads first, narrow ones where room is left."""
+    order = sorted(range(len(needs)), key=lambda i: -needs[i])
+    blocks: list[tuple[int, list[int]]] = []
+    for i in order:
+        if not blocks or len(blocks[-1][1]) >= stream // blocks[-1][0]:
+            blocks.append((needs[i], []))
+        blocks[-1][1].append(i)
+    return [(_widened(width, len(chosen), stream), sorted(chosen)) for width, chosen in blocks]
+
+
+def _widened(width: int, heads: int, stream: int) -> int:
+    """The largest head dimension that leaves room for all heads: fewer of them are padding."""
+    while stream % (4 * width) == 0 and stream // (4 * width) >= heads:
+        width *= 4
+    return width

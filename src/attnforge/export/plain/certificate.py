@@ -1,13 +1,13 @@
-"""The certificate of a plain transformer: the bound of its source, recomputed for what the plain form computes.
+"""The certificate of a plain transformer: the bound of its source, recomputed for what the stored tensors compute.
 
 *Exclusion.* A head's content logits are at most L in size, so that the best allowed one is at least -L, and an excluded
 one at most L - Omega. Omega is at least 2 L plus 104 (float32) or 746 (float64) and a little: the exponential of what
 is excluded underflows to an exact 0. Allowed logits gain exact zeros, and registers, whose rows no head changes, give
 exact keys and values. So a head computes what it does in tier `memory`, up to the order of its sums, which no
-certificate counts on.
+certificate counts on. `stream.read` sees to it that the tensors are so.
 
 *Theorems*: the embedding computes y = w.x + t as the first layer does, and every later query is a sum of the same
-terms, so that the construction's own certificate, which allows any order, holds.
+terms, so that the construction's own certificate, which allows any order, holds for weights that are its own.
 
 *Compiled networks* (`FoldedLayers`). The plain form has no state of its own between steps. Call *virtual* the value
 that an atom (a result of heads) would have if its column, as computed, were joined by its linear part in real
@@ -17,39 +17,51 @@ its own, so that the copies of one read differ by rounding: coordinate = exact f
 rho from `Stored`. What rho does to a head is its family's to say (`Rule.loosened`, `Rule.copied`). Everything else
 about a head is as in tier `memory`: the keys and values of registers are single products of a one-hot id, exact;
 excluded keys weigh an exact 0 and allowed logits gain exact zeros.
+
+What the coordinates should be is stated by the network that the plain form was made from: its linear parts and what its
+heads make of their reads. Any other network would do as well, at the price of a larger rho: the bound is for the stored
+numbers, against the program. Keys, values and outputs of heads and all constants are those that the tensors hold.
+
+*Sizes.* Rounding of folded sums depends on how large the columns of the stream are. A column that heads have written is
+a result less its linear part: at most as large as the heads' values (every result is a mean of them), and in the
+result's interval less the linear part's. A family may know better (`Rule.written`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...certificates.certificate import Certificate
 from ...certificates.certified import CertifiedModule
-from ...certificates.rounding import gamma, unit, up
+from ...certificates.rounding import gamma, up
 from ...compiler.compiled import CompiledNetwork
-from ...compiler.layout import Step
+from ...compiler.layout import Layout, Step, affine_map, folding_error
 from ...compiler.propagation import Errors, Propagation, Reading, roundings
-from ...compiler.split import EFFORT, network_bound
+from ...compiler.split import EFFORT, network_bound, outward_cells
 from ...dtypes import Array, dtype_name, rounded, stored
-from ...errors import CertificateError, PrecisionError
+from ...errors import AttnforgeError, CertificateError, PrecisionError
 from ...heads.families import rule_of
 from ...heads.rule import Copies, Local, Moved, Setting
 from ...heads.self_head import power_of_two
 from ...heads.site import Site
 from ...heads.stored import refuse_endless, skip_of
-from ...heads.token.bound import DEAD, UNDERFLOW
-from ...programs.affine import Column, affine_map, folding_error
-from ...programs.enclose import Range
-from .layout import HeadTables, PlainLayout
-from .sizes import first_sizes, written_sizes
-from .spec import FLAG
-from .transformer import PlainTransformer
+from ...heads.token.bound import UNDERFLOW
+from ...network import AttentionLayer, AttentionOnly, Heads
+from ...programs.enclose import Range, ranges
+from .source import Source, compiled_source
+from .spec import FLAG, PlainSpec
+from .stream import AGAIN, HeadTables, Stream, folded, read
+
+#: How far beyond their intervals heads are bounded, as a share of these: folded arguments leave them by a little more.
+STRETCHES = (0.0, 0.02)
+EXPLICIT = "torch.nn.MultiheadAttention with need_weights=True: an explicit softmax"
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,12 +147,14 @@ class Stored:
 
 
 class FoldedLayers(Reading):
-    """The plain form that a layout describes, read as folded weights over one residual stream."""
+    """The plain form of a compiled network, read as folded weights over one residual stream."""
 
-    def __init__(self, net: CompiledNetwork, plain: PlainLayout, stretch: float = 0.0):
-        self.plain, self.layout, self.network, self.constants = plain, net.layout, net.network, net.constants
-        self.setting = Setting(net.program, net.dtype, stretch)
-        refuse_endless(net)
+    def __init__(self, net: CompiledNetwork, stream: Stream, stretch: float = 0.0):
+        self.stream, self.layout = stream, net.layout
+        self.setting = Setting(net.program, stream.dtype, stretch)
+        self.constants = None if stream.constants is None else torch.from_numpy(stream.constants)
+        self.network = _unfolded(stream)
+        refuse_endless(self.network)
         self.raw = np.zeros((0, 0, 0))  # (cell, token, column): sizes of the stream's columns as computed
         self.bad = np.zeros(0, dtype=bool)  # cells where a size is beyond what the weights were made for
         self.rho = np.zeros((0, 0, 0))
@@ -150,12 +164,11 @@ class FoldedLayers(Reading):
 
     def _fold(self) -> None:
         """What the coordinates of all heads and of the read-out should be, and how far stored ones are from that."""
-        plain, layout, (u, tiny) = self.plain, self.layout, (self.setting.u, self.setting.tiny)
-        places = [*plain.columns.inputs, *plain.columns.constants]
-        state = Fold.columns(places, plain.columns.first)
+        stream, layout, (u, tiny) = self.stream, self.layout, (self.setting.u, self.setting.tiny)
+        state = Fold.columns([*stream.columns.inputs, *stream.columns.constants], stream.columns.first)
         self.stacks: list[Stored] = []  # of every step, all coordinates side by side; last the read-out
         self.where: list[dict[tuple[int, str], slice]] = []
-        self.writers: dict[int, list[tuple[int, HeadTables, tuple[int, ...]]]] = {}
+        self.writers: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # heads of a site, and channels they write
         self.step_of: dict[int, int] = {}
         before: Sequence[Column] = layout.first
         for number, step in enumerate(layout.steps):
@@ -164,39 +177,34 @@ class FoldedLayers(Reading):
             self._stack(number, step, reads)
             skip, bias = skip_of(self.layer(2 * number + 1), len(step.columns))
             count = len(step.carried)
-            if not np.array_equal(skip[:, :count], np.eye(len(step.columns), count)) or bias[:count].any():
-                raise CertificateError("columns that a layer carries on were changed: there is no certificate for that")
-            state = reads.then(skip, bias).with_fresh(plain.fresh[2 * number + 1])
+            skip[:, :count], bias[:count] = np.eye(len(step.columns), count), 0.0
+            state = reads.then(skip, bias).with_fresh(stream.fresh[2 * number + 1])
             before = step.after
         exact, slack = (of(self.forms, before, layout.output) for of in (affine_map, folding_error))
-        out = state.then(*exact, *slack)
-        self.stacks.append(Stored.of(rounded(plain.states[-1], self.setting.dtype), out, u, tiny))
-        for each in self.writers.values():
-            each.sort(key=lambda writer: writer[1].place[2])
+        self.stacks.append(Stored.of(stream.readout, state.then(*exact, *slack), u, tiny))
 
     def _stack(self, number: int, step: Step, reads: Fold) -> None:
         parts: list[Stored] = []
         where: dict[tuple[int, str], slice] = {}
-        index, dtype = 2 * number + 1, self.setting.dtype
-        column = {place: c for c, place in self.plain.fresh[index].items()}
-        start = 0
-        for h, head in enumerate(self.plain.layers[index]):
-            group = self.layer(index).heads()[head.place[1]]
+        index, ids, start = 2 * number + 1, list(self.stream.columns.ids), 0
+        after = [step.after[c] for c in self.stream.fresh[index]]
+        owner = {(place.group, place.first + i): site.op for group in step.groups for site, place in group.members
+                 for i in range(place.heads)}  # fmt: skip
+        for h, head in enumerate(self.stream.layers[index]):
+            _, g, i = head.place
+            tables = {name: stored(t) for name, t in self.layer(index).heads()[g].named_parameters()}
             for kind, table in (("query", head.query), ("key", head.key), ("value", head.value)):
-                weight, bias = (getattr(group, f"{x}_{kind[0].upper()}") for x in ("W", "b"))
-                w, b = (None if x is None else x[min(head.place[2], len(x) - 1)] for x in (weight, bias))
-                k = table.shape[1] - (head.hiding if kind != "value" else 0)
-                exact_w = np.zeros((reads.matrix.shape[1], k)) if w is None else stored(w)
-                exact = reads.then(exact_w, None if b is None else stored(b))
-                tokens = rounded(table[:, :k], dtype)
-                tokens[list(self.plain.columns.ids)] = 0.0  # registers have keys and values of their own
-                hot = self.plain.columns.hot
-                parts.append(Stored.of(tokens, exact, self.setting.u, self.setting.tiny, hot))
+                name, k = kind[0].upper(), table.shape[1]
+                weight = tables[f"W_{name}"][i] if f"W_{name}" in tables else np.zeros((reads.matrix.shape[1], k))
+                exact = reads.then(weight, tables[f"b_{name}"][i] if f"b_{name}" in tables else None)
+                tokens = table.copy()
+                tokens[ids] = 0.0  # registers have keys and values of their own
+                parts.append(Stored.of(tokens, exact, self.setting.u, self.setting.tiny, self.stream.columns.hot))
                 where[h, kind] = slice(start, start + k)
                 start += k
-            targets = [step.after[column[int(c)]] for c in np.flatnonzero(head.output.any(0))]
-            self.writers.setdefault(targets[0][0], []).append((h, head, tuple(c for _, c in targets)))
-            self.step_of[targets[0][0]] = number
+            channels = tuple(after[int(c)][1] for c in np.flatnonzero(head.output.any(0)))
+            self.writers.setdefault(owner[g, i], []).append((h, channels))
+            self.step_of[owner[g, i]] = number
         self.stacks.append(Stored.joined(parts))
         self.where.append(where)
 
@@ -226,14 +234,14 @@ class FoldedLayers(Reading):
         """The sizes of the columns that the step before has written: at most its values, and its result less the
         linear part; cells on which they are beyond the sizes that Omega was chosen for are bad."""
         if number == 0:
-            self.raw = first_sizes(self.layout, self.plain.columns, errors, found)
+            self.raw = first_sizes(self.stream, found[0])
             self.bad = np.zeros(len(self.raw), dtype=bool)
         else:
             index = 2 * number - 1
-            wanted = list(self.plain.fresh[index])
+            wanted = list(self.stream.fresh[index])
             grown = written_sizes(self.layout, number - 1, self.layer(index), wanted, self.coming, errors, found)
-            self.raw = np.concatenate([self.raw, np.fmin(grown, self.plain.convex[index])], -1)
-        allowed = self.plain.sizes[2 * number] * (1 + 2.0**-40)
+            self.raw = np.concatenate([self.raw, np.fmin(grown, self.stream.convex[index])], -1)
+        allowed = self.stream.sizes[2 * number] * (1 + 2.0**-40)
         self.bad |= ~np.all(self.raw <= allowed, axis=(1, 2))
 
     # -- heads whose coordinates err separately -------------------------------------------------------------------
@@ -241,10 +249,10 @@ class FoldedLayers(Reading):
     def _known(self, site: Site) -> dict[str, float]:
         """What rho of a site's queries and values can be at most, by the sizes that the weights were made for."""
         number = self.step_of[site.op]
-        most = self.stacks[number].error(self.plain.sizes[2 * number + 1])
+        most = self.stacks[number].error(self.stream.sizes[2 * number + 1])
         known = {}
         for kind in ("query", "value"):
-            rows = [self.where[number][h, kind] for h, _, _ in self.writers[site.op]]
+            rows = [self.where[number][h, kind] for h, _ in self.writers[site.op]]
             known[kind] = max(float(most[:, row].max(initial=0.0)) for row in rows) * (1 + 2.0**-30)
         return known
 
@@ -256,7 +264,7 @@ class FoldedLayers(Reading):
         width = self.layout.program.ops[site.op].width
         moved = Moved([e.copy() for e in inputs], np.zeros((*inputs[0].shape[:2], width)), self.bad.copy())
         heads = []
-        for h, _, channels in self.writers[site.op]:
+        for h, channels in self.writers[site.op]:
             rho = {kind: self.rho[..., self.where[number][h, kind]] for kind in ("query", "key", "value")}
             for kind, most in known.items():
                 moved.broken[:] |= rho[kind].max((1, 2), initial=0.0) > most
@@ -266,75 +274,186 @@ class FoldedLayers(Reading):
         return moved
 
 
-STRETCHES = (0.0, 0.02)  # folded arguments may leave the intervals of their heads by a little more than before
-COMPARED = 256  # points at which layers without a target are compared with their plain form
-EXPLICIT = "torch.nn.MultiheadAttention with need_weights=True: an explicit softmax"
+def _unfolded(stream: Stream) -> AttentionOnly:
+    """The network whose heads the plain form has: what they make of their reads as its source states it, every
+    that does not depend on a read (constants, keys and values of registers, outputs) as the stream holds it."""
+    layers = []
+    for number, layer in enumerate(stream.source.layers):
+        heads, fresh, groups = stream.layers[number], stream.fresh[number], []
+        for g, group in enumerate(layer.heads()):
+            own = [head for head in heads if head.place[1] == g]
+            stated = ((name, stored(t)) for name, t in group.named_parameters())
+            tables: dict[str, Any] = {name: np.repeat(t, len(own) // len(t), 0) for name, t in stated}
+            tables["W_O"] = np.zeros_like(tables["W_O"])
+            tables["W_O"][..., list(fresh)] = [head.output for head in own]
+            if group.slots:
+                registers = list(stream.columns.ids[1 : group.slots + 1])
+                tables["M_K"], tables["M_V"] = ([getattr(h, name)[registers] for h in own] for name in ("key", "value"))
+            for name in ("query",) if group.scope == "memory" else ("query", "key", "value"):
+                _fixed(stream, own, name, tables)
+            given = {name: torch.from_numpy(np.array(table)) for name, table in tables.items()}
+            groups.append(Heads(group.scope, causal=group.causal, purpose=group.purpose, **given))
+        skip = {name: t.detach().double() for name, t in (("S", layer.S), ("s", layer.s)) if t is not None}
+        layers.append(AttentionLayer(groups, **skip))
+    return AttentionOnly(layers)
 
 
-def certificate_of(net: nn.Module, layout: PlainLayout) -> Certificate:
-    """The certificate of the plain form that a layout of this network describes."""
-    refuse_leaks(layout)
+def _fixed(stream: Stream, heads: Sequence[HeadTables], name: str, tables: dict[str, Any]) -> None:
+    """Coordinates that read nothing are constants, taken as the stream holds them; it must read nothing there too."""
+    letter = name[0].upper()
+    width = getattr(heads[0], name).shape[1]
+    weight = tables.get(f"W_{letter}", np.zeros((len(heads), 1, width)))
+    bias = tables.get(f"b_{letter}", np.zeros((len(heads), width))).copy()
+    for h, head in enumerate(heads):
+        fixed = ~weight[h].any(0)
+        table = np.delete(getattr(head, name)[:, fixed], list(stream.columns.ids), 0)
+        if np.delete(table, FLAG, 0).any():
+            raise CertificateError(f"a {name} of constants was changed, it reads the stream: {AGAIN}")
+        bias[h, fixed] = table[FLAG]
+    if bias.any() or f"b_{letter}" in tables:
+        tables[f"b_{letter}"] = bias
+
+
+def recertified(
+    spec: PlainSpec, tensors: Mapping[str, Tensor], net: CertifiedModule, layers: Callable[[], Source] | None = None
+) -> Certificate:
+    """The certificate of tensors that are said to be the plain form of a network, itself in their dtype.
+
+    `layers` reads the layers of a theorem; those of a compiled network are known.
+    """
+    try:
+        source = compiled_source(net) if isinstance(net, CompiledNetwork) else layers() if layers else None
+        if source is None:
+            raise CertificateError("nothing is known of the layers of the network that the plain form was made from")
+        sizes = reaches(net) if isinstance(net, CompiledNetwork) else ()
+        return certificate_of(net, read(spec, tensors, source, sizes))
+    except CertificateError:
+        raise
+    except AttnforgeError as error:
+        raise CertificateError(f"no bound can be proved for these weights: {error}") from error
+
+
+def certificate_of(net: nn.Module, stream: Stream) -> Certificate:
+    """The certificate of a stream, as read off tensors, that stands for a network."""
     if isinstance(net, CompiledNetwork):
-        found = _compiled(net, layout)
+        found = _compiled(net, stream)
     else:
         assert isinstance(net, CertifiedModule)
+        _require_own(stream)
         found = net.recertify()
     lemmas = tuple(dict.fromkeys((*found.lemmas, "B6")))
     extra = (name for name in (UNDERFLOW, EXPLICIT) if name not in found.assumptions)
     return replace(found, lemmas=lemmas, assumptions=(*found.assumptions, *extra))
 
 
-@torch.no_grad()
-def compared(plain: PlainTransformer, net: nn.Module, layout: PlainLayout) -> Certificate:
-    """For layers without a target: how far their plain form was from them at points of the box, measured."""
-    refuse_leaks(layout)
-    points = torch.cat([plain.box.sample(COMPARED, dtype=plain.dtype), plain.box.corners(16, plain.dtype)])
-    measured = float((plain.core(points).double() - net(points).double()).abs().max())
-    name = dtype_name(plain.dtype)
-    return Certificate("calibrated", None, name, "the layers it was made from", plain.box, measured=measured)
-
-
-def _compiled(net: CompiledNetwork, layout: PlainLayout) -> Certificate:
+def _compiled(net: CompiledNetwork, stream: Stream) -> Certificate:
     before = net._certificate.bound if net._certificate is not None else None
-    goal = max(net.eps, 1.05 * (before or 0.0))
+    goal = max(net.eps, 1.05 * (before or 0.0))  # folding costs a little more than what was proved for tier `memory`
     for stretch in STRETCHES:
-        analysis = Propagation(FoldedLayers(net, layout, stretch))
+        analysis = Propagation(FoldedLayers(net, stream, stretch))
         found = network_bound(analysis, goal, net.rtol, EFFORT, net.grid)
         if math.isfinite(found.bound):
             return net.certificate_of(analysis, found)
     raise PrecisionError(
-        f"no bound can be proved for the plain form in {dtype_name(layout.dtype)}: its folded weights "
+        f"no bound can be proved for the plain form in {dtype_name(stream.dtype)}: its folded weights "
         "round more than the heads allow; compile with a smaller eps, or with dtype=torch.float64"
     )
 
 
-def refuse_leaks(layout: PlainLayout) -> None:
-    """Raise `PrecisionError` unless every excluded key of every head weighs an exact 0."""
-    u = unit(layout.dtype)
-    for head in (head for heads in layout.layers for head in heads):
-        slip = float(gamma(head.width + 4, u)) * (head.logit + head.hiding * head.omega)
-        if not head.omega - 2.02 * head.logit - 4 * slip > DEAD[layout.dtype]:
-            raise PrecisionError(
-                f"'{head.purpose}' has logits up to {head.logit:.3g}: {layout.dtype} cannot tell them from what is "
-                "excluded; compile with dtype=torch.float64"
-            )
+def _require_own(stream: Stream) -> None:
+    """Raise unless a stream is what the stored layers of its source fold to, bit by bit."""
+    wanted = Stream(stream.source, stream.causal, stream.dtype, stream.room)
+    folded(wanted, ())
+    pairs = [(stream.readout, wanted.readout)]
+    for mine, asked in zip(stream.layers, wanted.layers, strict=True):
+        for head, other in zip(mine, asked, strict=True):
+            pairs += [(getattr(head, name), getattr(other, name)) for name in ("query", "key", "value", "output")]
+    given = stream.source.constants
+    pairs += [] if given is None or stream.constants is None else [(stream.constants, stored(given))]
+    if not all(np.array_equal(found, rounded(asked, stream.dtype)) for found, asked in pairs):
+        raise CertificateError(f"weights of the plain transformer are not those of the construction: {AGAIN}")
 
 
-def recertified(plain: PlainTransformer, net: CertifiedModule) -> Certificate:
-    """The certificate of present weights; `CertificateError` unless they are what the network's export gives."""
-    from .build import assembled
+# -- sizes of columns ----------------------------------------------------------------------------------------------
 
-    if plain.dtype != net.dtype:
-        raise CertificateError(
-            f"the plain transformer is {plain.dtype} and the network it was made from {net.dtype}: convert the "
-            "network, certify it, and export it again"
-        )
-    fresh, layout = assembled(net, plain.tokens, plain.causal, max(plain.spec.stream, plain.registers + plain.tokens))
-    mine, built = plain.state_dict(), fresh.state_dict()
-    changed = [name for name, tensor in built.items() if not torch.equal(mine[name].cpu(), tensor)]
-    if changed or plain.spec != fresh.spec:
-        raise CertificateError(
-            f"{', '.join(changed) or 'the description'} of the plain transformer was changed since it was exported: "
-            "the certificate is for the exported weights; train the network itself, certify it and export it again"
-        )
-    return certificate_of(net, layout)
+
+def first_sizes(stream: Stream, given: Range) -> Array:
+    """The columns that there are before any head: flag, positions, input, constants; (cell, token, column)."""
+    columns = stream.columns
+    size = np.zeros((*given.low.shape[:2], columns.first))
+    size[..., FLAG] = 1.0
+    if columns.positions:
+        size[:, range(columns.tokens), columns.positions] = 1.0
+    size[..., list(columns.inputs)] = given.size
+    if stream.constants is not None:
+        size[..., list(columns.constants)] = np.abs(stream.constants)
+    return size
+
+
+def written_sizes(
+    layout: Layout,
+    number: int,
+    layer: AttentionLayer,
+    wanted: Sequence[int],
+    coming: Mapping[Column, Array],
+    errors: Errors,
+    found: list[Range],
+) -> Array:
+    """What heads of step `number` have written to columns `wanted` of its state, (cell, token, column).
+
+    `coming` are the errors of what the heads read, by column, `errors` those of their results.
+    """
+    plan = layout.steps[number]
+    skip, bias = skip_of(layer, len(plan.columns))
+    sites = {site.op: site for site in plan.sites}
+    place = {column: i for i, column in enumerate(plan.columns)}
+    reads = {column: _widened(found, coming, column) for column in plan.columns}
+    grown = []
+    for c in wanted:
+        value, channel = plan.after[c]
+        error = errors[value, channel].sum(-1)
+        low, high = found[value].low[..., channel] - error, found[value].high[..., channel] + error
+        slip = np.abs(low) + np.abs(high)
+        for column, weight in ((column, float(skip[at, c])) for column, at in place.items() if skip[at, c]):
+            ends = [weight * end for end in reads[column]]
+            low, high = low - np.maximum(*ends), high - np.minimum(*ends)
+            slip = slip + np.abs(ends[0]) + np.abs(ends[1])
+        low, high = low - bias[c], high - bias[c]
+        size = np.maximum(np.abs(low), np.abs(high)) + 2.0**-46 * (slip + abs(bias[c]))
+        site = sites[value]
+        own = next(p.reads for p in plan.places(site) if c in p.writes)
+        around, weights = [reads[plan.columns[i]] for i in own], [float(skip[i, c]) for i in own]
+        better = rule_of(site.family).written(around, weights, float(bias[c]), len(set(own)) == 1)
+        if better is not None:
+            size = np.fmin(size, up(better + error, 16))
+        grown.append(up(size, 8))
+    return np.stack(grown, -1)
+
+
+def _widened(found: list[Range], coming: Mapping[Column, Array], column: Column) -> tuple[Array, Array]:
+    value, channel = column
+    error = coming[column]
+    return found[value].low[..., channel] - error, found[value].high[..., channel] + error
+
+
+def reaches(net: CompiledNetwork) -> list[Array | None]:
+    """For every layer of a compiled network the sizes of what its heads write, less linear parts, (token, column).
+
+    Estimates, infinite where nothing is known: the certificate of the plain form proves its own sizes.
+    """
+    program = net.program
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = ranges(program, *outward_cells(program, net.grid, net.dtype))
+        analysis = Propagation(net.reading())
+        seen: list[Errors] = []
+        analysis.errors(found, seen)
+        sizes: list[Array | None] = []
+        for i, step in enumerate(net.layout.steps):
+            wanted = list(range(len(step.carried), len(step.after)))
+            layer = analysis.reading.layer(2 * i + 1)
+            coming = {column: error.sum(-1) for column, error in seen[2 * i].items()}
+            some = written_sizes(net.layout, i, layer, wanted, coming, seen[2 * i + 1], found).max(0)
+            every = np.full((some.shape[0], len(step.after)), np.inf)
+            every[:, wanted] = np.where(np.isnan(some), np.inf, some)
+            sizes += [None, every]
+    return [*sizes, None]

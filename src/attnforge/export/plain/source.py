@@ -1,42 +1,32 @@
-"""What a plain transformer is built from: the layers of a network in tier `memory`, and how tokens enter and leave.
+"""What a plain transformer is made from: the layers of a network in tier `memory`, and how tokens enter and leave.
 
-`source_of` reads them off a compiled network or off a theorem's construction in token-wise form. Nothing is copied or
-changed: the layers are those of the network itself.
+Nothing is copied or changed: the layers are those of the network itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...arguments import is_whole
 from ...box import Box
-from ...certificates.certified import CertifiedModule
 from ...compiler.compiled import CompiledNetwork
 from ...compiler.layout import Layout
 from ...dtypes import Array
-from ...errors import ArgumentError, UnsupportedOperation
-from ...network import AttentionLayer, AttentionOnly, Heads
+from ...errors import ArgumentError
+from ...network import AttentionLayer, AttentionOnly
 from ...programs.ops import Constant, Input
-from ...theorems.partition import Cross, MaxAffine
-from ...theorems.ramps import Ramp
-from ...theorems.result import Construction
-from ...theorems.slots import Registers
-from ...theorems.universal import SoftmaxReadOut, Universal
-from .sizes import reaches
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
     """Layers of tier `memory` with the names of their columns.
 
-    `names[i]` are the columns that layer i writes, `kinds[i]` the families of heads that compute them, and `sizes[i]`
-    (token, column), where known, how large what heads write to them is. `lead` is an affine map in front, which the
-    embedding carries out. `constants` (token, column) stand next to the input. `low` and `high` (token, column) bound
-    the input. `fixed` says whether the network is for exactly `tokens` tokens; otherwise fewer will do.
+    `names[i]` are the columns that layer i writes, `kinds[i]` the families of heads that compute them. `lead` is an
+    affine map in front, which the embedding carries out. `constants` (token, column) stand next to the input. `low` and
+    `high` (token, column) bound the input. `fixed` says whether the network is for exactly `tokens` tokens; otherwise
+    fewer will do.
     """
 
     layers: tuple[AttentionLayer, ...]
@@ -56,7 +46,6 @@ class Source:
     constant_names: tuple[str, ...] = ()
     fixed: bool = True
     causal: bool = False
-    sizes: tuple[Array | None, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -64,27 +53,8 @@ class Source:
         return (self.lead_names if self.lead is not None else self.inputs) + self.constant_names
 
 
-def source_of(net: nn.Module, tokens: int | None = None, box: Box | None = None) -> Source:
-    """The layers of a network; `UnsupportedOperation` for what has no token-wise form."""
-    if tokens is not None and not is_whole(tokens, 1):
-        raise ArgumentError(f"tokens must be a whole number of at least 1, got {tokens!r}")
-    if isinstance(net, (AttentionOnly, AttentionLayer)):
-        return _bare(net, tokens, box)
-    if box is not None:
-        raise ArgumentError("this network has a box of its own: leave box out")
-    if isinstance(net, CompiledNetwork):
-        return _compiled(net, tokens)
-    if isinstance(net, Construction):
-        return _theorem(net, tokens)
-    if isinstance(net, CertifiedModule):
-        raise UnsupportedOperation(
-            f"{type(net).__name__} is not exported by itself: the plain form is for networks of attnforge.compile and "
-            "for theorems with form='tokens'; compile a formula that uses it"
-        )
-    raise ArgumentError(f"expected a network of attnforge.compile or of attnforge.theorems, got {type(net).__name__}")
-
-
-def _compiled(net: CompiledNetwork, tokens: int | None) -> Source:
+def compiled_source(net: CompiledNetwork, tokens: int | None = None) -> Source:
+    """The layers of a compiled network."""
     program, layout = net.program, net.layout
     if tokens not in (None, program.tokens):
         raise ArgumentError(f"this network was compiled for {program.tokens} token(s), not {tokens}: leave tokens out")
@@ -105,7 +75,7 @@ def _compiled(net: CompiledNetwork, tokens: int | None) -> Source:
     found.append(layout.output)
     kinds.append(("",) * len(layout.output))
     return Source(
-        layers=tuple(_layers(net.network.layers)),
+        layers=tuple(layers_of(net.network.layers)),
         names=tuple(tuple(column_name(layout, *column) for column in columns) for columns in found),
         kinds=tuple(kinds),
         tokens=program.tokens,
@@ -118,7 +88,6 @@ def _compiled(net: CompiledNetwork, tokens: int | None) -> Source:
         first_row=program.output_rows != "all",
         constants=net.constants,
         constant_names=tuple(constants),
-        sizes=tuple(reaches(net)),
     )
 
 
@@ -133,76 +102,19 @@ def column_name(layout: Layout, value: int, channel: int) -> str:
     return f"{name}[{channel}]" if op.width > 1 else name
 
 
-def _theorem(net: Construction, tokens: int | None) -> Source:
-    if net.form != "tokens":
-        other = "a box of tokens, Box.cube(lo, hi, shape=d)" if isinstance(net, MaxAffine) else "form='tokens'"
-        raise UnsupportedOperation(
-            f"{net.theorem}: the paper's form mixes tokens by linear maps, which no transformer has; build it with "
-            f"{other}, where all maps are token-wise, and export that"
-        )
-    lead: AttentionLayer | None = None
-    constants: Tensor | None = None
-    causal = False
-    if isinstance(net, Ramp):
-        lead, second = net.layers()
-        causal, layers = net.causal, [_in_memory(second)]
-    elif isinstance(net, MaxAffine):
-        if isinstance(net.layer, Cross):
-            raise UnsupportedOperation(
-                "cross-attention reads its keys from a second sequence, which a plain transformer does not have; "
-                "build it with attention='self'"
-            )
-        causal, layers = net.causal, [_in_memory(net.layer)]
-        if net.tokens:  # sequences: gathered into every token first
-            constants, layers = net.positions.detach(), [net.gather, *layers]
-    elif isinstance(net, Universal):
-        inner, constants = net.net, net.net.positions.detach()
-        layers = [inner.gather, inner.first, _selection(inner.select)]
-    else:
-        raise UnsupportedOperation(f"{type(net).__name__} has no token-wise form that could be exported")
-    shape = net.box.shape
-    fixed = len(shape) == 2
-    wanted = shape[0] if fixed else int(net.points(1).shape[-2])
-    if fixed and tokens not in (None, wanted):
-        raise ArgumentError(f"this construction is for sequences of {wanted} tokens, not {tokens}: leave tokens out")
-    count = wanted if tokens is None else tokens
-    wide = net.box.outward(net.dtype)
-    low, high = (np.broadcast_to(x.numpy(), (count, shape[-1])).copy() for x in (wide.lower, wide.upper))
-    layer_list = _layers(layers)
-    names = [tuple(f"layer {i} output {c}" for c in range(_width(layer))) for i, layer in enumerate(layer_list, 1)]
-    return Source(
-        layers=tuple(layer_list),
-        names=tuple(names),
-        kinds=tuple(("",) * len(row) for row in names),
-        tokens=count,
-        inputs=tuple(f"x[{c}]" for c in range(shape[-1])),
-        low=low,
-        high=high,
-        box=net.box,
-        boxes=(net.box,),
-        output_shape=None,
-        lead=lead,
-        lead_names=("w.x + t",) if lead is not None else (),
-        constants=constants,
-        constant_names=tuple(f"position {i}" for i in range(0 if constants is None else len(constants))),
-        fixed=fixed,
-        causal=causal,
-    )
-
-
-def _bare(net: AttentionOnly | AttentionLayer, tokens: int | None, box: Box | None) -> Source:
+def bare_source(net: AttentionOnly | AttentionLayer, tokens: int | None, box: Box | None) -> Source:
     """Layers without a target, on sequences of a box."""
     if not isinstance(box, Box) or len(box.shape) != 2 or tokens not in (None, box.shape[0]):
         raise ArgumentError(
             "layers alone do not know what they read: give box, a Box of shape (tokens, channels), as many tokens as "
             f"tokens says if that is given; got box = {box!r}, tokens = {tokens!r}"
         )
-    layers = _layers(net.layers if isinstance(net, AttentionOnly) else [net])
+    layers = layers_of(net.layers if isinstance(net, AttentionOnly) else [net])
     first = layers[0].heads()[0].W_Q.shape[1] if layers[0].S is None else layers[0].S.shape[0]
     if box.shape[1] != first:
         raise ArgumentError(f"the layers read {first} channels, the box has {box.shape[1]}")
     wide = box.outward(next(net.parameters()).dtype)
-    names = [tuple(f"layer {i} output {c}" for c in range(_width(layer))) for i, layer in enumerate(layers, 1)]
+    names = [tuple(f"layer {i} output {c}" for c in range(width_of(layer))) for i, layer in enumerate(layers, 1)]
     return Source(
         layers=tuple(layers),
         names=tuple(names),
@@ -217,13 +129,14 @@ def _bare(net: AttentionOnly | AttentionLayer, tokens: int | None, box: Box | No
     )
 
 
-def _layers(layers: object) -> list[AttentionLayer]:
+def layers_of(layers: object) -> list[AttentionLayer]:
+    """Modules that are known to be attention layers."""
     found = list(layers)  # type: ignore[call-overload]
     assert all(isinstance(layer, AttentionLayer) for layer in found)
     return found
 
 
-def _width(layer: AttentionLayer) -> int:
+def width_of(layer: AttentionLayer) -> int:
     """The number of columns a layer writes."""
     heads = layer.heads()
     if heads:
@@ -232,19 +145,3 @@ def _width(layer: AttentionLayer) -> int:
     return layer.S.shape[-1]
 
 
-def _in_memory(layer: AttentionLayer | Registers) -> AttentionLayer:
-    """Anchors that are tokens already, as memory slots again: `to_plain` makes registers of them."""
-    if isinstance(layer, AttentionLayer):
-        return layer
-    return AttentionLayer([Heads("memory", purpose=layer.heads.purpose, **layer.tables()._asdict())])
-
-
-def _selection(select: AttentionLayer | SoftmaxReadOut) -> AttentionLayer:
-    """The last layer of a universal network; a softmax over channels is a head whose keys are the columns."""
-    if isinstance(select, AttentionLayer):
-        return select
-    logits, read = select.logits.detach(), select.read.detach()
-    eye = torch.eye(len(logits), dtype=logits.dtype).unsqueeze(0)
-    out = torch.eye(read.shape[-1], dtype=read.dtype).unsqueeze(0)
-    group = Heads("memory", W_Q=eye, M_K=logits.T.unsqueeze(0), M_V=read.unsqueeze(0), W_O=out, purpose="selection")
-    return AttentionLayer([group])

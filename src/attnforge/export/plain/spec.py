@@ -1,6 +1,5 @@
-"""What describes a plain transformer besides its weights: plain data, to and from JSON.
-
-Which column of the residual stream carries what, and which keys a head may see: flags, register ids, positions.
+"""What describes a plain transformer besides its weights: plain data, to and from JSON; which column of the residual
+stream carries what; and which keys a head may see, by flags, register ids and positions.
 
 A head's logits are content plus exclusion. Content is that of the source network. Exclusion takes one more key
 coordinate, or a few: the query of a token carries -Omega where a key that it must not see carries 1, and 0 wherever an
@@ -11,6 +10,7 @@ that there is always one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -118,6 +118,18 @@ class PlainSpec:
             first_row=bool(data["first_row"]),
             largest_activation=float(data["largest_activation"]),
         )
+
+
+def scale_of(width: int) -> float:
+    """sqrt(d), what W_Q is multiplied by because `MultiheadAttention` divides by it: a power of two.
+
+    >>> scale_of(64)
+    8.0
+    """
+    root = math.isqrt(width)
+    if width != 4 ** (root.bit_length() - 1):
+        raise ArgumentError(f"a head's dimension must be a power of 4, got {width}")
+    return float(root)
 
 
 def _head(data: Mapping[str, Any]) -> PlainHead:

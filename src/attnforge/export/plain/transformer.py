@@ -1,24 +1,20 @@
-"""Plain transformers from files: weights, description and certificate in one safetensors file, as `save` writes it.
-
-The network that a plain transformer was made from, out of the plain transformer's own file.
-
-A compiled network is its program, its sites and the tables of its anchors. The first two go into the description of the
-plain form as JSON; the tables are there already, as keys and values of registers. So a file of a plain transformer can
-be checked like any other: rebuild the network, export it again, compare bit by bit, and analyse.
-
-Tier `plain`: a stock attention-only transformer, x <- x + MultiheadAttention(x), repeated.
+"""Tier `plain`: a stock attention-only transformer, x <- x + MultiheadAttention(x), repeated; and its files.
 
 The sequence is registers first, then tokens. A learned position embedding tells them apart: registers carry one-hot
 ids, tokens a flag, one-hot positions where heads need them, and constants. The embedding puts the input into columns
 of the residual stream; every head writes columns of its own, nothing is overwritten; an affine map reads the output
-off the tokens. There is no mask but an optional causal one: what a head may see comes from W_Q and W_K
-(`plain_columns`).
+off the tokens. There is no mask but an optional causal one: what a head may see comes from W_Q and W_K (`spec`).
+
+A file holds weights, description and certificate, and what states the target: the network that the plain form was made
+from, as its program, its sites and its tensors without their zeros (`origin`). Tables of anchors stand in the
+registers already. So a file can be checked by itself: its weights are analysed against that network's program.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +28,8 @@ from ...dtypes import DTYPES, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError
 from ...heads.anchor.site import ANCHORS
 from ...network import CHUNK, AttentionLayer, Heads
+from .certificate import recertified
+from .source import Source
 from .spec import PlainHead, PlainSize, PlainSpec
 
 #: Numbers that one tensor of a file may hold: 512 MiB of float32.
@@ -81,9 +79,15 @@ def _dense(data: dict[str, Any], dtype: torch.dtype) -> Tensor:
 
 @torch.no_grad()
 def network_of(plain: PlainTransformer) -> CertifiedModule:
-    """The network that a plain transformer was made from: the one it knows, or the one its file describes."""
-    if plain._source:
-        return plain._source[0]
+    """The network that a plain transformer was made from, in its dtype: the one it knows, or what its file says."""
+    if plain.source is not None:
+        net, dtype = plain.source, plain.dtype
+        if net.dtype != dtype and not isinstance(net, CompiledNetwork):
+            raise CertificateError(
+                f"the plain transformer is {dtype} and the network it was made from {net.dtype}: convert the "
+                "network, certify it, and export it again"
+            )
+        return net if net.dtype == dtype else copy.deepcopy(net).to(dtype)
     origin = plain._origin
     if origin is None:
         raise CertificateError(
@@ -97,11 +101,10 @@ def network_of(plain: PlainTransformer) -> CertifiedModule:
 
             net = rebuilt(origin)
             _fill_tables(plain, net)
-            return net
-        dtype = DTYPES[origin["config"]["dtype"]]
-        given = {name: _dense(data, dtype) for name, data in origin["tensors"].items()}
+            return net.to(plain.dtype)
+        given = {name: _dense(data, plain.dtype) for name, data in origin["tensors"].items()}
         tensors = {**_tables(plain), **given}
-        net = CompiledNetwork.rebuild(origin["config"], tensors)
+        net = CompiledNetwork.rebuild({**origin["config"], "dtype": dtype_name(plain.dtype)}, tensors)
         net.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise CertificateError(f"the file does not describe the network it was made from: {error}") from error
@@ -177,7 +180,17 @@ class PlainTransformer(CertifiedModule):
         self.blocks = nn.ModuleList(PlainBlock(spec.stream, len(row), dtype) for row in spec.heads)
         self.readout = nn.Linear(spec.stream, spec.outputs, dtype=dtype)
         self._source: tuple[CertifiedModule, ...] = ()  # a tuple: the network it was made from is no part of it
+        self._layers: Callable[[CertifiedModule, int], Source] | None = None  # reads the layers of that network
         self._origin: dict[str, Any] | None = None  # what a file says of that network
+
+    def made_from(self, net: CertifiedModule, layers: Callable[[CertifiedModule, int], Source]) -> None:
+        """Remember the network that this is the plain form of, and what reads its layers for so many tokens."""
+        self._source, self._layers = (net,), layers
+
+    @property
+    def source(self) -> CertifiedModule | None:
+        """The network that this was made from, if it is at hand."""
+        return self._source[0] if self._source else None
 
     @property
     def registers(self) -> int:
@@ -307,14 +320,14 @@ class PlainTransformer(CertifiedModule):
         return (box.sample(2 * self.tokens, dtype=self.dtype).reshape(2, self.tokens, -1),)
 
     def recertify(self) -> Certificate:
-        """The bound of the present weights, computed anew; they must be those that the source network gives."""
-        from .certificate import recertified
-
-        return recertified(self, network_of(self))
+        """The bound of the present weights against what their network was made for, computed anew."""
+        net, layers = network_of(self), self._layers
+        read = None if layers is None else lambda: layers(net, self.tokens)
+        return recertified(self.spec, self.state_dict(), net, read)
 
     def config(self) -> dict[str, Any]:
         """What, besides the weights, describes this module; JSON only."""
-        origin = origin_of(self._source[0]) if self._source else self._origin
+        origin = self._origin if self.source is None else origin_of(self.source)
         about = {"dtype": dtype_name(self.dtype), "strict": self.strict, "origin": origin}
         return {**self.spec.to_json(), **about}
 
@@ -329,10 +342,3 @@ class PlainTransformer(CertifiedModule):
 
     def extra_repr(self) -> str:
         return f"{self.registers} registers, {self.tokens} token(s){', causal' if self.causal else ''}"
-
-
-def scale_of(width: int) -> float:
-    """sqrt(d), what W_Q is multiplied by because `MultiheadAttention` divides by it: a power of two."""
-    root = math.isqrt(width)
-    assert width == 4 ** (root.bit_length() - 1), "a head's dimension is a power of 4"
-    return float(root)
