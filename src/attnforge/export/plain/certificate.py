@@ -57,7 +57,7 @@ from ...network import AttentionLayer, AttentionOnly, Heads
 from ...programs.enclose import Range, ranges
 from .source import Source, compiled_source
 from .spec import FLAG, PlainSpec
-from .stream import AGAIN, HeadTables, Stream, folded, read
+from .stream import AGAIN, HeadTables, Stream, dtype_of, folded, read
 
 #: How far beyond their intervals heads are bounded, as a share of these: folded arguments leave them by a little more.
 STRETCHES = (0.0, 0.02)
@@ -321,6 +321,7 @@ def recertified(
 
     `layers` reads the layers of a theorem; those of a compiled network are known.
     """
+    dtype_of(tensors)
     try:
         source = compiled_source(net) if isinstance(net, CompiledNetwork) else layers() if layers else None
         if source is None:

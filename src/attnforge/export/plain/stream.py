@@ -261,7 +261,7 @@ def read(
     `sizes` say how large what heads write may be taken to be: a choice that the analysis has to prove.
     """
     numbers = _numbers(spec, tensors)
-    dtype = tensors["positions"].dtype
+    dtype = dtype_of(tensors)
     _same("the description", _described(spec), _described_by(source))
     seen = [group for layer in source.layers for group in layer.heads() if group.scope == "tokens" and not group.causal]
     if spec.causal and seen and source.tokens > 1:
@@ -283,8 +283,17 @@ def read(
     return stream
 
 
+def dtype_of(tensors: Mapping[str, Tensor]) -> torch.dtype:
+    """The one dtype of all tensors, which must be one that networks ship in."""
+    dtypes = {t.dtype for t in tensors.values()}
+    if len(dtypes) > 1 or not dtypes <= set(SHIPPED):
+        found = ", ".join(sorted(map(dtype_name, dtypes)))
+        raise CertificateError(f"a plain transformer is certified in float32 or float64, not in {found}")
+    return dtypes.pop()
+
+
 def _numbers(spec: PlainSpec, tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-    """All tensors as arrays: of the shapes that a description asks for, of one dtype that ships, and finite."""
+    """All tensors as arrays: of the shapes that a description asks for, and finite."""
     shapes: dict[str, tuple[int, ...]] = {
         "embed.weight": (spec.stream, len(spec.inputs)),
         "positions": (spec.registers + spec.tokens, spec.stream),
@@ -295,10 +304,6 @@ def _numbers(spec: PlainSpec, tensors: Mapping[str, Tensor]) -> dict[str, Array]
         shapes[f"blocks.{b}.attention.in_proj_weight"] = (3 * spec.stream, spec.stream)
         shapes[f"blocks.{b}.attention.out_proj.weight"] = (spec.stream, spec.stream)
     _same("the tensors", {name: tuple(t.shape) for name, t in tensors.items()}, shapes)
-    dtypes = {t.dtype for t in tensors.values()}
-    if len(dtypes) > 1 or not dtypes <= set(SHIPPED):
-        found = ", ".join(sorted(map(dtype_name, dtypes)))
-        raise CertificateError(f"a plain transformer is certified in float32 or float64, not in {found}")
     endless = [name for name, t in tensors.items() if not bool(torch.isfinite(t).all())]
     if endless:
         raise CertificateError(f"no bound holds for weights that are not finite: {', '.join(endless)}")
