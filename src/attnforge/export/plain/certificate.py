@@ -175,8 +175,8 @@ class FoldedLayers(Reading):
             maps = affine_map(self.forms, before, step.columns), folding_error(self.forms, before, step.columns)
             reads = state.then(*maps[0], *maps[1])
             self._stack(number, step, reads)
-            skip, bias = skip_of(self.layer(2 * number + 1), len(step.columns))
-            count = len(step.carried)
+            skip, bias = (x.copy() for x in skip_of(self.layer(2 * number + 1), len(step.columns)))
+            count = len(step.carried)  # these have no state of their own here: they are exactly what they are
             skip[:, :count], bias[:count] = np.eye(len(step.columns), count), 0.0
             state = reads.then(skip, bias).with_fresh(stream.fresh[2 * number + 1])
             before = step.after
@@ -275,8 +275,8 @@ class FoldedLayers(Reading):
 
 
 def _unfolded(stream: Stream) -> AttentionOnly:
-    """The network whose heads the plain form has: what they make of their reads as its source states it, every
-    that does not depend on a read (constants, keys and values of registers, outputs) as the stream holds it."""
+    """The network whose heads the plain form has: what they make of their reads as its source states it, and every
+    number that does not depend on a read (constants, keys and values of registers, outputs) as the stream holds it."""
     layers = []
     for number, layer in enumerate(stream.source.layers):
         heads, fresh, groups = stream.layers[number], stream.fresh[number], []
@@ -348,8 +348,11 @@ def certificate_of(net: nn.Module, stream: Stream) -> Certificate:
 
 
 def _compiled(net: CompiledNetwork, stream: Stream) -> Certificate:
-    before = net._certificate.bound if net._certificate is not None else None
-    goal = max(net.eps, 1.05 * (before or 0.0))  # folding costs a little more than what was proved for tier `memory`
+    try:
+        proved = net.bound or 0.0
+    except CertificateError:  # it has none, or not for its present weights
+        proved = 0.0
+    goal = max(net.eps, 1.05 * proved)  # folding costs a little more than what was proved for tier `memory`
     for stretch in STRETCHES:
         analysis = Propagation(FoldedLayers(net, stream, stretch))
         found = network_bound(analysis, goal, net.rtol, EFFORT, net.grid)

@@ -27,7 +27,7 @@ from ...compiler.compiled import CompiledNetwork
 from ...dtypes import DTYPES, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError
 from ...heads.anchor.site import ANCHORS
-from ...network import CHUNK, AttentionLayer, Heads
+from ...network import CHUNK, Heads
 from .certificate import recertified
 from .source import Source
 from .spec import PlainHead, PlainSize, PlainSpec
@@ -99,9 +99,11 @@ def network_of(plain: PlainTransformer) -> CertifiedModule:
         if "tensors" not in origin:
             from .legacy import rebuilt  # files of earlier versions hold what the weights are made from instead
 
-            net = rebuilt(origin)
-            _fill_tables(plain, net)
-            return net.to(plain.dtype)
+            net = rebuilt(origin).to(plain.dtype)
+            state = net.state_dict()
+            known = {name: table for name, table in _tables(plain).items() if table.shape == state[name].shape}
+            net.load_state_dict({**state, **known})
+            return net
         given = {name: _dense(data, plain.dtype) for name, data in origin["tensors"].items()}
         tensors = {**_tables(plain), **given}
         net = CompiledNetwork.rebuild({**origin["config"], "dtype": dtype_name(plain.dtype)}, tensors)
@@ -112,32 +114,18 @@ def network_of(plain: PlainTransformer) -> CertifiedModule:
 
 
 def _tables(plain: PlainTransformer) -> dict[str, Tensor]:
-    """Keys and values of anchors, read off the registers, by their names in the network."""
+    """Keys and values of anchors, read off the registers of the first head of each group, by their names in the
+    network; other heads over registers have values of more than one coordinate, and are written down."""
     found = {}
-    for attention, h, head in _first_heads(plain):
-        layer, group, _ = head.place
-        start = f"network.layers.{layer}.groups.{group}."
-        if head.scope == "memory" and start + "M_K" not in found:
-            found[start + "M_K"] = _registers(attention, 1, h, head.slots, head.width - head.hiding).unsqueeze(0)
-            found[start + "M_V"] = _registers(attention, 2, h, head.slots, 1).unsqueeze(0)
-    return found
-
-
-def _first_heads(plain: PlainTransformer) -> Iterator[tuple[nn.MultiheadAttention, int, PlainHead]]:
-    """The heads that are the first of their group, with the attention that holds them and their number there."""
     for block, row in zip(plain.blocks, plain.heads, strict=True):
+        attention = cast(PlainBlock, block).attention
         for h, head in enumerate(row):
-            if head.purpose and head.place[2] == 0:
-                yield cast(PlainBlock, block).attention, h, head
-
-
-def _fill_tables(plain: PlainTransformer, net: CompiledNetwork) -> None:
-    """Read the anchors' keys and values off the registers."""
-    for attention, h, head in _first_heads(plain):
-        found = cast(AttentionLayer, net.network.layers[head.place[0]]).heads()[head.place[1]]
-        if found.purpose.startswith(ANCHORS):
-            for third, table in ((1, found.M_K), (2, found.M_V)):
-                table.copy_(_registers(attention, third, h, head.slots, table.shape[-1]))
+            layer, group, first = head.place
+            if head.purpose and head.scope == "memory" and first == 0:
+                start, width = f"network.layers.{layer}.groups.{group}.", head.width - head.hiding
+                found[start + "M_K"] = _registers(attention, 1, h, head.slots, width).unsqueeze(0)
+                found[start + "M_V"] = _registers(attention, 2, h, head.slots, 1).unsqueeze(0)
+    return found
 
 
 def _registers(attention: nn.MultiheadAttention, third: int, head: int, slots: int, width: int) -> torch.Tensor:
