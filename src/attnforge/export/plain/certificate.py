@@ -234,7 +234,8 @@ class FoldedLayers(Reading):
         """The sizes of the columns that the step before has written: at most its values, and its result less the
         linear part; cells on which they are beyond the sizes that Omega was chosen for are bad."""
         if number == 0:
-            self.raw = first_sizes(self.stream, found[0])
+            self.raw = np.repeat(self.stream.sizes[0][None], len(found[0].low), 0)
+            self.raw[..., list(self.stream.columns.inputs)] = found[0].size
             self.bad = np.zeros(len(self.raw), dtype=bool)
         else:
             index = 2 * number - 1
@@ -379,19 +380,6 @@ def _require_own(stream: Stream) -> None:
 
 
 # -- sizes of columns ----------------------------------------------------------------------------------------------
-
-
-def first_sizes(stream: Stream, given: Range) -> Array:
-    """The columns that there are before any head: flag, positions, input, constants; (cell, token, column)."""
-    columns = stream.columns
-    size = np.zeros((*given.low.shape[:2], columns.first))
-    size[..., FLAG] = 1.0
-    if columns.positions:
-        size[:, range(columns.tokens), columns.positions] = 1.0
-    size[..., list(columns.inputs)] = given.size
-    if stream.constants is not None:
-        size[..., list(columns.constants)] = np.abs(stream.constants)
-    return size
 
 
 def written_sizes(

@@ -1,7 +1,7 @@
 """Files of plain transformers as earlier versions wrote them: the network they were made from, built again.
 
 Those files hold what the weights are made from (centres, skips, scales) instead of the weights, so that reading them
-takes the families' constructions. What comes of it is compared with the file's own tensors like any other network.
+takes the families' constructions. What comes of it states the target; the file's own tensors are what is analysed.
 """
 
 from __future__ import annotations

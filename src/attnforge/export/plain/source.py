@@ -6,6 +6,7 @@ Nothing is copied or changed: the layers are those of the network itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -114,18 +115,24 @@ def bare_source(net: AttentionOnly | AttentionLayer, tokens: int | None, box: Bo
     if box.shape[1] != first:
         raise ArgumentError(f"the layers read {first} channels, the box has {box.shape[1]}")
     wide = box.outward(next(net.parameters()).dtype)
-    names = [tuple(f"layer {i} output {c}" for c in range(width_of(layer))) for i, layer in enumerate(layers, 1)]
+    low, high = wide.lower.numpy(), wide.upper.numpy()
+    return sequence_source(layers, box, low, high, output_shape=(box.shape[0], width_of(layers[-1])))
+
+
+def sequence_source(layers: list[AttentionLayer], box: Box, low: Array, high: Array, **more: Any) -> Source:
+    """Layers on sequences whose tokens lie between `low` and `high`, (token, channel); columns are named by number."""
+    names = tuple(tuple(f"layer {i} output {c}" for c in range(width_of(layer))) for i, layer in enumerate(layers, 1))
     return Source(
         layers=tuple(layers),
-        names=tuple(names),
+        names=names,
         kinds=tuple(("",) * len(row) for row in names),
-        tokens=box.shape[0],
-        inputs=tuple(f"x[{c}]" for c in range(box.shape[1])),
-        low=wide.lower.numpy(),
-        high=wide.upper.numpy(),
+        tokens=low.shape[0],
+        inputs=tuple(f"x[{c}]" for c in range(low.shape[1])),
+        low=low,
+        high=high,
         box=box,
         boxes=(box,),
-        output_shape=(box.shape[0], len(names[-1])),
+        **more,
     )
 
 

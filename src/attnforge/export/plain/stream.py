@@ -35,6 +35,7 @@ SLACK = 1.1
 FAR = max(DEAD.values()) + 4.0
 
 Place = tuple[int, int, int]  # layer, group and head in the source
+SHARED = ("tokens", "inputs", "box", "boxes", "output_shape", "first_row", "fixed")  # what `PlainSpec` says of a source
 AGAIN = "train the network itself, certify it and export it again"
 
 
@@ -262,7 +263,8 @@ def read(
     """
     numbers = _numbers(spec, tensors)
     dtype = dtype_of(tensors)
-    _same("the description", _described(spec), _described_by(source))
+    said, wanted = ({name: getattr(about, name) for name in SHARED} for about in (spec, source))
+    _same("the description", {**said, "outputs": spec.outputs}, {**wanted, "outputs": width_of(source.layers[-1])})
     seen = [group for layer in source.layers for group in layer.heads() if group.scope == "tokens" and not group.causal]
     if spec.causal and seen and source.tokens > 1:
         raise CertificateError(f"a causal mask hides later tokens from '{seen[0].purpose}', which must see them")
@@ -308,16 +310,6 @@ def _numbers(spec: PlainSpec, tensors: Mapping[str, Tensor]) -> dict[str, Array]
     if endless:
         raise CertificateError(f"no bound holds for weights that are not finite: {', '.join(endless)}")
     return {name: stored(t) for name, t in tensors.items()}
-
-
-def _described(spec: PlainSpec) -> dict[str, object]:
-    about = ("tokens", "inputs", "box", "boxes", "output_shape", "first_row", "fixed", "outputs")
-    return {name: getattr(spec, name) for name in about}
-
-
-def _described_by(source: Source) -> dict[str, object]:
-    about = ("tokens", "inputs", "box", "boxes", "output_shape", "first_row", "fixed")
-    return {name: getattr(source, name) for name in about} | {"outputs": width_of(source.layers[-1])}
 
 
 def _same(what: str, found: Mapping[str, object], wanted: Mapping[str, object]) -> None:

@@ -15,7 +15,7 @@ from ...theorems.result import Construction
 from ...theorems.token_ramp import TokenRamp
 from ...theorems.universal import SoftmaxReadOut, Universal
 from ...theorems.variants import SmoothRamp
-from .source import Source, layers_of, width_of
+from .source import Source, layers_of, sequence_source
 
 
 def theorem_source(net: Construction, tokens: int | None) -> Source:
@@ -56,18 +56,8 @@ def theorem_source(net: Construction, tokens: int | None) -> Source:
     count = wanted if tokens is None else tokens
     wide = net.box.outward(net.dtype)
     low, high = (np.broadcast_to(x.numpy(), (count, shape[-1])).copy() for x in (wide.lower, wide.upper))
-    layer_list = layers_of(layers)
-    names = [tuple(f"layer {i} output {c}" for c in range(width_of(layer))) for i, layer in enumerate(layer_list, 1)]
-    return Source(
-        layers=tuple(layer_list),
-        names=tuple(names),
-        kinds=tuple(("",) * len(row) for row in names),
-        tokens=count,
-        inputs=tuple(f"x[{c}]" for c in range(shape[-1])),
-        low=low,
-        high=high,
-        box=net.box,
-        boxes=(net.box,),
+    return sequence_source(
+        layers_of(layers), net.box, low, high,
         output_shape=None,
         lead=lead,
         lead_names=("w.x + t",) if lead is not None else (),
