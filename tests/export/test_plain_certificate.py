@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from attnforge.heads.norm.fit import fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -30,7 +31,6 @@ from attnforge.heads.gate.rule import GateRule
 from attnforge.heads.gate.site import GateSite
 from attnforge.heads.norm.bound import layer_error
 from attnforge.heads.norm.construction import norm_heads
-from attnforge.heads.norm.fit import fit
 from attnforge.heads.norm.rule import NormLocal, NormRule
 from attnforge.heads.norm.site import NormSite
 from attnforge.heads.product.bound import Sides, product_error

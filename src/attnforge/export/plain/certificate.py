@@ -42,7 +42,7 @@ from ...certificates.certificate import Certificate
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import gamma, up
 from ...compiler.compiled import CompiledNetwork
-from ...compiler.layout import Layout, Step, affine_map, folding_error
+from ...compiler.layout import Layout, Step
 from ...compiler.propagation import Errors, Propagation, Reading, roundings
 from ...compiler.split import EFFORT, network_bound, outward_cells
 from ...dtypes import Array, dtype_name, rounded, stored
@@ -54,6 +54,7 @@ from ...heads.site import Site
 from ...heads.stored import refuse_endless, skip_of
 from ...heads.token.bound import UNDERFLOW
 from ...network import AttentionLayer, AttentionOnly, Heads
+from ...programs.affine import Column, affine_map, folding_error
 from ...programs.enclose import Range, ranges
 from .source import Source, compiled_source
 from .spec import FLAG, PlainSpec

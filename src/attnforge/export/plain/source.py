@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ...arguments import is_whole
 from ...box import Box
 from ...compiler.compiled import CompiledNetwork
 from ...compiler.layout import Layout

@@ -8,13 +8,11 @@ from torch import Tensor
 
 from ...errors import ArgumentError, UnsupportedOperation
 from ...network import AttentionLayer, Heads
-from ...theorems.heads import TokenHeads
-from ...theorems.max_affine import Cross, MaxAffine
-from ...theorems.registers import Registers, parts
+from ...theorems.partition import Cross, MaxAffine
+from ...theorems.ramps import Ramp
 from ...theorems.result import Construction
-from ...theorems.token_ramp import TokenRamp
+from ...theorems.slots import Registers
 from ...theorems.universal import SoftmaxReadOut, Universal
-from ...theorems.variants import SmoothRamp
 from .source import Source, layers_of, sequence_source
 
 
@@ -29,10 +27,8 @@ def theorem_source(net: Construction, tokens: int | None) -> Source:
     lead: AttentionLayer | None = None
     constants: Tensor | None = None
     causal = False
-    if isinstance(net, TokenRamp):
-        causal, layers = net.causal, [_in_memory(net.layer)]
-    elif isinstance(net, (TokenHeads, SmoothRamp)):
-        lead, second = parts(net.net)
+    if isinstance(net, Ramp):
+        lead, second = net.layers()
         causal, layers = net.causal, [_in_memory(second)]
     elif isinstance(net, MaxAffine):
         if isinstance(net.layer, Cross):
