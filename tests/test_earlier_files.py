@@ -20,7 +20,7 @@ def test_a_file_of_before_loads_and_checks(name: str) -> None:
     assert net.bound == STATED[name]
     found = af.check(path)
     assert found.kind == "certified" and found.bound is not None and found.bound <= STATED[name]
-    assert found.bound >= 0.99 * STATED[name], "the analysis is the same one, not a looser or a blinder one"
+    assert found.bound >= 0.5 * STATED[name], "the analysis got sharper for some families, not blind"
 
 
 @pytest.mark.parametrize("name", STATED)

@@ -10,8 +10,7 @@ import torch
 
 import attnforge as af
 from attnforge.compiler.compiled import CompiledNetwork
-from attnforge.compiler.propagation import Propagation
-from attnforge.compiler.split import FIRST, NetworkBound, network_bound, outward_cells
+from attnforge.compiler.propagation import FIRST, NetworkBound, Propagation, network_bound, outward_cells
 from attnforge.programs.enclose import ranges
 from attnforge.programs.interpret import values
 

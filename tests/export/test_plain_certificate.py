@@ -18,8 +18,7 @@ from torch import nn
 import attnforge as af
 from attnforge.certificates.rounding import TINY, unit
 from attnforge.compiler.compiled import CompiledNetwork
-from attnforge.compiler.propagation import Propagation
-from attnforge.compiler.split import network_bound
+from attnforge.compiler.propagation import Propagation, network_bound
 from attnforge.export import PlainTransformer, to_plain
 from attnforge.export.plain.certificate import Fold, FoldedLayers, Stored, certificate_of, reaches
 from attnforge.export.plain.source import compiled_source

@@ -25,8 +25,7 @@ from ..network import AttentionLayer, AttentionOnly, Heads
 from ..programs.ops import Constant
 from ..programs.program import Program
 from .layout import Layout, lower
-from .propagation import Propagation, Reading, StoredLayers
-from .split import EFFORT, FIRST, NetworkBound, network_bound
+from .propagation import EFFORT, FIRST, NetworkBound, Propagation, Reading, StoredLayers, network_bound
 
 #: First cells that a file may ask for: what the compiler itself uses at most.
 MOST_CELLS = 256 * FIRST

@@ -31,8 +31,8 @@ from .assemble import assemble
 from .compiled import CompiledNetwork
 from .layout import lower
 from .plan import make_plan
+from .propagation import FIRST, outward_cells
 from .search import Attempt, Problem, Search, Task, Tolerance
-from .split import FIRST, outward_cells
 
 GRIDS = (FIRST, 16 * FIRST, 256 * FIRST)  # cells for the ranges heads are built for; the certificate starts from them
 Say = Callable[[str], None]  # told the name of every stage as it begins

@@ -18,8 +18,7 @@ from ..programs.affine import is_head
 from ..programs.enclose import Range
 from ..programs.program import Program
 from .compiled import CompiledNetwork
-from .propagation import Propagation
-from .split import NetworkBound
+from .propagation import NetworkBound, Propagation
 
 ROUNDS = 3  # tries with ever smaller shares; what three do not reach is rounding
 TACTICS = (Tactics(), Tactics(centred=False, relative=True))

@@ -43,8 +43,7 @@ from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import gamma, up
 from ...compiler.compiled import CompiledNetwork
 from ...compiler.layout import Layout, Step
-from ...compiler.propagation import Errors, Propagation, Reading, roundings
-from ...compiler.split import EFFORT, network_bound, outward_cells
+from ...compiler.propagation import EFFORT, Errors, Propagation, Reading, network_bound, outward_cells, roundings
 from ...dtypes import Array, dtype_name, rounded, stored
 from ...errors import AttnforgeError, CertificateError, PrecisionError
 from ...heads.families import rule_of
