@@ -249,11 +249,24 @@ def test_fine_tune_then_certify(tmp_path: Path) -> None:
     assert af.check(tmp_path / "tuned.safetensors").bound == net.bound
 
 
-def test_structure_must_not_be_trained() -> None:
+def test_changed_structure_is_refused_or_paid_for() -> None:
     net = af.compile("x*y", XY, eps=1e-3)
-    frozen = next(p for p in net.parameters() if not p.requires_grad)
+    before, outcomes = net.bound, set()
+    for frozen in [p for p in net.parameters() if not p.requires_grad]:
+        with torch.no_grad():
+            frozen.add_(1e-3)
+        try:
+            bound = af.certify(net).bound
+            assert bound > before and attacked(net, 500) <= bound
+            outcomes.add("paid for")
+        except af.CertificateError:
+            outcomes.add("refused")
+        with torch.no_grad():
+            frozen.sub_(1e-3)
+    assert outcomes
+    net = af.compile("sin(x)", af.Box(x=(-1, 1)), eps=1e-3)
     with torch.no_grad():
-        frozen.add_(1e-3)
+        next(net.network.groups()).W_Q.add_(1e-3)
     with pytest.raises(af.CertificateError, match="structure"):
         af.certify(net)
 

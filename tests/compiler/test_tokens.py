@@ -312,8 +312,12 @@ def test_constants_are_rounded_and_counted() -> None:
     assert net.certificate.bound is not None
     assert np.abs(np.float32(embedding) - embedding).max() < attack(net, program, 100, 2) <= net.certificate.bound
     assert net.constants is not None
+    before = net.bound
     with torch.no_grad():
         net.constants[0, 0] += 1e-3
+    assert net.recertify().bound >= attack(net, program, 100, 2) > 5e-4 > before
+    with torch.no_grad():
+        net.constants[0, 0] = float("nan")
     with pytest.raises(CertificateError, match="constants"):
         net.recertify()
 

@@ -25,7 +25,7 @@ from attnforge.heads.gate.bound import KINK
 from attnforge.heads.gate.construction import gate_bound, gate_spec, sharpness_for
 from attnforge.heads.gate.head import GateHead
 from attnforge.heads.gate.target import GATES
-from attnforge.heads.packing import pack
+from attnforge.heads.packing import pack, self_layer
 
 DIGITS = 200  # bits of the reference: 60 decimal digits
 XS, YS = [-2.0, -1.0, 0.3, 1.0, 2.0], [0.0, 1.0, -1.0, 2.0, 2.5]
@@ -392,8 +392,10 @@ def test_specs_pack_into_one_group() -> None:
     wide = pack([(first, [2], [0]), (second, [0], [1]), (first, [1], [1])], channels=3, outputs=2)
     assert wide.kind == first.kind and wide.W_Q.shape == (6, 3, 1)
     Z = torch.linspace(-2, 2, 33, dtype=torch.float64).reshape(11, 3)
-    out = wide.layer(torch.float64)(Z)
-    alone = [spec.layer(torch.float64)(Z[:, i : i + 1])[:, 0] for spec, i in ((first, 2), (second, 0), (first, 1))]
+    out = self_layer(wide, torch.float64)(Z)
+    alone = [
+        self_layer(spec, torch.float64)(Z[:, i : i + 1])[:, 0] for spec, i in ((first, 2), (second, 0), (first, 1))
+    ]
     torch.testing.assert_close(out, torch.stack([alone[0], alone[1] + alone[2]], -1), rtol=0, atol=1e-14)
     with pytest.raises(ArgumentError, match="one kind"):
         pack([(first, [0], [0]), (gate_spec("ramp", 1.0, a=0, b=1).heads, [0], [0])], 1, 1)

@@ -264,7 +264,7 @@ def test_memory(grad: bool, times: float) -> None:
     """What the heads read, 16 times the rows, is never alive at once: the peak grows by the output and little more."""
     code = f"""
 import resource, torch
-from attnforge.heads.norm import NormHead
+from attnforge.heads.norm.head import NormHead
 head = NormHead.layer_norm(384, (0.1, 10.0))
 x = torch.randn(40_000, 384)
 head(x[:2000])

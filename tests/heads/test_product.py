@@ -20,7 +20,7 @@ from attnforge.census import purity
 from attnforge.certificates.certified import CertifiedModule, certify, check, load
 from attnforge.certificates.rounding import unit
 from attnforge.errors import ArgumentError, CertificateError, DomainError, DomainWarning, PrecisionError
-from attnforge.heads.packing import pack
+from attnforge.heads.packing import pack, self_layer
 from attnforge.heads.product.construction import ProductSpec, gain_for, gauss_lobatto, product_constant, remainder
 from attnforge.heads.product.head import ProductHead
 
@@ -321,7 +321,7 @@ def test_specs_pack_into_one_group() -> None:
     wide = pack([(one, [0, 2], [0]), (one, [1, 2], [1])], channels=3, outputs=2)
     assert wide.W_Q.shape == (4, 3, 2)
     Z = torch.linspace(-1, 1, 33, dtype=torch.float64).reshape(11, 3)
-    out = wide.layer(torch.float64)(Z)
+    out = self_layer(wide, torch.float64)(Z)
     torch.testing.assert_close(out, Z[:, :2] * Z[:, 2:], rtol=0, atol=1e-9)
 
 

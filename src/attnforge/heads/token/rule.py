@@ -233,7 +233,8 @@ class AttentionRule(Rule):
         wide = e_v.sum(-1)
         spread = up(np.max(value.high + wide, 1) - np.min(value.low - wide, 1), 8)[:, None]
         size = np.max(value.size + wide, 1)[:, None]
-        share = np.fmin(up(hidden.sum(-1) * np.exp(up(gap, 8)), 16), 1.0)[..., None]
+        above = np.clip(gap, -1e4, 1.0)  # endless where nothing is hidden; above 0 all weight may be lost
+        share = np.fmin(up(hidden.sum(-1) * np.exp(up(above, 8)), 16), 1.0)[..., None]
         return self._reading(setting, d, spread, size) + up(share * spread, 8)
 
     def copied(
