@@ -41,9 +41,8 @@ class Certificate:
     """How far a network and its target can differ on a box, rounding included.
 
     `kind` is "certified" when `bound` is proved for every point of the box and every way of rounding that the stated
-    `assumptions` allow, and "calibrated" when there is only `measured`, the largest error seen: then `bound` is
-    None. The
-    terms add up to the bound (they are the error at the worst place, split by site and source).
+    `assumptions` allow, and "calibrated" when there is only `measured`, the largest error seen: then `bound` is None.
+    The terms add up to the bound (they are the error at the worst place, split by site and source).
     """
 
     kind: Kind

@@ -1,8 +1,7 @@
 """A rigorous bound of |anchor head - function| over an interval, in milliseconds (lemma A4 of docs/theory.md).
 
 A head with logits a_k (y - c) + b_k, values V_k and a linear skip is compared with g on cells of the interval. On a
-cell with
-centre m and radius r, with w_k the weights at m, s_k = a_k - E_w a and any constant h0,
+cell with centre m and radius r, with w_k the weights at m, s_k = a_k - E_w a and any constant h0,
 
     h(m+t) - g(m+t) = [ E_w (V - h0) e^{st} - (g(m+t) - h0) E_w e^{st} ] / E_w e^{st},     denominator >= 1 (Jensen).
 

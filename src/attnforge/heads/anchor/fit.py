@@ -1,10 +1,7 @@
-"""Values for the anchors of a warm head: weighted least squares after the keys have been rounded (A3 of
-docs/theory.md).
+"""The numbers of an anchor head: values by weighted least squares after the keys have been rounded (A3 of
+docs/theory.md), and the shape, which potential, how many anchors, how warm, by estimates that cost microseconds.
 
-Which potential, how many anchors, how warm: the shape of an anchor head, found by estimates that cost microseconds.
-
-The estimate (`solve.estimate`) is the error on a dense sample plus lemma A5 at its points; only the winner is
-certified.
+The estimate (`Bench.estimate`) is the error on a dense sample plus lemma A5 at its points; only the winner is certified.
 """
 
 from __future__ import annotations
@@ -330,8 +327,7 @@ def for_eps(q: Question, eps: float) -> tuple[Candidate | None, Candidate | None
     """The smallest head that seems to reach eps, and the best one seen (for the message when none does).
 
     Errors of a warm head fall geometrically with the number of anchors until rounding takes over: the search follows
-    the
-    line through the last two points of log(error) against count, then bisects.
+    the line through the last two points of log(error) against count, then bisects.
     """
     seen: dict[int, Candidate] = {}
 

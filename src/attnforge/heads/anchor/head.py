@@ -1,11 +1,9 @@
-"""What may be asked of an anchor head: arguments checked, functions found, potentials chosen.
+"""Anchor heads: functions of one scalar by softmax over a constant table (lemmas A1 to A5 of docs/theory.md).
 
-Anchor heads: functions of one scalar by softmax over a constant table (lemmas A1 to A5 of docs/theory.md).
-
-One head, query (y - c, 1), keys (slope, offset) from the tangents of a convex potential, and a value for each
-anchor. Cold heads
-select the nearest anchor (the paper's regime, error about half a spacing); warm heads interpolate to spectral accuracy
-with values solved by least squares. `fit` picks potential, temperature and guards, then certifies what it built.
+One head, query (y - c, 1), keys (slope, offset) from the tangents of a convex potential, and a value for each anchor.
+Cold heads select the nearest anchor (the paper's regime, error about half a spacing); warm heads interpolate to
+spectral accuracy with values solved by least squares. `fit` picks potential, temperature and guards, then certifies
+what it built.
 """
 
 from __future__ import annotations
@@ -202,12 +200,10 @@ class AnchorHead(CertifiedModule):
         """The best head with so many `anchors` (default 32), or the smallest whose certified bound is at most `eps`.
 
         `relative` asks for a bound on |head - fn| / |fn|. `dtype` is what ships and what the bound is for.
-        `temperature`
-        "cold" gives the paper's head (values are the function at the anchors, `kappa` at least 1), "warm" and "auto"
-        solve for
-        the values. A callable that is not in the registry is certified if `second_derivative` bounds |fn''|; without it
-        the head has no bound, only `measured`. `fast` takes evenly spaced anchors and reads them with one exponential
-        per element (lemma A8): the same attention, with a certificate of its own.
+        `temperature` "cold" gives the paper's head (values are the function at the anchors, `kappa` at least 1), "warm"
+        and "auto" solve for the values. A callable that is not in the registry is certified if `second_derivative`
+        bounds |fn''|; without it the head has no bound, only `measured`. `fast` takes evenly spaced anchors and reads
+        them with one exponential per element (lemma A8): the same attention, with a certificate of its own.
         """
         if fast:
             even = "square" if potential == "auto" and fn not in TWO_KEYS else potential

@@ -5,10 +5,9 @@ For phi strictly convex and an anchor L, the tangent of phi at L is affine in y,
     beta * (phi'(L) (y - L) + phi(L)) = -beta * D_phi(y, L) + beta * phi(y),
 
 so a softmax over tangents weighs anchor L by exp(-beta * D_phi(y, L)): the last term is common to all anchors. Spacing
-and potential match when phi''(y) ~ 1/h(y)^2 for local spacing h; then kappa = beta * phi'' * h^2 / 2 does not depend
-on place or
-scale. It is the one temperature knob: large is cold (selection), small is warm (interpolation).
-Each potential has a flat coordinate in which its anchors are evenly spaced.
+and potential match when phi''(y) ~ 1/h(y)^2 for local spacing h; then kappa = beta * phi'' * h^2 / 2 does not depend on
+place or scale. It is the one temperature knob: large is cold (selection), small is warm (interpolation). Each potential
+has a flat coordinate in which its anchors are evenly spaced.
 """
 
 from __future__ import annotations

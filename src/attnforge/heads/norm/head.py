@@ -1,8 +1,4 @@
-"""Sums as trees of additions: a term goes through log2(n) roundings instead of n.
-
-Functions of single rows, evaluated a few rows at a time: memory does not grow with what a row's evaluation needs.
-
-Norm heads: layer norm and rms norm in one attention layer (section G1 of docs/theory.md).
+"""Norm heads: layer norm and rms norm in one attention layer (section G1 of docs/theory.md).
 
 An inner product of a token with itself is what attention computes anyway. With c the (centred) row and v = c.c/d,
 
@@ -12,6 +8,7 @@ reads sigmoid(b_j - s_j v) c. Mixed with constants a_j the heads add up to c S(v
 chooses the constants. Three things keep rounding small. v enters every head as the same number, so that its error moves
 the result like 1/sqrt does: by half of it. Sums over channels are trees of depth log2(d). Rows are centred twice: the
 second mean is that of a centred row, so its error does not grow with the row's offset. `bound.ledger` is the proof.
+Rows are evaluated a few at a time, so that memory does not grow with what a row's evaluation needs.
 """
 
 from __future__ import annotations
