@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from flint import arb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnforge.functions.queries import lipschitz
+import attnforge as af
+from attnforge.functions.directed import precision
+from attnforge.functions.queries import lipschitz, modulus
 from attnforge.functions.registry import get
 
 SMOOTH = ("gelu", "tanh", "silu", "sin", "exp", "sigmoid", "softplus", "relu", "abs")
@@ -34,3 +37,26 @@ def test_wide_intervals_are_not_punished() -> None:
         assert found < (1.25 if half < 10 else 3.0)
     assert 0.5 <= lipschitz(get("sqrt"), np.array([1.0]), np.array([100.0]))[0] < 0.75
     assert np.isinf(lipschitz(get("sqrt"), np.array([0.0]), np.array([1.0]))[0])
+
+
+@pytest.mark.parametrize("name", ("asin", "acos", "sqrt", "power(0.3)"))
+@given(decade=st.floats(-323.5, 0.3))
+def test_a_modulus_covers_the_steepest_end_at_every_scale(name: str, decade: float) -> None:
+    """1 - e is 1 for e below 2^-54, and the change of asin at 1 is then still sqrt(2 e)."""
+    e = min(10.0**decade, 2.0 if name in ("asin", "acos") else 1.0)
+    with precision(2400):  # 1 - e is exact
+        change = (1 - arb(e)).acos() if name in ("asin", "acos") else get(name).ball(arb(e))
+        (found,) = modulus(get(name), np.array([e]))
+        assert arb(float(found)) >= change
+        assert arb(float(found)) <= change * (1 + arb(2) ** -40)
+
+
+def test_a_steep_function_of_a_tiny_argument_is_covered() -> None:
+    """The argument errs by less than float64 can take from 1; the error is then multiplied by 1e14."""
+    net = af.compile("1e14*asin(1e-14*sin(x)*y)", af.Box(x=(-1, 1), y=(-1, 1)), 1e-3, dtype=torch.float64)
+    x = net.box.sample(300, seed=0)
+    y = net(x)
+    with precision(300):
+        truth = [arb(10) ** 14 * (arb(a).sin() * arb(b) / arb(10) ** 14).asin() for a, b in x.tolist()]
+        worst = max(abs(arb(v) - t) for v, t in zip(y.tolist(), truth, strict=True))
+        assert worst <= net.bound

@@ -174,10 +174,13 @@ def spread(fn: Univariate, low: Array, high: Array) -> Array:
 def modulus(fn: Univariate, e: Array) -> Array:
     """A bound on |fn(a) - fn(b)| for |a - b| <= e that needs no slope, where one is known; else infinite.
 
-    Roots and concave powers change most at 0, by e^p; asin and acos at the ends of [-1, 1], by acos(1 - e).
+    Roots and concave powers change most at 0, by e^p; asin and acos at the ends of [-1, 1], by acos(1 - e), which is
+    2 asin(sqrt(e / 2)): so written it keeps its relative accuracy however small e is, where 1 - e rounds to 1.
     """
     if fn.name in ("asin", "acos"):
-        return np.arccos(np.clip(1.0 - e * (1 + 2.0**-50), -1.0, 1.0)) * (1 + 2.0**-45) + 2.0**-1000
+        # the root before the half, so that a subnormal e is not halved to 0; 2^-50 covers the two roundings
+        half = np.sqrt(e) * math.sqrt(0.5) * (1 + 2.0**-50)
+        return 2 * np.arcsin(np.minimum(half, 1.0)) * (1 + 2.0**-45)
     exponent = 0.5 if fn.name == "sqrt" else None
     if exponent is None and fn.name.startswith("power(") and 0 < float(fn.name[6:-1]) < 1:
         exponent = float(fn.name[6:-1])
