@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from flint import arb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnforge.errors import ArgumentError, DomainError, UnsupportedOperation
+import attnforge as af
+from attnforge.errors import ArgumentError, AttnforgeError, DomainError, UnsupportedOperation
 from attnforge.expressions.constants import constant_call, constant_pi, constant_power, constant_text, rational, settled
 from attnforge.expressions.evaluate import Formula, tensors
 from attnforge.expressions.expression import Expr, Graph, reachable
 from attnforge.expressions.interval import added, product
+from attnforge.functions.directed import precision
 from attnforge.functions.registry import get
 
 
@@ -118,6 +122,42 @@ def test_constants_are_exact() -> None:
             rational(bad)
     with pytest.raises(DomainError):
         constant_power(Fraction(-2), Fraction(1, 2))
+
+
+SMALL: tuple[tuple[str, int, Callable[[], arb]], ...] = (
+    ("exp(-120)", 52, lambda: arb(-120).exp()),
+    ("exp(-700)", 304, lambda: arb(-700).exp()),
+    ("erfc(12)", 64, lambda: arb(12).erfc()),
+    ("(1 - tanh(90))", 78, lambda: 1 - arb(90).tanh()),
+    ("(tanh(90) - tanh(89))", 77, lambda: arb(90).tanh() - arb(89).tanh()),
+    ("(6.6e-34)**1.5", 50, lambda: arb("6.6e-34") ** arb("1.5")),
+    ("softplus(-300)", 130, lambda: arb(-300).exp().log1p()),
+    ("(sigmoid(200) - 1)", 87, lambda: -1 / (1 + arb(200).exp())),
+    ("(cos(1e-40) - 1)", 80, lambda: -2 * (arb("1e-40") / 2).sin() ** 2),
+)
+
+
+@pytest.mark.parametrize(("constant", "decades", "truth"), SMALL, ids=[c for c, _, _ in SMALL])
+def test_small_constants_keep_their_value(constant: str, decades: int, truth: Callable[[], arb]) -> None:
+    """Relatively, whatever multiplies them: nothing is 0 because it is small."""
+    net = af.compile(f"1e{decades}*{constant}*x", af.Box(x=(-1, 1)), 1e-3, dtype=torch.float64)
+    x = torch.tensor([[-1.0], [-0.3], [0.7], [1.0]], dtype=torch.float64)
+    with precision(2000):
+        for at, value in zip(x.flatten().tolist(), net(x).tolist(), strict=True):
+            wanted = arb(10) ** decades * truth() * arb(at)
+            assert abs(wanted) > 1e-2 and abs(arb(value) - wanted) <= arb(2) ** -50 * abs(wanted)
+
+
+def test_constants_that_cancel() -> None:
+    """Zero where it is zero; refused where it cannot be told from a number too small for float64."""
+    box = af.Box(x=(-1, 1))
+    for zero in ("sin(pi)", "cos(pi/2)", "tan(1000*pi)", "(sqrt(2)**2 - 2)", "(log(e) - 1)", "(abs(1/3) - 1/3)"):
+        net = af.compile(f"x + 1e200*{zero}", box, 1e-9, dtype=torch.float64)
+        assert net(torch.zeros(1, 1, dtype=torch.float64)).tolist() == [0.0]
+    for unknown in ("1 - tanh(2000)", "tanh(2000)**2 - 1", "tanh(2000) - tanh(3000)", "4*atan(1) - pi"):
+        with pytest.raises(AttnforgeError, match="cannot be told from 0"):
+            af.compile(f"x + 1e200*1e308*({unknown})", box, 1e-9)
+    af.compile("x*tanh(2000) + 4*atan(1)", box, 1e-3)
 
 
 @given(st.fractions() | st.floats(allow_nan=False, allow_infinity=False).map(Fraction))
