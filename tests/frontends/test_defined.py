@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from attnforge.box import Box
 from attnforge.errors import DomainError
@@ -45,6 +48,20 @@ REFUSED: tuple[tuple[str, Intervals, str], ...] = (
     ("sqrt(x)*sqrt(x)", {"x": (-1, 1)}, "sqrt(x) is undefined"),
     ("log(x) - log(x) + y", {"x": (-1, 1), "y": (0, 1)}, "log(x) is undefined"),
     ("0*sqrt(x) + x", {"x": (-1, 1)}, "sqrt(x) is undefined"),
+    # cancelled or not, there is no value
+    ("x/x", {"x": (-1, 1)}, "1/x is unbounded: x is 0 at x = 0"),
+    ("0/x", {"x": (-1, 1)}, "x is 0 at x = 0"),
+    ("1/x - 1/x", {"x": (-1, 1)}, "x is 0 at x = 0"),
+    ("1/x - 1/x", {"x": (0, 1)}, "x is 0 at x = 0"),
+    ("abs(x)/abs(x)", {"x": (-1, 1)}, "abs(x) is 0 at x = 0"),
+    ("(x - 0.3)/(x - 0.3) + y", {"x": (0, 1), "y": (0, 1)}, "x - 0.3 is 0 at x = 0.3"),
+    ("x**3/x**2", {"x": (-1, 1)}, "1/x**2 is unbounded"),
+    ("1/(1/x)", {"x": (-1, 1)}, "1/x is unbounded"),
+    ("0*log(x)", {"x": (0, 1)}, "log(x) is undefined at x = 0"),
+    ("0*log(x) + sin(x)/x", {"x": (0, 1)}, "log(x) is undefined at x = 0"),
+    ("exp(log(x))", {"x": (0, 1)}, "log(x) is undefined at x = 0"),
+    ("x**-0.5*x**0.5", {"x": (0, 1)}, "1/sqrt(x) is undefined at x = 0"),
+    ("tan(x) - tan(x)", {"x": (1, 2)}, "x is 1.570796327"),
     ("cot(x)", {"x": (-1, 1)}, "sin(x) is 0"),
     ("atan2(y, x)", {"x": (-1, 1), "y": (-1, 1)}, "jumps at the negative x axis"),
     ("exp(x)*y", {"x": (0, 1000), "y": (0, 1)}, "exp(x) overflows float64"),
@@ -64,7 +81,9 @@ ACCEPTED: tuple[tuple[str, Intervals], ...] = (
     ("sin(x*y)/(x*y)", {"x": (-1, 1), "y": (-1, 1)}),
     ("x/(exp(x) - 1)", {"x": (-1, 1)}),
     ("(exp(x - y) - 1)/(x - y)", {"x": (0, 1), "y": (0, 1)}),
-    ("x/x", {"x": (-1, 1)}),
+    ("x/x + 0/x + 0*log(x) + abs(x)/abs(x) + 1/x - 1/x", {"x": (1e-3, 1)}),
+    ("x + 0/(x**2 - x + 0.26)", {"x": (-1, 1)}),  # intervals alone do not keep it away from 0
+    ("0*tan(x) + x", {"x": (-1.5, 1.5)}),
     ("asin(x)*acos(x)", {"x": (-1, 1)}),
     ("acosh(x)", {"x": (1, 2)}),
     ("atan2(y, x)", {"x": (0.5, 1), "y": (-1, 1)}),
@@ -77,6 +96,22 @@ ACCEPTED: tuple[tuple[str, Intervals], ...] = (
 def test_refused_with_a_witness(formula: str, intervals: Intervals, words: str) -> None:
     with pytest.raises(DomainError, match=re.escape(words)):
         capture_formula(formula, Box(intervals))
+
+
+CANCELLED: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: 0 * torch.log(x),
+    lambda x: 1 / x - 1 / x,
+    lambda x: x / x,
+    lambda x: 0 / x,
+    lambda x: torch.abs(x) / torch.abs(x),
+)
+
+
+@pytest.mark.parametrize("function", CANCELLED)
+@pytest.mark.parametrize("low", [-1.0, 0.0])
+def test_traced_functions_that_cancel_are_refused_too(function: Callable[[Tensor], Tensor], low: float) -> None:
+    with pytest.raises(DomainError, match=r"at x = (-1|0)\b"):
+        capture_formula(function, Box(x=(low, 1)))
 
 
 @pytest.mark.parametrize(("formula", "intervals"), ACCEPTED, ids=[f"{f} {i}" for f, i in ACCEPTED])

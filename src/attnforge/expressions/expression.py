@@ -21,6 +21,7 @@ raises `UnsupportedOperation` and says what to write instead.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -415,6 +416,8 @@ class Graph:
     def __init__(self, intervals: Mapping[str, Interval]):
         self.intervals = {name: (float(lo), float(hi)) for name, (lo, hi) in intervals.items()}
         self.partial: list[Partial] = []
+        #: Powers that some node was made with and that are not defined at a zero of their base, merged or not.
+        self.inverted: dict[tuple[Expr, Fraction], None] = {}
         self._nodes: dict[tuple[object, ...], Expr] = {}
 
     # -- making nodes
@@ -515,8 +518,14 @@ class Graph:
                     return node.value
             case Call() if node.function.name == "abs" and even:
                 return self._split(node.argument, p, into)
-        into[node] = into.get(node, Fraction(0)) + p
+        self._merge(node, p, into)
         return Fraction(1)
+
+    def _merge(self, node: Expr, p: Fraction, into: dict[Expr, Fraction]) -> None:
+        """Multiply by node ** p; a pole is remembered, since x/x or 0/x have no value there either."""
+        if p < 0 and node.range[0] <= 0 <= node.range[1]:
+            self.inverted[node, p] = None
+        into[node] = into.get(node, Fraction(0)) + p
 
     def _split_product(self, node: Monomial, p: Fraction, into: dict[Expr, Fraction]) -> Fraction:
         out, rest = Fraction(1), []
@@ -531,7 +540,7 @@ class Graph:
         if rest:
             alone = len(rest) == 1 and rest[0][1] == 1
             left = rest[0][0] if alone else self._node(Monomial(_ordered(rest)))
-            into[left] = into.get(left, Fraction(0)) + p
+            self._merge(left, p, into)
         return out
 
     def _merge_exponentials(self, collected: dict[Expr, Fraction]) -> Fraction:
@@ -575,7 +584,7 @@ class Graph:
             return self.power(argument, self.number(POWERS[fn.name]))
         if fn.name.startswith("power("):
             return self.power(argument, self.number(float(fn.name[6:-1])))
-        if fn.domain.reaches(*argument.range) != (False, False):
+        if touches(fn.domain, argument.range):
             self._need(f"{fn.name}({argument.short()})", argument, fn.domain)
         rewritten = self._rewritten(fn.name, argument)
         return self._node(Call(fn, argument)) if rewritten is None else rewritten
@@ -615,7 +624,8 @@ class Graph:
 
     def uses(self, node: Expr) -> bool:
         """Whether some node was made from this one, also one that cancelled later."""
-        return any(node in other.variables for other in self._nodes.values() if other is not node)
+        made = any(node in other.variables for other in self._nodes.values() if other is not node)
+        return made or any(node in base.variables for base, _ in self.inverted)
 
     # -- functions by name
 
@@ -636,6 +646,13 @@ class Graph:
         if word in ("leaky_relu", "elu") and len(extra) == len(arguments) - 1 == 1:
             return self.call(get(f"{word}({float(extra[0])!r})"), arguments[0])
         raise ArgumentError(f"{word} takes one argument, got {len(arguments)}")
+
+
+def touches(domain: Domain, interval: Interval) -> bool:
+    """Whether an interval leaves a domain, or meets a pole or an open end of it."""
+    if domain.poles and not all(map(math.isfinite, interval)):
+        return True
+    return domain.offence("", *interval) is not None
 
 
 def _is_logistic(node: Sum) -> bool:

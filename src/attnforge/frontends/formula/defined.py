@@ -1,10 +1,12 @@
 """Is a formula defined and bounded on its box? Refusals name a point (mathematics H1, item 8).
 
-First the formula as it was written: no root or logarithm of a negative number, even where it cancels later. Then the
-normal form: no pole, unless the function of one scalar around it is bounded all the same, as sin(x)/x is.
+First the formula as it was written: no root or logarithm of a negative number, and no pole, even where it cancels
+later, as in x/x, 0*log(x) or 1/x - 1/x. Then the normal form: no pole, unless the function of one scalar around it is
+bounded all the same, as sin(x)/x is.
 
 Points where a formula is undefined or unbounded are found by search and confirmed in ball arithmetic. Where the search
 finds none nothing is refused: the enclosure of the ranges has the last word, and an argument of a root may touch 0.
+Only what has cancelled is in no range any more: it must be shown to be defined.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial as partial_
 
 import torch
@@ -24,8 +27,8 @@ from ...errors import ArgumentError, DomainError
 from ...expressions.composite import composed
 from ...expressions.constants import ball
 from ...expressions.evaluate import Formula, balls, tensors
-from ...expressions.expression import Call, Expr, Monomial, Partial, Sum, reachable
-from ...functions.directed import precision
+from ...expressions.expression import Call, Expr, Monomial, Partial, Sum, reachable, touches
+from ...functions.directed import lower, precision, upper
 from ...functions.registry import power
 from ...functions.univariate import Domain, Univariate
 from .normal import Cuts, by_scalar
@@ -34,6 +37,7 @@ _CORNERS = 256  # where a search starts: all corners of a box of eight variables
 _SAMPLES = 512  # and as many points between them again, twice
 _ROUNDS = 60  # of a pattern search, half of which may halve its step: 2^-30 of the box
 _TINY = 1e-30  # an argument this close to a pole counts as meeting it
+_MOST_CELLS = 2000  # looked at before a function counts as not shown to be defined or bounded
 _LARGEST = sys.float_info.max
 Score = Callable[[Tensor], Tensor]
 
@@ -72,6 +76,26 @@ class Search:
         for place in (pole,) if domain.period is not None else domain.poles:
             if place is not None and argument.range[0] <= place <= argument.range[1]:
                 self._refuse_pole(partial, formula, place)
+
+    def shows(self, partial: Partial) -> bool:
+        """Whether balls show that the argument stays in the domain, on cells of the box that are split where needed."""
+        formula, domain = Formula.of(partial.argument), partial.domain
+        axes = [i for i, name in enumerate(self.names) if name in {v.name for v in partial.argument.variables}]
+        cells, count = [(self.box.lower.tolist(), self.box.upper.tolist())], 0
+        with precision():
+            while cells:
+                low, high = cells.pop()
+                count += 1
+                inputs = {name: arb(a).union(arb(b)) for name, a, b in zip(self.names, low, high, strict=True)}
+                value = balls(formula, inputs)[partial.argument]
+                if value.is_finite() and not touches(domain, (lower(value), upper(value))):
+                    continue
+                i = max(axes, key=lambda i: high[i] - low[i])
+                middle = 0.5 * low[i] + 0.5 * high[i]
+                if count > _MOST_CELLS or not low[i] < middle < high[i]:
+                    return False
+                cells += [(low, [*high[:i], middle, *high[i + 1 :]]), ([*low[:i], middle, *low[i + 1 :]], high)]
+        return True
 
     def refuse_overflow(self, root: Expr) -> None:
         """Raise `DomainError` when a subexpression certainly exceeds float64 at one of the points looked at."""
@@ -180,22 +204,42 @@ def _number(value: arb) -> str:
     return f"{float(value):.6g}" if value.is_finite() else "undefined"
 
 
-_MOST_CELLS = 2000  # looked at before a function counts as not shown to be bounded
-
-
 def refuse_undefined(cuts: Cuts, roots: Sequence[Expr], box: Box) -> None:
     """Raise `DomainError`, with a witness, where the expressions are undefined or unbounded on the box."""
     search = Search(box)
     seen: set[tuple[Expr, Domain]] = set()
-    for partial in cuts.graph.partial:
+    written, inverted = tuple(cuts.graph.partial), tuple(cuts.graph.inverted)
+    for partial in written:
         closed = replace(partial.domain, lo_closed=True, hi_closed=True, poles=())
         if (partial.argument, closed) not in seen and any(closed.reaches(*partial.argument.range)):
             seen.add((partial.argument, closed))
             search.refuse(replace(partial, domain=closed), stated=partial.domain)
+    for partial in _cancelled(roots, written, inverted):
+        search.refuse(partial)
+        if not search.shows(partial):
+            raise DomainError(
+                f"{partial.text} cancels, but cannot be shown to be defined everywhere on the box: "
+                f"{partial.argument.short()} may leave its domain; choose a smaller box, or leave it out"
+            )
     _visit(cuts, search, roots)
     for root in roots:
         if not all(map(math.isfinite, root.range)):
             search.refuse_overflow(root)
+
+
+def _cancelled(
+    roots: Sequence[Expr], written: Sequence[Partial], inverted: Sequence[tuple[Expr, Fraction]]
+) -> list[Partial]:
+    """What the formula was written with and is not in its normal form any more, where it has poles or open ends."""
+    left = {(partial.argument, partial.domain) for node in reachable(roots) for partial in _partials(node)}
+    powers = [Partial(base.graph.product([(base, p)]).short(), base, power(float(p)).domain) for base, p in inverted]
+    found = {(p.argument, p.domain): p for p in (*written, *powers) if _has_edge(p.domain)}
+    return [partial for key, partial in found.items() if key not in left]
+
+
+def _has_edge(domain: Domain) -> bool:
+    """Whether a function of this domain is unbounded somewhere: at a pole or at an open end."""
+    return bool(domain.poles) or not (domain.lo_closed and domain.hi_closed)
 
 
 def _partials(node: Expr) -> list[Partial]:
