@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnforge.box import Box
-from attnforge.errors import ArgumentError, UnsupportedOperation
+from attnforge.errors import ArgumentError, DomainError, UnsupportedOperation
 from attnforge.frontends.module.program import capture_module, simplify
 from attnforge.programs.interpret import values
 from attnforge.programs.ops import Apply, Attention, Linear, Mix, Normalise, Product, Softmax
@@ -320,3 +320,34 @@ def test_simplify_keeps_values_and_drops_what_nobody_reads() -> None:
     assert torch.allclose(values(plain, x), values(folded, x), rtol=1e-14)
     assert words(folded) == ["linear", "apply", "linear"] and folded.ops[2].width == 2
     assert math.prod(folded.ops[1].bias.shape) == 2  # type: ignore[attr-defined]
+
+
+NO_VALUE: dict[str, Callable[[Tensor], Tensor]] = {
+    "0*log(x)": lambda x: 0 * torch.log(x),
+    "x + 0*log(x)": lambda x: x + 0 * torch.log(x),
+    "1/x - 1/x": lambda x: 1 / x - 1 / x,
+    "x/x": lambda x: x / x,
+    "0/x": lambda x: 0 / x,
+    "|x|/|x|": lambda x: x.abs() / x.abs(),
+    "0*rsqrt(x)": lambda x: 0 * torch.rsqrt(x),
+    "log(x) @ (1, 0)": lambda x: torch.log(x) @ torch.tensor([1.0, 0.0], dtype=x.dtype),
+}
+
+
+@pytest.mark.parametrize("name", NO_VALUE)
+@pytest.mark.parametrize("low", [-1.0, 0.0])
+def test_what_has_no_value_is_refused_even_where_it_cancels(name: str, low: float) -> None:
+    with pytest.raises(DomainError, match=r"at \((-1|0), (-1|0)\)"):
+        capture_module(NO_VALUE[name], Box.cube(low, 1, shape=(2,)))
+    capture_module(NO_VALUE[name], Box.cube(0.5, 1, shape=(2,)))
+
+
+def test_what_cancels_must_be_shown_to_be_defined() -> None:
+    box = Box.cube(-1, 1, shape=(2,))
+    for function in (lambda x: x + 1 / (x - 0.3) - 1 / (x - 0.3), lambda x: x + 0 * torch.tan(2 * x)):
+        with pytest.raises(DomainError, match="cancels in the result"):
+            capture_module(function, box)
+    capture_module(lambda x: x + 0 * torch.rsqrt(x * x + 0.1), box)
+    # what is not read does not count: torch.where chooses, and a slice leaves out
+    capture_module(lambda x: torch.where(torch.tensor([True, False]), x, torch.log(x + 1.5)), box)
+    capture_module(lambda x: torch.log(x + torch.tensor([2.0, 0.0]))[..., :1], Box.cube(-1, 1, shape=(2,)))

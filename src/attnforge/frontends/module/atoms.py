@@ -63,6 +63,10 @@ class Tape:
         self._number = np.array([0.0])
         self._constants = {0.0: 0}
         self._start: dict[int, int] = {}
+        #: Slots that an operation read with weight zero, once some function was applied that is not defined everywhere:
+        #: they leave the program, but where they have no value the result has none (0 times infinity, or minus it).
+        self.cancelled: list[Ints] = []
+        self._partial = False
         self.input_slots = self.register(self.build.input)
 
     # -- atoms and slots ----------------------------------------------------------------------------------------------
@@ -104,6 +108,11 @@ class Tape:
     def lift(self, numbers: Tensor) -> Tensor:
         """Atoms for the entries of a constant tensor."""
         return self.pack(self.constants(numbers.detach().double().numpy()), 0, 0)
+
+    def drop(self, slots: Ints) -> None:
+        """Remember data that an operation reads with weight zero."""
+        if self._partial and len(slots):
+            self.cancelled.append(np.unique(slots[~self.is_number(slots)]))
 
     def is_number(self, slot: Ints) -> npt.NDArray[np.bool_]:
         return self._owner[slot] < 0
@@ -157,6 +166,9 @@ class Tape:
             matrix = np.zeros((width, patterns, columns))
             p, k = np.nonzero(owner == value)
             np.add.at(matrix, (self._column[slots[p, k]], p), weights[p, k])
+            if self._partial:
+                read = slots[p, k]
+                self.drop(read[(matrix[self._column[read], p] == 0).any(-1)])
             sources.append((value, matrix.reshape((width, patterns * columns))))
         live = np.zeros(total.size, dtype=bool)
         for _, full in sources:
@@ -195,6 +207,7 @@ class Tape:
     def apply_slots(self, slots: Ints, function: str | Univariate) -> Ints:
         """The slots of a function of each of these slots."""
         fn, fixed = get(function), self.is_number(slots)
+        self._partial = self._partial or fn.domain != REALS
         out = np.zeros_like(slots)
         if fixed.any():
             out[fixed] = self.constants(fn(torch.from_numpy(self._number[slots[fixed]])).numpy())
@@ -410,6 +423,7 @@ def affine(tape: Tape, ids: Tensor, scale: Tensor | float, bias: Tensor | float)
         vanishing &= ~np.isin(slot, slot[factor != 0])
     fixed = ~np.isnan(numbers) | vanishing | np.isinf(shift)
     if fixed.any():
+        tape.drop(slot[vanishing & np.isfinite(shift)])
         known = np.where(np.isnan(numbers[fixed]), 0.0, numbers[fixed])
         result = np.where(factor[fixed] == 0, shift[fixed], known * factor[fixed] + shift[fixed])
         out[fixed] = tape.lift(torch.from_numpy(result))

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map
 from ...box import Box
 from ...census.graph import SourceLines, Trace, is_foreign, shown_place
 from ...census.graph import capture as export_graph
-from ...errors import ArgumentError, PurityError, UnsupportedOperation
+from ...errors import ArgumentError, DomainError, PurityError, UnsupportedOperation
 from ...programs.interpret import every_value, values
 from ...programs.program import Program
 from .walk import Places, promoted
@@ -328,12 +328,48 @@ def join(program: Program, *tensors: Tensor) -> Tensor:
     return joined.reshape(-1, *program.box.shape)
 
 
+def probes(box: Box) -> Tensor:
+    """Points where functions like to have no value: lower and upper corner, the centre, 0 wherever it is allowed."""
+    middle = 0.5 * (box.lower + box.upper)
+    origin = torch.where((box.lower <= 0) & (box.upper >= 0), torch.zeros_like(middle), middle)
+    return torch.stack([box.lower, box.upper, middle, origin])
+
+
+def no_value(reading: Convention, points: tuple[Tensor, ...], truth: Tensor) -> DomainError | None:
+    """An error that names a point at which the target gives NaN or infinity, if it does at one of these."""
+    if len(truth) != len(points[0]):
+        return None
+    bad = ~torch.isfinite(truth.reshape(len(truth), -1)).all(1)
+    if not bad.any():
+        return None
+    here = int(bad.int().argmax())
+    number = truth[here].reshape(-1)
+    value = float(number[~torch.isfinite(number)][0])
+    where = point_text(tuple(p[here] for p in points))
+    return DomainError(
+        f"{describe(reading.net)} has no value at {where}: it gives {value}; choose a box on which it is defined"
+    )
+
+
+def point_text(point: tuple[Tensor, ...]) -> str:
+    """The entries of a point, the first few of a large one."""
+    flat = torch.cat([p.reshape(-1) for p in point]).tolist()
+    return f"({', '.join(f'{x:.6g}' for x in flat[:8])}{', ...' if len(flat) > 8 else ''})"
+
+
 def difference(program: Program, reading: Convention) -> Exception | None:
     """What the program and the target disagree about, at random points of the box; None when they agree."""
+    special = tuple(probes(box) for box in reading.boxes)
+    undefined = no_value(reading, special, reading.truth(special))
+    if undefined is not None:
+        return undefined
     for count in (CHECKED, BATCH):
         points = tuple(box.sample(count, seed=100 + i) for i, box in enumerate(reading.boxes))
         joined = join(program, *points)
         truth, found = reading.truth(points), values(program, joined)
+        undefined = no_value(reading, points, truth)
+        if undefined is not None:
+            return undefined
         if truth.shape == found.shape:
             inner = max(_size(v) for v in every_value(program, joined))
             slack = 1e-9 * _size(truth) + 1e-13 * inner

@@ -7,7 +7,9 @@ What comes of it is simplified: affine maps folded, columns that nobody reads dr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,11 @@ from torch import Tensor, nn
 
 from ...box import Box
 from ...dtypes import Array
-from ...errors import ArgumentError, UnsupportedOperation
+from ...errors import ArgumentError, DomainError, UnsupportedOperation
+from ...functions.univariate import REALS
 from ...programs.affine import Affine, fold_affine
+from ...programs.enclose import Range, cells, ranges
+from ...programs.interpret import every_value
 from ...programs.ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from ...programs.program import Builder, Program, depths
 from .atoms import BatchRefusal, Refusal, Tape, broadcast
@@ -33,6 +38,8 @@ from .capture import (
     evaluation,
     exported,
     join,
+    point_text,
+    probes,
     traced,
     unfaithful,
 )
@@ -304,8 +311,66 @@ def _attempt(captured: Captured, reading: Convention, tokens: int) -> tuple[Prog
     except Refusal as refusal:
         why, batch = str(refusal), isinstance(refusal, BatchRefusal)
         return None, [Obstacle("the output", why, captured.places.source(captured.output), batch=batch)]
-    build, output = simplify(tape.build, output)
-    return build.program(output, describe(reading.net), tuple(ids.shape), rows), []
+    build, simple = simplify(tape.build, output)
+    program = build.program(simple, describe(reading.net), tuple(ids.shape), rows)
+    _refuse_cancelled(tape, output, program)
+    return program, []
+
+
+_CELLS = (1, 64, 2048)  # of the box, coarse to fine: how hard cancelled terms are shown to be defined
+
+
+def _refuse_cancelled(tape: Tape, output: int, result: Program) -> None:
+    """Raise `DomainError` where what is read with weight zero, in the end, is not shown to have a value on the box."""
+    name, ops = result.source, tape.build.ops
+    partial = [i for i, op in enumerate(ops) if isinstance(op, Apply) and op.function.domain != REALS]
+    if not partial:
+        return
+    needed = _needed(ops, output)
+    read = {i: tape.register(i)[needed[i]] for i in partial}
+    kept = sum(op.width for op in result.ops if isinstance(op, Apply) and op.function.domain != REALS)
+    slots = [*tape.cancelled, *(read.values() if sum(map(len, read.values())) > kept else ())]
+    if not sum(map(len, slots)):
+        return
+    build, every = simplify(tape.build, tape.columns(np.unique(np.concatenate(slots))))
+    program = build.program(every, name)
+    undefined: list[int] = []
+    for wanted in _CELLS:
+        with np.errstate(invalid="ignore", over="ignore"):
+            found = ranges(program, *cells(program, wanted))
+        undefined = [i for i, op in enumerate(program.ops) if isinstance(op, Apply) and not _defined(op, found)]
+        if not undefined:
+            return
+    op = program.ops[undefined[0]]
+    assert isinstance(op, Apply)
+    raise _Failure(
+        DomainError(
+            f"'{program.labels[undefined[0]]}' of {name} cancels in the result, but {op.function.name} cannot be shown "
+            f"to be defined on {program.box!r}{_witness(program, op)}; choose a smaller box"
+        ),
+        retry=False,
+    )
+
+
+def _defined(op: Apply, found: list[Range]) -> bool:
+    """Whether the arguments of a function stay away from its poles and open ends; closed ones they may touch."""
+    whole = op.function.domain
+    domain = replace(whole, lo=-math.inf if whole.lo_closed else whole.lo, hi=math.inf if whole.hi_closed else whole.hi)
+    if domain == REALS:
+        return True
+    pairs = np.unique(np.stack([found[op.input].low.ravel(), found[op.input].high.ravel()], 1), axis=0)
+    return bool(np.isfinite(pairs).all()) and not any(domain.offence("", *pair) for pair in pairs.tolist())
+
+
+def _witness(program: Program, op: Apply) -> str:
+    """Where the argument of a function leaves its domain, as far as a few points show it."""
+    points = torch.cat([probes(program.box), program.box.sample(256, seed=300)])
+    arguments = every_value(program, points)[op.input].reshape(len(points), -1)
+    for point, row in zip(points, arguments.tolist(), strict=True):
+        for y in row:
+            if not math.isfinite(y) or op.function.domain.offence("", y, y):
+                return f": its argument is {y:.6g} at {point_text((point,))}"
+    return ""
 
 
 def _inputs(tape: Tape, reading: Convention) -> list[Atoms]:
