@@ -1,7 +1,7 @@
 """The numbers of an anchor head: values by weighted least squares after the keys have been rounded (A3 of
 docs/theory.md), and the shape, which potential, how many anchors, how warm, by estimates that cost microseconds.
 
-The estimate (`Bench.estimate`) is the error on a dense sample plus lemma A5 at its points; only the winner is certified.
+The estimate (`Bench.estimate`) is the error on a dense sample plus lemma A5 at its points; the winner is certified.
 """
 
 from __future__ import annotations
