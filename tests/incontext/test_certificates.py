@@ -23,7 +23,9 @@ from attnforge.incontext import (
     Ridge,
     depth_for,
 )
-from attnforge.incontext.certificate import Made, factors, quadratic
+from attnforge.incontext.certificate import Made, audit, factors, quadratic
+from attnforge.incontext.losses import POISSON, U
+from attnforge.incontext.problem import Problem, Rounding, enclosure
 
 Long = np.longdouble
 Array = np.ndarray[Any, Any]
@@ -54,7 +56,8 @@ def data(seed: int) -> tuple[Array, Array, Array]:
 def check(model: Any, exact: Array) -> bool:
     """Distance of coef_ in the prompt's units against both bounds; whether they were certified."""
     own, certificate = np.atleast_2d(model.coef_).astype(Long), model.certificate_
-    distance = np.sqrt((((own - exact) * (model.scaling_.x_scale / model.scaling_.y_scale)) ** 2).sum(axis=1).max())
+    unit = 1.0 if isinstance(model, PoissonRegressor) else model.scaling_.y_scale  # there it shifts the intercept
+    distance = np.sqrt((((own - exact) * (model.scaling_.x_scale / unit)) ** 2).sum(axis=1).max())
     assert certificate.measured <= certificate.posterior
     if certificate.kind == "certified":
         assert distance <= certificate.bound
@@ -144,6 +147,46 @@ def test_logistic_and_poisson(seed: int) -> None:
         lambda v: (A * np.exp(A @ v)[:, None]).T @ A / n + np.diag(ridge),
     )
     assert check(model, exact[:d] / size[:d]) or options(seed) != {}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("labels", [(73_000.0, 146_000.0), (2.0, 5.0), (2.0, 1e7), (1e-5, 3e-5)])
+def test_poisson_without_intercept_keeps_its_offset(dtype: str, labels: tuple[float, float]) -> None:
+    """Rows of ones: the optimum is the logarithm of the labels' mean."""
+    y = np.array(labels)
+    model = fitted(PoissonRegressor(alpha=0.0, fit_intercept=False, dtype=dtype), np.ones((2, 1)), y)
+    exact = np.log(y.astype(Long).mean()).reshape(1, 1)
+    certified = check(model, exact)
+    assert certified or not 3 < labels[1] < 1e6
+    if certified:
+        assert abs(model.coef_[0] - float(exact[0, 0])) < (1e-3 if dtype == "float32" else 1e-8)
+
+
+def test_coordinates_that_are_not_fitted_are_audited() -> None:
+    """A run whose offset drifts, as rounding or anything else may let it, is not certified for where it ends."""
+    x, y, w = np.ones((2, 2)), np.array([[0.5], [1.0]]), float(np.log(0.75)) + 1.0
+    for drift in (0.0, 1e-9, 1e-3, 0.5):
+        problem = Problem(POISSON, x, y, np.full(2, 0.5), np.zeros(2), np.array([[w, -1.0]]),
+                          Rounding(8 * U, np.zeros(2)), fixed=(1,))  # fmt: skip
+        path = np.array([[[w - drift * t / 9, -1.0 + drift * t / 9]] for t in range(10)])  # always optimal, for free ones
+        found = audit(problem, path, Made("nesterov", 0.1, 1.0, "float64", "poisson"))
+        distance = float(np.hypot(drift, drift))
+        assert found.posterior >= distance and (found.kind == "calibrated" or found.bound >= distance)
+        assert found.aside >= drift and (drift == 0 or found.step_error >= 0.1 * drift)
+        assert drift > 1e-3 or found.kind == "certified" and found.posterior <= 3 * distance + 1e-13
+
+
+@pytest.mark.parametrize("seed", (1, 2, 3, 5, 6))
+def test_curvatures_beyond_float64_are_no_certificate(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    X, y = rng.normal(size=(7, 4)) * 10.0 ** rng.uniform(-6, 6, 4), rng.poisson(3, size=7) * 10.0 ** rng.uniform(-6, 6)
+    for dtype in ("float32", "float64"):
+        model = fitted(PoissonRegressor(alpha=0.0, fit_intercept=False, max_iter=300, dtype=dtype), X, y)
+        certificate = model.certificate_
+        assert certificate.kind == "calibrated" and len(certificate.reason) > 10
+        assert certificate.bound >= 0 and certificate.measured <= certificate.posterior, "no NaN is stated"
+    assert enclosure(np.array([[np.inf, 0.0], [0.0, np.nan]])) == (-np.inf, np.inf)
+    assert enclosure(np.eye(2), np.inf) == (-np.inf, np.inf)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -30,6 +30,7 @@ from .problem import Mask, Problem, enclosure
 
 GROWN = 1 + 1e-9  # covers the rounding of norms and quotients below
 BALLS = 8  # guesses of a radius that holds the optimum: each doubles what the last one asked for
+BEYOND = "a number of the audit lies beyond the range of float64"
 KERNEL_ENTRIES = 1 << 20  # numbers of a slab of the kernel's differences alive at once: 8 MB
 
 
@@ -144,12 +145,29 @@ class Made:
 
 
 def _norm(vectors: Array) -> float:
-    """The largest norm of vectors (..., K, d), all of a vector's entries together."""
-    return float(np.sqrt((vectors * vectors).sum(axis=(-2, -1))).max(initial=0.0)) * GROWN
+    """The largest norm of vectors (..., K, d), all of a vector's entries together; infinite where it is unknown."""
+    largest = float(np.sqrt((vectors * vectors).sum(axis=(-2, -1))).max(initial=0.0)) * GROWN
+    return math.inf if math.isnan(largest) else largest
+
+
+def _at_least(residual: float, high: float) -> float:
+    """What the distance is at least, for curvatures up to `high`."""
+    return residual / high if math.isfinite(residual) else 0.0
 
 
 def audit(problem: Problem, path: Array, made: Made, reason: str = "") -> ConvergenceCertificate:
-    """The certificate of a run; where targets were fitted side by side, the worst of theirs."""
+    """The certificate of a run; where targets were fitted side by side, the worst of theirs.
+
+    Coordinates that are not fitted are constraints. The run is audited with them where they must be, so that whatever
+    their drift did to a step is an error of that step; and how far they are off at the end comes aside.
+    """
+    drift = problem.drift(path[-1] if np.isfinite(path).all() else path[0])
+    with np.errstate(over="ignore", invalid="ignore"):  # numbers beyond float64 are objected to: `BEYOND`
+        found = _audit(problem, np.where(np.isfinite(path), problem.pinned(path), path), made, reason)
+    return replace(found, aside=found.aside + drift, posterior=found.posterior + drift) if drift > 0 else found
+
+
+def _audit(problem: Problem, path: Array, made: Made, reason: str) -> ConvergenceCertificate:
     if made.kind != "heavy ball":
         return composite(problem, path, made, reason)
     lower, upper, error = problem.hessians(np.zeros((1, path.shape[2])), 0.0, problem.free)
@@ -179,6 +197,8 @@ def quadratic(
     residual = _norm(gradients[-1:]) + _norm(error[None])
     if not reason and not np.isfinite(path).all():
         reason = "the run left every bound"
+    if not reason and not math.isfinite(step_error + residual):
+        reason = BEYOND
     if not reason and not low > 0:
         reason = "the data do not determine the weights"
     if not reason and not (alpha * low >= (1 - root) ** 2 * GROWN and alpha * high * GROWN <= (1 + root) ** 2):
@@ -190,7 +210,7 @@ def quadratic(
     return ConvergenceCertificate(
         kind="calibrated" if reason else "certified", rho=rho, depth=depth,
         distance=_norm(path[:1] - path[-1:]) + posterior, step_error=step_error,
-        growth=growth, amplification=amplification * GROWN, residual=residual, measured=residual / max(high, mu),
+        growth=growth, amplification=amplification * GROWN, residual=residual, measured=_at_least(residual, max(high, mu)),
         posterior=posterior, curvature=curvature, dtype=made.dtype, loss=made.loss, reason=reason,
     )  # fmt: skip
 
@@ -223,6 +243,8 @@ def composite(problem: Problem, path: Array, made: Made, reason: str = "") -> Co
     root_q = (1 - made.beta) / (1 + made.beta)
     mu, top = root_q * root_q / made.step, 1 / made.step
     reason = reason or _objection(low, high, mu, top, residual, ball)
+    if not reason and not math.isfinite(e + residual + first + spread):
+        reason = BEYOND
     mu_known = low if low > 0 else mu
     posterior = residual / mu_known * GROWN
     distance = _norm(path[:1][..., live] - end[:, live]) + posterior
@@ -233,13 +255,13 @@ def composite(problem: Problem, path: Array, made: Made, reason: str = "") -> Co
     gap = first * distance
     if problem.threshold is None:
         gap = min(gap, 0.5 * top * distance * distance)
-    growth = math.sqrt(1 + 2 * gap / (mu * distance * distance)) if distance > 0 else 1.0
+    growth = math.sqrt(1 + 2 * gap / (mu * distance * distance)) if 0 < distance < math.inf else 1.0
     rho = min(1 - U, math.nextafter(math.sqrt(max(0.0, 1 - root_q * (1 - 8 * U))) * (1 + 4 * U), 1.0))
     amplification = factors("nesterov", rho, 1)[1]
     return ConvergenceCertificate(
         kind="calibrated" if reason else "certified", rho=rho, depth=len(path) - 1, distance=distance,
         step_error=made.step * e, growth=growth * GROWN, amplification=amplification * GROWN,
-        residual=residual, measured=residual / max(high, mu_known), posterior=posterior + aside, curvature=(low, high),
+        residual=residual, measured=_at_least(residual, max(high, mu_known)), posterior=posterior + aside, curvature=(low, high),
         dtype=made.dtype, loss=made.loss, reason=reason, aside=aside,
     )  # fmt: skip
 

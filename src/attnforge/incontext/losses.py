@@ -163,7 +163,7 @@ class Softmax(Loss):
 class Poisson(Loss):
     """exp(z) - y z: against a heavy sink the weight of the state is exp(z), up to a constant."""
 
-    name, heavy = "poisson", True
+    name, heavy, aside = "poisson", True, "how far the offset, which is not fitted, is from its value"
 
     def value(self, z: Array, y: Array) -> Array:
         with np.errstate(over="ignore"):
@@ -174,7 +174,8 @@ class Poisson(Loss):
             return np.asarray(np.exp(z) - y)
 
     def slope_error(self, y: Array, off: Doubt) -> tuple[Array, Array]:
-        bound = np.exp(off.largest() + off.z) * 1.001 + np.abs(y)
+        with np.errstate(over="ignore"):
+            bound = np.exp(off.largest() + off.z) * 1.001 + np.abs(y)
         return bound * (1.1 * off.z + 8 * U) + off.y, bound
 
     def curvature(self, z: Array, y: Array, within: Array) -> tuple[Array, Array]:

@@ -51,13 +51,27 @@ class Problem:
     start: Array  # (K, d)
     rounding: Rounding
     threshold: Array | None = None
-    fixed: tuple[int, ...] = ()  # coordinates that are not fitted
+    fixed: tuple[int, ...] = ()  # coordinates that are not fitted: constraints, whose value is that of the start
     free: Mask = field(init=False)
 
     def __post_init__(self) -> None:
         free = np.ones(self.x.shape[1], dtype=bool)
         free[list(self.fixed)] = False
         object.__setattr__(self, "free", free)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The coordinates that are not fitted and not 0: steps that only round would let them drift."""
+        return tuple(j for j in self.fixed if self.start[:, j].any())
+
+    def pinned(self, points: Array) -> Array:
+        """Points (..., K, d) with the coordinates that are not fitted where they must be."""
+        return np.where(self.free, points, self.start)
+
+    def drift(self, w: Array) -> float:
+        """How far the coordinates of w (K, d) that are not fitted can be from where they must be."""
+        must = self.start[:, ~self.free]
+        return float(np.linalg.norm(np.abs(w[:, ~self.free] - must) + 4 * U * np.abs(must))) * (1 + 1e-9)
 
     def objective(self, w: Array) -> float:
         """The value at w (K, d)."""
@@ -111,7 +125,8 @@ class Problem:
         """
         x, z = self.x[:, live], self.x @ w.T
         length = np.linalg.norm(x, axis=1) * reach * (1 + 1e-9) + self._z_error(np.abs(w)).max(axis=1)
-        low, high = self.loss.hessians(x, z, self.y, self.weight, length)
+        with np.errstate(over="ignore", invalid="ignore"):  # curvatures beyond float64 bound nothing: `enclosure`
+            low, high = self.loss.hessians(x, z, self.y, self.weight, length)
         states = w.shape[0] if self.loss.joint else 1
         ridge = np.asarray(np.kron(np.eye(states), np.diag(self.penalty[live])), dtype=np.float64)
         off, size = self.rounding, (x * x).sum(axis=1)
@@ -177,11 +192,15 @@ def is_singular(gram: Array) -> bool:
 def enclosure(matrix: Array, error: float = 0.0) -> tuple[float, float]:
     """Bounds of all eigenvalues of the symmetric matrix that `matrix` is within `error` of, in the spectral norm.
 
+    Of a matrix that is not finite nothing is known.
+
     >>> low, high = enclosure(np.diag([1.0, 3.0]))
     >>> 0.999999 < low <= 1 <= 3 <= high < 3.000001
     True
     """
     d = len(matrix)
+    if not (np.isfinite(matrix).all() and math.isfinite(error)):
+        return -math.inf, math.inf
     matrix = (matrix + matrix.T) / 2
     values = np.linalg.eigvalsh(matrix)
     size = float(np.abs(values).max()) + float(np.abs(matrix).max())

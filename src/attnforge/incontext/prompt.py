@@ -37,6 +37,7 @@ STOPPING = "early stopping"
 SMALLEST_CURVATURE = "the smallest curvature, which picks the momentum out of a discrete family (condition= fixes it)"
 LIVE_CURVATURE = "the smallest curvature of the columns in use, which picks the momentum, between stages"
 STEP_CHOICE = "the curvatures (Hessians) and the objective between stages, which choose the step size and the momentum"
+HELD = "the offset that is not fitted, which is written into the state again after every application"
 OUTSIDE = (AFFINE, SMALLEST_CURVATURE, STOPPING)
 
 
@@ -152,7 +153,7 @@ def step_size(kind: Kind, doublings: int, high: float) -> float:
 def outside(problem: Problem) -> tuple[str, ...]:
     """What solving a problem looks at outside attention."""
     if not problem.loss.quadratic:
-        return AFFINE, STEP_CHOICE, STOPPING
+        return (AFFINE, STEP_CHOICE, STOPPING, *((HELD,) if problem.held else ()))
     return OUTSIDE if problem.threshold is None else (AFFINE, LIVE_CURVATURE, STOPPING)
 
 

@@ -95,11 +95,23 @@ def run(
     tol: float,
     max_iter: int,
     record: bool = True,
+    held: tuple[int, ...] = (),
 ) -> Run:
-    """Apply `block`, without the pairs of tokens that its masks hide (`Lean`), until `repeat` stops."""
+    """Apply `block`, without the pairs of tokens that its masks hide (`Lean`), until `repeat` stops.
+
+    Coordinates `held` are written into the state again after every application: no gradient corrects their rounding.
+    """
     lean, own = Lean(block), data.clone()
+    channels = [block.channels.at(part)[j] for part in ("p", "a") for j in held]
+
+    def step(now: Tensor) -> Tensor:
+        following = lean(now, own, penalties)
+        if channels:
+            following[..., channels] = state[..., channels]
+        return following
+
     with few_threads(data.numel()):
-        return repeat(lambda now: lean(now, own, penalties), block.weights_of, state, rho, tol, max_iter, record)
+        return repeat(step, block.weights_of, state, rho, tol, max_iter, record)
 
 
 @torch.no_grad()
@@ -214,7 +226,8 @@ def solve(
         last = number == len(tolerances) - 1
         limit = max_iter - used if last else min(max_iter - used, math.ceil(12 / (1 - choice.rho)))
         start = state_of(problem, at, w, choice.step, dtype)
-        done = run(network, start, data, penalties, rho=choice.rho, tol=tolerances[number], max_iter=limit)
+        done = run(network, start, data, penalties, rho=choice.rho, tol=tolerances[number], max_iter=limit,
+                   held=problem.held)  # fmt: skip
         path = done.path().reshape(done.steps + 1, *w.shape)
         used += done.steps
         worse, reached = False, 0.0
