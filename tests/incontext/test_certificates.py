@@ -168,15 +168,16 @@ def test_coordinates_that_are_not_fitted_are_audited() -> None:
     for drift in (0.0, 1e-9, 1e-3, 0.5):
         problem = Problem(POISSON, x, y, np.full(2, 0.5), np.zeros(2), np.array([[w, -1.0]]),
                           Rounding(8 * U, np.zeros(2)), fixed=(1,))  # fmt: skip
-        path = np.array([[[w - drift * t / 9, -1.0 + drift * t / 9]] for t in range(10)])  # always optimal, for free ones
+        # optimal at every step, for the offset that it has
+        path = np.array([[[w - drift * t / 9, -1.0 + drift * t / 9]] for t in range(10)])
         found = audit(problem, path, Made("nesterov", 0.1, 1.0, "float64", "poisson"))
         distance = float(np.hypot(drift, drift))
         assert found.posterior >= distance and (found.kind == "calibrated" or found.bound >= distance)
         assert found.aside >= drift and (drift == 0 or found.step_error >= 0.1 * drift)
-        assert drift > 1e-3 or found.kind == "certified" and found.posterior <= 3 * distance + 1e-13
+        assert drift > 1e-3 or (found.kind == "certified" and found.posterior <= 3 * distance + 1e-13)
 
 
-@pytest.mark.parametrize("seed", (1, 2, 3, 5, 6))
+@pytest.mark.parametrize("seed", [1, 2, 3, 5, 6])
 def test_curvatures_beyond_float64_are_no_certificate(seed: int) -> None:
     rng = np.random.default_rng(seed)
     X, y = rng.normal(size=(7, 4)) * 10.0 ** rng.uniform(-6, 6, 4), rng.poisson(3, size=7) * 10.0 ** rng.uniform(-6, 6)
@@ -269,6 +270,31 @@ def test_kernels(seed: int) -> None:
     exact = kernel @ y.astype(Long) / kernel.sum(axis=1, keepdims=True)
     assert np.abs(mean.predict(X) - exact).max() / mean.scaling_.y_scale <= mean.certificate_.bound
     assert mean.certificate_.start == 0 and mean.certificate_.kind == "certified"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("gamma", [0.5, 10.0, 1e3, 5e3, 1e8])
+def test_masks_of_kernel_means_follow_from_the_reach(gamma: float, dtype: str) -> None:
+    """Queries far from all data, alone and among others, near and far: no query is ever seen as a key."""
+    X, y = np.array([[-1.0], [1.0]]), np.array([3.0, 5.0])
+    new = np.array([0.1, 0.05, -0.05, 1.0, -1.0, 20.0, -20.0, 300.0])
+    model = KernelRegressor(method="mean", gamma=gamma, dtype=dtype).fit(X, y)
+    apart = -Long(gamma) * ((new.astype(Long)[:, None] - X[:, 0]) ** 2)
+    kernel = np.exp(apart - apart.max(axis=1, keepdims=True))
+    exact = kernel @ y.astype(Long) / kernel.sum(axis=1)
+    bound = model.certificate_.bound * model.scaling_.y_scale
+    assert model.certificate_.kind == "certified" and bound <= 2.001 and "queries within" in str(model.certificate_)
+    for asked in (np.arange(len(new)), *np.arange(len(new))[:, None]):
+        assert np.abs(model.predict(new[asked, None]) - exact[asked]).max() <= bound
+
+
+def test_kernels_whose_logits_do_not_fit_are_refused() -> None:
+    X, y = np.array([[-1.0], [1.0]]), np.array([3.0, 5.0])
+    for method in ("mean", "ridge"):
+        with pytest.raises(ArgumentError, match="smaller gamma"):
+            KernelRegressor(method=method, gamma=1e38, dtype="float32").fit(X, y)
+    with pytest.raises(ArgumentError, match="nearer"):
+        KernelRegressor(method="mean", gamma=1e3, dtype="float32").fit(X, y).predict([[1e18]])
 
 
 def test_calibrated_certificates_say_why() -> None:

@@ -30,6 +30,7 @@ from .problem import Mask, Problem, enclosure
 
 GROWN = 1 + 1e-9  # covers the rounding of norms and quotients below
 BALLS = 8  # guesses of a radius that holds the optimum: each doubles what the last one asked for
+INWARD = 1 - 1e-5  # of a radius that is shown in six digits: these may round it up by half a unit, 5e-6 of it
 BEYOND = "a number of the audit lies beyond the range of float64"
 KERNEL_ENTRIES = 1 << 20  # numbers of a slab of the kernel's differences alive at once: 8 MB
 
@@ -43,6 +44,7 @@ class ConvergenceCertificate:
     measured, nothing is proved, and `reason` says why. `residual` is the measured norm of the (sub)gradient at the end;
     `posterior` = residual/mu bounds the distance once more, without the history of the run, and `measured` =
     residual/L is what the distance is at least. `depth` counts the applications since the last choice of a step size.
+    `domain` says which queries the bound is for, where it speaks of predictions.
     """
 
     kind: Literal["certified", "calibrated"]
@@ -60,6 +62,7 @@ class ConvergenceCertificate:
     loss: str
     reason: str = ""
     aside: float = 0.0
+    domain: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rho < 1:
@@ -96,6 +99,7 @@ class ConvergenceCertificate:
                 f"  steps  {self.amplification:.4g} * e = {upper_text(self.steps, 4)}"
                 f"   (e = {upper_text(self.step_error, 4)} in each step)",
                 *([f"  aside  {upper_text(self.aside, 4)}   ({LOSSES[self.loss].aside})"] if self.aside else ()),
+                *([f"  domain {self.domain}"] if self.domain else ()),
                 f"  measured at the end: residual {self.residual:.3e}, curvatures in [{low:.3g}, {high:.3g}], so the "
                 f"distance is at most {upper_text(self.posterior, 4)}",
             )
@@ -210,8 +214,8 @@ def quadratic(
     return ConvergenceCertificate(
         kind="calibrated" if reason else "certified", rho=rho, depth=depth,
         distance=_norm(path[:1] - path[-1:]) + posterior, step_error=step_error,
-        growth=growth, amplification=amplification * GROWN, residual=residual, measured=_at_least(residual, max(high, mu)),
-        posterior=posterior, curvature=curvature, dtype=made.dtype, loss=made.loss, reason=reason,
+        growth=growth, amplification=amplification * GROWN, residual=residual,
+        measured=_at_least(residual, max(high, mu)), posterior=posterior, curvature=curvature, dtype=made.dtype, loss=made.loss, reason=reason,
     )  # fmt: skip
 
 
@@ -261,8 +265,8 @@ def composite(problem: Problem, path: Array, made: Made, reason: str = "") -> Co
     return ConvergenceCertificate(
         kind="calibrated" if reason else "certified", rho=rho, depth=len(path) - 1, distance=distance,
         step_error=made.step * e, growth=growth * GROWN, amplification=amplification * GROWN,
-        residual=residual, measured=_at_least(residual, max(high, mu_known)), posterior=posterior + aside, curvature=(low, high),
-        dtype=made.dtype, loss=made.loss, reason=reason, aside=aside,
+        residual=residual, measured=_at_least(residual, max(high, mu_known)), posterior=posterior + aside,
+        curvature=(low, high), dtype=made.dtype, loss=made.loss, reason=reason, aside=aside,
     )  # fmt: skip
 
 
@@ -362,17 +366,19 @@ def kernel_descent(
     return worst([quadratic(path[..., k], gradients[..., k], error[..., k], curvature, made) for k in ones])
 
 
-def kernel_mean(rows: Array, values: Array, radius: float, dtype: torch.dtype) -> ConvergenceCertificate:
+def kernel_mean(rows: Array, values: Array, radius: float, reach: float, dtype: torch.dtype) -> ConvergenceCertificate:
     """Nadaraya-Watson has no steps: the error of its one head, for queries within the radius of the data (A5, R5).
 
-    Logits are off by the norm's read, by the rounding of the inner product and by that of the prompt.
+    Logits are off by the norm's read, by the rounding of the inner product and by that of the prompt. However far they
+    are off, a mean of the values lies between them. `reach` is the radius in the units of the data.
     """
     (n, d), u = rows.shape, unit(dtype)
     off = radius**2 * (prediction_error(1.0, d, 1.0, dtype) + 4 * (d + 8) * u) + 4 * u
     spread = float((values.max(axis=0) - values.min(axis=0)).max(initial=0.0))
-    error = 0.5 * math.expm1(2 * off) * spread + (2 * n + 16) * u * float(np.abs(values).max(initial=0.0))
+    share = 0.5 * math.expm1(2 * off) if off < 1 else 1.0
+    error = min(share, 1.0) * spread + (2 * n + 16) * u * float(np.abs(values).max(initial=0.0))
     return ConvergenceCertificate(
         kind="certified", rho=0.0, depth=1, distance=spread, step_error=error, growth=1.0, amplification=1.0,
         residual=0.0, measured=0.0, posterior=error, curvature=(1.0, 1.0), dtype=dtype_name(dtype),
-        loss="kernel mean",
+        loss="kernel mean", domain=f"queries within {INWARD * reach:.6g} of the mean of the rows",
     )  # fmt: skip

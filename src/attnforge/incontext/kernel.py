@@ -10,7 +10,9 @@ The Gaussian kernel exp(-R^2 |x - x'|^2 / 2) is a softmax logit, bilinear but fo
               are the dual weights a, and one self head adds s alpha a:
                   a <- a + beta (a - b) - s (sum_j k(x, x_j) a_j + alpha a - y),   b <- a,   y is stored as s y
 
-The radius R, the step size s and alpha are in the prompt; the weights know d, K, the momentum and the dtype. The
+Queries are tokens that must not be seen as keys. Their `data` is 0 or less: 1 - data times OMEGA is what the mask takes
+off their logits, and that it is enough follows from the reach of data and queries (`mask`), so it is in the prompt. The
+radius R, the step size s and alpha are in the prompt too; the weights know d, K, the momentum and the dtype. The
 estimator lays out prompts for `kernel_network`.
 """
 
@@ -39,6 +41,8 @@ from .solver import contraction, few_threads, repeat
 METHODS = ("ridge", "mean")
 QUERIES = 256  # queries read at once, so that memory stays linear in the prompt
 NETWORKS = 64  # frozen networks that are kept: more than the classes of condition numbers
+MASK_SLACK = 1.01  # of the reach of logits: far above their rounding
+LARGEST_LOGIT = 2.0**-8  # of the dtype's range: sums of a few logits stay within it
 LARGEST_SUM = "the largest of the kernel's row sums, which attention computes and which picks step size and momentum"
 
 
@@ -56,7 +60,7 @@ class KernelTokens(Tokens):
 
 
 class KernelNetwork(nn.Module):
-    """One application: a sequence of tokens to the next one. Query tokens are tokens with data = 0 and a = b = y = 0.
+    """One application: a sequence of tokens to the next one. Query tokens are tokens with data <= 0 and a = b = y = 0.
 
     >>> network = KernelNetwork("ridge", 2, 1, Momentum("plain"))
     >>> Z = network.example_input()
@@ -83,16 +87,31 @@ class KernelNetwork(nn.Module):
         return self.at.at(name)
 
     def tokens(
-        self, rows: Tensor, radius: float, *, step: float = 1.0, alpha: float = 1.0, data: bool = True
+        self, rows: Tensor, radius: float, *, step: float = 1.0, alpha: float = 1.0, data: float = 1.0
     ) -> Tensor:
-        """Tokens of rows (n, d), |x| <= 1, without labels and dual weights."""
+        """Tokens of rows (n, d), |x| <= 1, without labels and dual weights; of queries where `data` is a `mask`."""
         Z = rows.new_zeros(*rows.shape[:-1], self.at.width)
         Z[..., self.part("x")] = rows
         Z[..., self.part("X")] = radius**2 * rows
         Z[..., self.part("size")] = radius**2
         Z[..., self.part("log s")], Z[..., self.part("log alpha s")] = math.log(step), math.log(alpha * step)
-        Z[..., self.part("data")], Z[..., self.part("one")] = float(data), 1.0
+        Z[..., self.part("data")], Z[..., self.part("one")] = data, 1.0
         return Z
+
+    def mask(self, radius: float, far: float) -> float:
+        """The `data` of queries up to `far` from the middle that makes their weight as keys an exact 0.
+
+        A query's logits are at least -R^2 (far + 1/2) at data and at most R^2 (far^2 + c) at queries: c bounds what the
+        heads of layer 1 can write as a norm, saturated or not. A power of two, so that 1 - data times OMEGA is exact.
+        """
+        omega = OMEGA[self.dtype]
+        apart = radius**2 * (far * far + far + 1 + pairs(self.dtype).amplification * 4) * MASK_SLACK + omega
+        if not apart < LARGEST_LOGIT * torch.finfo(self.dtype).max:
+            raise ArgumentError(
+                f"a query lies {far * radius:.3g} lengths of the kernel away from the middle of the data, whose logits "
+                f"{self.dtype} cannot hold; take a smaller gamma, or queries nearer to the data"
+            )
+        return 1 - 2.0 ** math.ceil(math.log2(apart / omega))
 
     def forward(self, Z: Tensor) -> Tensor:
         """The sequence after one application."""
@@ -204,16 +223,19 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
         gamma = 1 / X.shape[1] if self.gamma is None else float(self.gamma)
         length = 1 / math.sqrt(2 * gamma)
         reach = float(np.linalg.norm((X - x_mean) / length, axis=1).max(initial=0.0))
+        dtype = self._torch_dtype()
+        if not reach**2 < LARGEST_LOGIT * torch.finfo(dtype).max:
+            raise ArgumentError(f"the rows lie {reach:.3g} lengths of the kernel apart, whose logits {self.dtype} cannot "
+                                "hold; take a smaller gamma")  # fmt: skip
         radius = 2.0 ** max(0, math.ceil(math.log2(max(reach, 1e-300))))
         y_scale = float(np.abs(Y).max(initial=0.0)) or 1.0
         self.single_ = np.ndim(y) == 1
         self.rows_, self.values_, self.radius_ = (X - x_mean) / (length * radius), Y / y_scale, radius
         outside = (AFFINE, LARGEST_SUM, STOPPING) if self.method == "ridge" else (AFFINE,)
         scaling = Scaling(x_mean, np.full(X.shape[1], length * radius), np.zeros(1), y_scale, outside=outside)
-        dtype = self._torch_dtype()
         if self.method == "mean":
             self.network_, self.scaling_, self.n_iter_ = kernel_network("mean", *self._shape(), 0, dtype), scaling, 1
-            self.certificate_ = kernel_mean(self.rows_, self.values_, radius, dtype)
+            self.certificate_ = kernel_mean(self.rows_, self.values_, radius, length * radius, dtype)
             self.prompt_ = self._prompt(self.network_, self.rows_, radius)
             return self
         sums = self._sums(dtype)
@@ -274,9 +296,10 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
             new, rows, radius = new / factor, rows / factor, radius * factor
         prompt = network.tokens(tensor(rows, dtype), radius)
         prompt[..., network.part("a" if self.method == "ridge" else "y")] = tensor(self.values_, dtype)
+        mask = network.mask(radius, float(np.linalg.norm(new, axis=1).max()))
         count, parts = len(rows), []
         for part in tensor(new, dtype).split(QUERIES):
-            Z = torch.cat((prompt, network.tokens(part, radius, data=False)))
+            Z = torch.cat((prompt, network.tokens(part, radius, data=mask)))
             parts.append(network.read(Z, slice(count, len(Z))))
         out = torch.cat(parts).double().numpy() * self.scaling_.y_scale
         return out[:, 0] if self.single_ else out
