@@ -215,7 +215,8 @@ def quadratic(
         kind="calibrated" if reason else "certified", rho=rho, depth=depth,
         distance=_norm(path[:1] - path[-1:]) + posterior, step_error=step_error,
         growth=growth, amplification=amplification * GROWN, residual=residual,
-        measured=_at_least(residual, max(high, mu)), posterior=posterior, curvature=curvature, dtype=made.dtype, loss=made.loss, reason=reason,
+        measured=_at_least(residual, max(high, mu)), posterior=posterior,
+        curvature=curvature, dtype=made.dtype, loss=made.loss, reason=reason,
     )  # fmt: skip
 
 

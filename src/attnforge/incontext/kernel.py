@@ -224,9 +224,11 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
         length = 1 / math.sqrt(2 * gamma)
         reach = float(np.linalg.norm((X - x_mean) / length, axis=1).max(initial=0.0))
         dtype = self._torch_dtype()
-        if not reach**2 < LARGEST_LOGIT * torch.finfo(dtype).max:
-            raise ArgumentError(f"the rows lie {reach:.3g} lengths of the kernel apart, whose logits {self.dtype} cannot "
-                                "hold; take a smaller gamma")  # fmt: skip
+        if not reach < math.sqrt(LARGEST_LOGIT * torch.finfo(dtype).max):
+            raise ArgumentError(
+                f"the rows lie {reach:.3g} lengths of the kernel apart, whose logits {self.dtype} cannot hold; "
+                "take a smaller gamma"
+            )
         radius = 2.0 ** max(0, math.ceil(math.log2(max(reach, 1e-300))))
         y_scale = float(np.abs(Y).max(initial=0.0)) or 1.0
         self.single_ = np.ndim(y) == 1
