@@ -190,6 +190,35 @@ def test_curvatures_beyond_float64_are_no_certificate(seed: int) -> None:
     assert enclosure(np.eye(2), np.inf) == (-np.inf, np.inf)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("alpha", [1e-12, 1e-6, 1e-2])
+def test_columns_that_hardly_vary_are_data(alpha: float, dtype: str) -> None:
+    """Variation of a few units in the last place of a large column, which a weak penalty lets the weights use."""
+    k, y = np.array([0.0, 1.0, 3.0, 2.0, 0.0, 1.0]), np.array([1.0, 2.0, 7.0, 3.0, 2.0, 0.0])
+    X = (2.0**40 + k * 2.0**-12)[:, None]
+    A = np.stack([(k - k.mean()) * 2.0**-12, np.ones(6)], axis=1).astype(Long)
+    size = np.array([np.sqrt((A[:, 0] ** 2).mean() + alpha), 1.0])
+    A, ridge = A / size, np.array([alpha / size[0] ** 2, 0.0])
+    exact = newton(
+        np.array([0.0, np.log(y.mean())]),
+        lambda v: (np.exp(A @ v) - y) @ A / 6 + ridge * v,
+        lambda v: (A * np.exp(A @ v)[:, None]).T @ A / 6 + np.diag(ridge),
+    )
+    assert check(fitted(PoissonRegressor(alpha=alpha, dtype=dtype), X, y), exact[:1] / size[:1])
+    labels = (y > 2).astype(int)
+
+    def mean(v: Array) -> Array:
+        return np.asarray(1 / (1 + np.exp(-(A @ v))))
+
+    exact = newton(
+        np.zeros(2),
+        lambda v: (mean(v) - labels) @ A / 6 + ridge * v,
+        lambda v: (A * (mean(v) * (1 - mean(v)))[:, None]).T @ A / 6 + np.diag(ridge),
+    )
+    logistic = fitted(LogisticRegression(1 / (6 * alpha), dtype=dtype), X, labels)
+    assert check(logistic, exact[:1] / size[:1]) or alpha < 1e-9
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_softmax(seed: int) -> None:
     X, z, noise = data(seed)

@@ -133,7 +133,8 @@ class Problem:
         trace = float(np.trace(high))
         error = (float(gamma(len(x) + 8, U)) + 2.1 * off.relative + off.weight + 1e-13) * trace
         peak = trace / max(float(self.weight @ size), 1e-300)  # the mean curvature of a sample
-        error += 2.1 * float(self.weight @ np.sqrt(size)) * float(np.linalg.norm(off.columns[live])) * max(peak, 1.0)
+        shift = float(np.linalg.norm(off.columns[live]))
+        error += (2.1 * float(self.weight @ np.sqrt(size)) + 1.1 * shift * len(x)) * shift * max(peak, 1.0)
         return low + ridge, high + ridge, error + 8 * U * float(np.trace(ridge))
 
     def shared(self, live: Mask, classes: int) -> Array:

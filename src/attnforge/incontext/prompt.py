@@ -30,7 +30,6 @@ LARGEST_DOUBLINGS = 26  # there F4b amplifies the rounding of a step by 2^24: ha
 POWER = 8  # m: with it the bound is at most d^(1/16) too large, 1.33 for 100 columns
 SLACK = 1.001  # far above what heads and rounding do to a norm, far below what the power costs
 CACHED = 1 << 17  # attention weights alive at once: what stays in a cache
-CONSTANT = 64 * np.finfo(float).eps  # of a column's size: centred columns below it hold nothing but rounding
 
 AFFINE = "centring and scaling of columns and labels"
 STOPPING = "early stopping"
@@ -132,7 +131,8 @@ def with_ones(
     """
     x_mean = np.average(X, axis=0, weights=weight) if intercept else np.zeros(X.shape[1])
     rows = X - x_mean
-    rows[:, np.abs(rows).max(axis=0) <= CONSTANT * np.abs(X).max(axis=0)] = 0.0
+    if intercept:  # which takes over what is constant, exactly; the least variation is data
+        rows[:, (X[0] == X).all(axis=0)] = 0.0
     uniform = minimal and len(X) <= X.shape[1]
     x_scale = column_scale(rows * np.sqrt(len(X) * weight)[:, None], penalty, uniform)
     return np.concatenate((rows / x_scale, np.ones((len(X), 1))), axis=1), x_mean, x_scale
