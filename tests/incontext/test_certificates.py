@@ -326,6 +326,15 @@ def test_kernels_whose_logits_do_not_fit_are_refused() -> None:
         KernelRegressor(method="mean", gamma=1e3, dtype="float32").fit(X, y).predict([[1e18]])
 
 
+def test_data_whose_squares_leave_float64_are_refused() -> None:
+    X, y = np.arange(4.0)[:, None], np.array([1.0, 2.0, 3.0, 9.0])
+    for model in (LinearRegression(), Ridge(), Lasso(), HuberRegressor(), PoissonRegressor(), KernelRegressor()):
+        for rows, labels in ((1e200 * X, y), (1e-200 * X, y), (X, 1e160 * y), (X, 1e-200 * y)):
+            with pytest.raises(ArgumentError, match="scale the data"):
+                model.fit(rows, labels)
+        assert fitted(model, 0 * X, y).certificate_.bound >= 0, "zeros are data"
+
+
 def test_calibrated_certificates_say_why() -> None:
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(10, 20)), rng.normal(size=10)

@@ -43,6 +43,8 @@ __all__ = [
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# Sizes of data whose squares, summed and divided by each other, stay far inside float64, where rounding is relative.
+SQUARABLE = (2.0**-400, 2.0**400)
 SPARSE = ("csr", "csc", "coo")
 
 
@@ -96,6 +98,9 @@ class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         """X (dense), y and weights, validated as scikit-learn does."""
         X, y = validate_data(self, X, y, accept_sparse=SPARSE, dtype=np.float64, **options)
         X = _dense(X)
+        _squarable("a column of X", np.abs(X).max(axis=0, initial=0.0))
+        if options.get("y_numeric"):
+            _squarable("y", np.abs(np.asarray(y, dtype=np.float64)).reshape(len(X), -1).max(axis=0))
         weight = np.ones(len(X)) if sample_weight is None else _check_sample_weight(sample_weight, X, dtype=np.float64)
         if not weight.sum() > 0:
             raise ArgumentError("sample_weight must contain a positive weight")
@@ -181,6 +186,14 @@ class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
 
 def _dense(X: Any) -> Array:
     return np.asarray(X.toarray() if hasattr(X, "toarray") else X, dtype=np.float64)
+
+
+def _squarable(name: str, largest: Array) -> None:
+    """Raise where squares of data leave the range of float64, and with it what is known about their rounding."""
+    low, high = SQUARABLE
+    for size in largest[(largest != 0) & ~((largest > low) & (largest < high))]:
+        bounds = f"outside [{low:.3g}, {high:.3g}]"
+        raise ArgumentError(f"the largest entry of {name} is {size:.3g}, {bounds}; scale the data")
 
 
 def at_least(name: str, value: Any, least: float) -> None:

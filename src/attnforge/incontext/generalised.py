@@ -296,7 +296,7 @@ class _Scale:
         self.w = done.w * y_scale
         self.paths.append((done.trajectory if not self.paths else done.trajectory[1:]) * y_scale)
         squares = _mean_square(done)
-        return done, 0.5 * math.log(max(squares, 1e-300) * y_scale**2) - log_sigma
+        return done, 0.5 * math.log(max(squares, 1e-300)) + math.log(y_scale) - log_sigma
 
 
 @torch.no_grad()
