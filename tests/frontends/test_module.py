@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import attnforge as af
 from attnforge.box import Box
 from attnforge.errors import ArgumentError, DomainError, UnsupportedOperation
 from attnforge.frontends.module.program import capture_module, simplify
@@ -351,3 +352,23 @@ def test_what_cancels_must_be_shown_to_be_defined() -> None:
     # what is not read does not count: torch.where chooses, and a slice leaves out
     capture_module(lambda x: torch.where(torch.tensor([True, False]), x, torch.log(x + 1.5)), box)
     capture_module(lambda x: torch.log(x + torch.tensor([2.0, 0.0]))[..., :1], Box.cube(-1, 1, shape=(2,)))
+
+
+@pytest.mark.parametrize(("threshold", "beta", "half", "eps"), [(20, 1, 30, 1e-8), (20, 2, 15, 1e-8), (5, 1, 8, 0.1)])
+def test_the_threshold_of_softplus_is_honoured(threshold: float, beta: float, half: float, eps: float) -> None:
+    """The module jumps there by log(1 + exp(-threshold)): the bound covers it, and no bound below half of it exists."""
+    module, box = nn.Softplus(beta, threshold), Box.cube(-half, half, shape=(1,))
+    net, jump = af.compile(module, box, eps, dtype=torch.float64), math.log1p(math.exp(-threshold)) / beta
+    place = threshold / beta
+    near = [torch.linspace(place - w, place + w, 2001, dtype=torch.float64) for w in (1e-12, 1e-8, 1e-3)]
+    x = torch.cat([torch.linspace(-half, half, 20001, dtype=torch.float64), *near])[:, None]
+    assert jump / 2 <= float((net(x) - module(x)).abs().max().detach()) <= net.bound
+    with pytest.raises(af.PrecisionError):
+        af.compile(module, box, jump / 3, dtype=torch.float64)
+
+
+def test_a_softplus_below_its_threshold_is_smooth() -> None:
+    names = [op.function.name for op in capture_module(nn.Softplus(), VECTOR).ops if isinstance(op, Apply)]
+    assert names == ["softplus"]
+    with pytest.raises(UnsupportedOperation, match="jumps at its threshold"):
+        capture_module(nn.Softplus(threshold=0), VECTOR)

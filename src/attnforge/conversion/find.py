@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ NAMES = (
 )  # fmt: skip
 TELLING = ("act", "nonlin", "gelu", "relu", "silu", "swish", "tanh", "sigm")
 CLOSE = 1e-8  # of a value and 1: some implementations carry constants of ten digits
+EXACT = 2.0**-48  # of a value of softplus: 16 roundings, where 1e-8 would not see that it jumps
 FAR = (-300.0, -100.0, -40.0, -20.0, -12.0, 12.0, 20.0, 40.0, 100.0, 300.0)  # where clipped variants show
 NEAR = 446  # points of [-9, 9], where functions differ: 456 with those far away, which is 8 rows of 57
 
@@ -49,8 +51,33 @@ def recognise(candidate: Any) -> Univariate | None:
         function = get(name)
         wanted = function.value(grid)
         if bool(((found - wanted).abs() <= CLOSE * (1 + wanted.abs())).all()):
-            return function
+            return None if name == "softplus" and _threshold(candidate) is None else function
     return None
+
+
+@torch.no_grad()
+def _threshold(candidate: Any) -> float | None:
+    """Beyond which number a softplus is the identity, as PyTorch's is; infinity for none, None where no one fits."""
+    options = candidate.keywords if isinstance(candidate, functools.partial) else {}
+    own = options.get("threshold", getattr(candidate, "threshold", 20.0))
+    for threshold in (float(own), 20.0, math.inf):
+        # around the threshold, and as far as float64 can tell the two branches apart
+        ends = [threshold + d for d in (-1e-6, 0.0, 1e-6, 0.5)] if threshold < 50 else []
+        grid = torch.cat([torch.linspace(0.0, 40.0, 641, dtype=torch.float64), torch.tensor(ends, dtype=torch.float64)])
+        found = _call(candidate, grid.clone())
+        wanted = torch.where(grid > threshold, grid, torch.logaddexp(grid, torch.zeros_like(grid)))
+        if found is not None and found.shape == grid.shape and bool(((found - wanted).abs() <= EXACT * wanted).all()):
+            return threshold
+    return None
+
+
+def jump_of(site: Found, high: float) -> float:
+    """By how much a site's own function may differ from the registered one up to `high`: the jump of a softplus."""
+    if site.function is None or site.function.name != "softplus":
+        return 0.0
+    threshold = _threshold(site.target)
+    assert threshold is not None, "it was recognised"
+    return 0.0 if high <= threshold else math.log1p(math.exp(-threshold)) * (1 + 2.0**-40)  # rounded up
 
 
 def may_activate(name: str, value: object) -> bool:

@@ -221,7 +221,10 @@ def _activation(
     low, high = max(low, function.domain.lo), min(high, function.domain.hi)
     scale = scale_of(function, seen.low, seen.high)
     wide = whole_line(low, high) if options.everywhere(function) else (low, high)
-    head = activation_head(function, *wide, options.eps * scale, options)
+    jump = jump_of(site, wide[1])
+    if jump >= options.eps * scale:
+        raise PrecisionError(f"{function.name} jumps by {jump:.3g} at its threshold, more than eps = {options.eps:g} allows")
+    head = activation_head(function, *wide, options.eps * scale - jump, options)
     assert head.bound is not None
     if dtype == working(dtype):  # in half precision the bound is that of rounding the result: it grows with the range
         low, high = wide
@@ -231,7 +234,7 @@ def _activation(
         level="ffn",
         family=head.family,
         anchors=_anchors(head),
-        bound=handed_on(head.bound, scale_of(function, low, high), dtype),
+        bound=handed_on(head.bound + jump, scale_of(function, low, high), dtype),
         scale=scale,
         kappa=_kappa(head),
         everywhere=right_everywhere(head),

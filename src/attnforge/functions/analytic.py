@@ -9,6 +9,7 @@ the scaled argument costs up to 3 y^2 ulps of the (tiny) value for gelu, 0.3 |y|
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,6 +18,8 @@ import torch
 from flint import arb, arb_series, fmpq
 from torch import Tensor
 
+from ..arguments import number
+from ..errors import ArgumentError
 from .univariate import (
     NON_NEGATIVE,
     POSITIVE,
@@ -114,6 +117,36 @@ def softplus_point(x: arb) -> arb:
 def softplus_series(x: arb_series) -> arb_series:
     """log(1 + exp(x)) as the primitive of the sigmoid."""
     return _primitive(softplus_point(x[0]), x, sigmoid_series)
+
+
+@functools.lru_cache(maxsize=64)
+def softplus(threshold: float) -> Univariate:
+    """PyTorch's softplus: log(1 + exp(y)) up to the threshold, y itself beyond, where it jumps down by log(1 + e^-t).
+
+    No network jumps. So from a little before the threshold on the balls hold both branches: a table's error then
+    covers the jump, and two arguments on different sides of it are as far apart on either branch.
+    """
+    t = number("threshold", threshold)
+    if t < 1:
+        raise ArgumentError(f"softplus jumps at its threshold, which must therefore be >= 1, got {threshold!r}")
+    # Four jumps before t, softplus is below t still: what is read on the wrong side of t errs by less than the
+    # arguments differ. 2^-40 of t is far more than rounding moves it.
+    start = t - max(4 * math.log1p(math.exp(-t)), t * 2.0**-40)
+
+    def series(x: arb_series) -> arb_series:
+        out = softplus_series(x)
+        if not x[0] < start:
+            for j in range(x.prec):
+                out[j] = out[j].union(x[j])
+        return out
+
+    def point(x: arb) -> arb:
+        return softplus_point(x) if x < start else softplus_point(x).union(x)
+
+    def value(y: Tensor) -> Tensor:
+        return torch.where(y > t, y, torch.logaddexp(y, torch.zeros_like(y)))
+
+    return analytic(f"softplus({t!r})", value, series, point, potentials=_BENT)
 
 
 def _erfc_half(x: arb_series) -> arb_series:

@@ -27,7 +27,7 @@ from torch import Tensor
 from ..arguments import is_number, is_whole
 from ..dtypes import Array
 from ..errors import ArgumentError, DomainError, closest
-from .analytic import ANALYTIC, analytic
+from .analytic import ANALYTIC, analytic, softplus
 from .callables import evaluate, from_callable, interpolant_table
 from .directed import BITS, lower, polynomial_upper, precision, split, up, upper
 from .piecewise import PIECEWISE, elu, leaky_relu, piecewise_linear
@@ -175,6 +175,7 @@ __all__ = [
     "piecewise_linear",
     "power",
     "reference",
+    "softplus",
     "taylor",
 ]
 
@@ -290,12 +291,14 @@ _MAKERS: dict[str, Callable[..., Univariate]] = {
     "piecewise_linear": piecewise_linear,
     "leaky_relu": leaky_relu,
     "elu": elu,
+    "softplus": softplus,
 }
 _EXAMPLES = {
     "power": "power(2.5)",
     "piecewise_linear": "piecewise_linear([-1, 0, 1], [0, 1, 0])",
     "leaky_relu": "leaky_relu(0.2)",
     "elu": "elu(1.5)",
+    "softplus": "softplus(20.0)",
 }
 
 

@@ -314,7 +314,23 @@ def _attempt(captured: Captured, reading: Convention, tokens: int) -> tuple[Prog
     build, simple = simplify(tape.build, output)
     program = build.program(simple, describe(reading.net), tuple(ids.shape), rows)
     _refuse_cancelled(tape, output, program)
-    return program, []
+    return _below_thresholds(program), []
+
+
+def _below_thresholds(program: Program) -> Program:
+    """A softplus that never meets its threshold is the smooth function, which has shorter heads."""
+    bent = [i for i, op in enumerate(program.ops) if isinstance(op, Apply) and op.function.name.startswith("softplus(")]
+    if not bent:
+        return program
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = ranges(program, *cells(replace(program, box=program.box.outward(torch.float32)), _CELLS[1]))
+    ops = list(program.ops)
+    for i in bent:
+        op = ops[i]
+        assert isinstance(op, Apply)
+        if float(found[op.input].high.max()) < float(op.function.name[9:-1]):
+            ops[i] = replace(op, function="softplus")
+    return replace(program, ops=tuple(ops))
 
 
 _CELLS = (1, 64, 2048)  # of the box, coarse to fine: how hard cancelled terms are shown to be defined

@@ -77,10 +77,12 @@ def _elu(tape: Tape, call: Operation) -> Value:
     return add(tape, bent, rescale(tape, apply(tape, call["self"], "relu"), scale * (1 - inner)))
 
 
-@handles("softplus", note="any beta")
+@handles("softplus", note="any beta, any threshold >= 1")
 def _softplus(tape: Tape, call: Operation) -> Value:
-    beta = float(call.get("beta", 1))
-    return rescale(tape, apply(tape, rescale(tape, call["self"], beta), "softplus"), 1 / beta)
+    beta, threshold = float(call.get("beta", 1)), float(call.get("threshold", 20))
+    if threshold < 1:
+        raise Refusal(f"it jumps at its threshold {threshold:g}: no network of attention heads is close to a step")
+    return rescale(tape, apply(tape, rescale(tape, call["self"], beta), functions.softplus(threshold)), 1 / beta)
 
 
 @handles("celu", note="any alpha")
