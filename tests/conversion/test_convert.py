@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import math
 import warnings
 from typing import Any
 
@@ -14,8 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import attnforge as af
+from attnforge.conversion.find import recognise
 from attnforge.conversion.ranges import read
 from attnforge.conversion.site import ConvertedActivation
+from attnforge.conversion.storage import recertified
+from attnforge.functions.registry import get
 
 
 def mlp(activation: nn.Module | None = None) -> nn.Sequential:
@@ -385,3 +390,27 @@ def test_a_strangers_callback_is_not_called() -> None:
     _, report = af.convert(Callback(calls), X)
     assert [site.path for site in report.sites] == ["body.1"]
     assert calls == []
+
+
+@pytest.mark.parametrize("threshold", [20.0, 12.0])
+def test_the_jump_of_softplus_is_in_the_bound(threshold: float) -> None:
+    """PyTorch's softplus is the identity beyond its threshold; log(1 + exp(-12)) is 6e-6."""
+    model = nn.Sequential(nn.Linear(3, 8), nn.Softplus(threshold=threshold), nn.Linear(8, 2))
+    result, report = af.convert(model, 20 * X)
+    (site,) = report.sites
+    assert site.operation == "softplus" and site.high > threshold
+    assert site.config["jump"] == pytest.approx(math.log1p(math.exp(-threshold)))
+    y = torch.cat([torch.linspace(site.low, site.high, 20001), torch.linspace(threshold - 1e-3, threshold + 1, 2001)])
+    with torch.no_grad():
+        assert float((result[1](y).double() - model[1](y.double())).abs().max()) <= site.bound
+    assert site.bound > site.config["jump"]
+    assert recertified(result, report).sites[0].bound == pytest.approx(site.bound, rel=1e-3)
+    smooth = nn.Sequential(nn.Linear(3, 8), nn.Softplus(threshold=math.inf), nn.Linear(8, 2))
+    assert "jump" not in af.convert(smooth, 20 * X)[1].sites[0].config
+
+
+def test_a_softplus_with_a_threshold_that_nobody_states_is_not_recognised() -> None:
+    assert recognise(lambda x: torch.where(x > 17, x, torch.logaddexp(x, torch.zeros_like(x)))) is None
+    for same in (nn.Softplus(), torch.nn.functional.softplus, lambda x: torch.logaddexp(x, torch.zeros_like(x))):
+        assert recognise(same) is get("softplus")
+    assert recognise(functools.partial(torch.nn.functional.softplus, threshold=17)) is get("softplus")

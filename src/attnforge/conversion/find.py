@@ -71,11 +71,11 @@ def _threshold(candidate: Any) -> float | None:
     return None
 
 
-def jump_of(site: Found, high: float) -> float:
-    """By how much a site's own function may differ from the registered one up to `high`: the jump of a softplus."""
-    if site.function is None or site.function.name != "softplus":
+def jump_of(candidate: Any, function: Univariate, high: float) -> float:
+    """By how much a candidate may differ, up to `high`, from what it is recognised as: the jump of a softplus."""
+    if function.name != "softplus":
         return 0.0
-    threshold = _threshold(site.target)
+    threshold = _threshold(candidate)
     assert threshold is not None, "it was recognised"
     return 0.0 if high <= threshold else math.log1p(math.exp(-threshold)) * (1 + 2.0**-40)  # rounded up
 

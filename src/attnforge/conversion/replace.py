@@ -22,7 +22,7 @@ from ..heads import AnchorHead
 from ..heads.fast.activation import FastActivation
 from ..network import Heads
 from .build import Options, activation_head, norm_head, product_head, scale_of, whole_line, widened, widened_ratio
-from .find import Found
+from .find import Found, jump_of
 from .norm import ConvertedNorm
 from .ranges import Seen
 from .record import Replacement
@@ -35,6 +35,7 @@ from .site import (
     handed_on,
     rebuilt,
     right_everywhere,
+    with_jump,
     working,
 )
 
@@ -221,9 +222,9 @@ def _activation(
     low, high = max(low, function.domain.lo), min(high, function.domain.hi)
     scale = scale_of(function, seen.low, seen.high)
     wide = whole_line(low, high) if options.everywhere(function) else (low, high)
-    jump = jump_of(site, wide[1])
+    jump = jump_of(site.target, function, wide[1])
     if jump >= options.eps * scale:
-        raise PrecisionError(f"{function.name} jumps by {jump:.3g} at its threshold, more than eps = {options.eps:g} allows")
+        raise PrecisionError(f"{function.name} jumps by {jump:.3g} at its threshold: more than eps = {options.eps:g}")
     head = activation_head(function, *wide, options.eps * scale - jump, options)
     assert head.bound is not None
     if dtype == working(dtype):  # in half precision the bound is that of rounding the result: it grows with the range
@@ -234,11 +235,11 @@ def _activation(
         level="ffn",
         family=head.family,
         anchors=_anchors(head),
-        bound=handed_on(head.bound + jump, scale_of(function, low, high), dtype),
+        bound=handed_on(with_jump(head.bound, jump), scale_of(function, low, high), dtype),
         scale=scale,
         kappa=_kappa(head),
         everywhere=right_everywhere(head),
-        config={"function": function.name, **describe(head)},
+        config={"function": function.name, **({"jump": jump} if jump else {}), **describe(head)},
         **unknown,
     )  # fmt: skip
 

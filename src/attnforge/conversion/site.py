@@ -171,6 +171,11 @@ def handed_on(bound: float, size: float, dtype: torch.dtype) -> float:
     return float(up(bound + UNIT[dtype] * (size + bound), ROUGHLY))
 
 
+def with_jump(bound: float, jump: float) -> float:
+    """A bound to a smooth function as one to the function that a site had, which jumps by at most so much."""
+    return math.nextafter(bound + jump, math.inf) if jump else bound
+
+
 def describe(head: CertifiedModule) -> dict[str, Any]:
     """What rebuilds a head besides its tensors: its family and its configuration."""
     return {"family": head.family, "config": head.config()}

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from ..arguments import is_number
 from ..certificates.certificate import weights_hash
 from ..certificates.certified import CertifiedModule
 from ..dtypes import DTYPES, dtype_name
@@ -33,7 +34,7 @@ from ..extras import transformers_without_bars
 from ..functions.registry import parse
 from ..heads.build import computes
 from .build import scale_of
-from .find import norm_of, recognise
+from .find import jump_of, norm_of, recognise
 from .folder import model_class, read_config
 from .norm import ConvertedNorm, NativeNorm
 from .record import Conversion, Replacement
@@ -47,6 +48,7 @@ from .site import (
     gated_roles,
     handed_on,
     rebuilt,
+    with_jump,
     working,
 )
 
@@ -116,6 +118,8 @@ def _same_operation(model: nn.Module, site: Replacement) -> None:
     else:
         function = recognise(old)
         fits = function is not None and function.name == site.operation == site.config["function"]
+        jump, told = 0.0 if function is None else jump_of(old, function, site.high), site.config.get("jump", 0.0)
+        fits = fits and is_number(told) and jump <= told
     if not fits:
         raise CertificateError(f"'{site.path}' of {type(model).__name__} is not the {site.operation} described")
 
@@ -172,7 +176,10 @@ def _bound(module: nn.Module, site: Replacement, dtype: torch.dtype) -> float:
     function = parse(site.operation)
     if not computes(head, function):
         raise CertificateError(f"its head computes {head.certificate.target}")
-    return handed_on(found, scale_of(function, site.low, site.high), dtype)
+    jump = site.config.get("jump", 0.0)
+    if not is_number(jump) or jump < 0:
+        raise CertificateError(f"its function cannot jump by {jump!r}")
+    return handed_on(with_jump(found, float(jump)), scale_of(function, site.low, site.high), dtype)
 
 
 def _same_dtype(head: CertifiedModule, dtype: torch.dtype) -> None:
