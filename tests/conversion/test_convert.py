@@ -414,3 +414,62 @@ def test_a_softplus_with_a_threshold_that_nobody_states_is_not_recognised() -> N
     for same in (nn.Softplus(), torch.nn.functional.softplus, lambda x: torch.logaddexp(x, torch.zeros_like(x))):
         assert recognise(same) is get("softplus")
     assert recognise(functools.partial(torch.nn.functional.softplus, threshold=17)) is get("softplus")
+
+
+class Wide(nn.Linear):
+    """A linear map that computes something else."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 500 * super().forward(input)
+
+
+class Block(nn.Module):
+    """Norm, linear map, activation, with something in between that the weights do not tell."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.norm, self.act = how, nn.LayerNorm(4), nn.GELU()
+        self.linear = (Wide if how == "subclass" else nn.Linear)(4, 8)
+        if how == "hook":
+            self.norm.register_forward_hook(lambda module, args, output: 80 * output)
+        if how == "instance":
+            self.linear.forward = lambda x: 80 * F.linear(x, self.linear.weight)  # type: ignore[method-assign]
+
+    @property
+    def dummy_inputs(self) -> dict[str, Tensor]:
+        return {"x": torch.tensor([[0.5, -1.0, 2.0, 0.25]])}
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.norm(x)
+        if self.how == "after the norm":
+            rows.mul_(80.0)
+        if self.how == "data":
+            rows.data.mul_(80.0)
+        if self.how == "view":
+            rows.view(-1).mul_(80.0)
+        wide = self.linear(rows)
+        if self.how == "after the map":
+            wide.add_(100.0)
+        return self.act(wide)
+
+
+@pytest.mark.parametrize("how", ["after the norm", "after the map", "data", "view", "subclass", "hook", "instance"])
+def test_ranges_from_weights_are_refused_where_something_else_happens(how: str) -> None:
+    model = Block(how)
+    with pytest.raises(af.ArgumentError, match=r"act \(gelu\).*give calibration=batches"):
+        af.convert(model, None)
+    _, report = af.convert(model, torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
+    assert len(report.sites) == 1
+
+
+def test_ranges_from_weights_hold_where_nothing_else_happens() -> None:
+    model = Block("plain")
+    with torch.no_grad():
+        model.linear.weight.mul_(3)
+    _, report = af.convert(model, None)
+    (site,) = report.sites
+    rows = torch.randn(10000, 4, generator=torch.Generator().manual_seed(0)) * 1000
+    with torch.no_grad():
+        wide = model.linear(model.norm(rows))
+    assert site.low <= float(wide.min()) < float(wide.max()) <= site.high

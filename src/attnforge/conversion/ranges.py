@@ -301,9 +301,7 @@ def _run(model: nn.Module, batch: Batch, number: int) -> None:
 # -- ranges without data --------------------------------------------------------------------------------------------
 
 
-def sound_ranges(
-    model: nn.Module, sites: Sequence[Found], modules: Mapping[str, nn.Module]
-) -> dict[str, Seen]:
+def sound_ranges(model: nn.Module, sites: Sequence[Found], modules: Mapping[str, nn.Module]) -> dict[str, Seen]:
     """The range at every site, from the weights; `ArgumentError` names the sites that need data."""
     sources = _sources(model, [modules[site.path] for site in sites if site.kind == "activation"])
     ranges: dict[str, Seen] = {}
@@ -334,33 +332,64 @@ def _dummy(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         layer = model.layers[0] if isinstance(model, nn.TransformerEncoder) else model
         assert isinstance(layer, nn.TransformerEncoderLayer)
         width = layer.linear1.in_features
-        return (torch.zeros(2, 2, width, dtype=parameter.dtype, device=parameter.device),), {}
+        # numbers of which none is 0: what changes a tensor in place changes them
+        rows = torch.linspace(0.5, 1.5, 4 * width, dtype=parameter.dtype, device=parameter.device)
+        return (rows.sin().reshape(2, 2, width),), {}
     return None
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Who made a tensor, from what, and what it held then; the tensors stay alive, so that their ids stay theirs."""
+
+    module: nn.Module
+    given: Tensor
+    output: Tensor
+    version: int
+    copy: Tensor
+
+    def unchanged(self) -> bool:
+        """Whether nobody has written to the tensor since, by PyTorch's count and by its values."""
+        return self.output._version == self.version and torch.equal(self.output, self.copy)
+
+
+def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether calling a module is what its class `kind` computes: no other forward, no hooks that change something."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    own = "forward" in vars(module) or type(module).forward is not kind.forward
+    return not own and type(module).__call__ is nn.Module.__call__ and not any(hooks)
 
 
 def _sources(model: nn.Module, targets: Sequence[nn.Module]) -> dict[nn.Module, list[tuple[Any, Any]]]:
     """For each activation the (norm, linear map) that its input came through, once for each time it is called.
 
     Data is followed by the identity of tensors: an activation's input is a linear map's output, whose input is a
-    norm's.
+    norm's, and nobody has written to them in between.
     """
     given = _dummy(model)
     if given is None:
         return {}
-    made: dict[int, tuple[nn.Module, Tensor, Tensor]] = {}  # by output: who made it, from what; tensors stay alive
+    made: dict[int, _Made] = {}  # by the output's identity
+    linears: dict[int, _Made | None] = {}  # by a linear map's output: who made its input, unless that was changed
     found: dict[nn.Module, list[tuple[Any, Any]]] = {}
 
     def note(module: nn.Module, args: Any, output: Any) -> None:
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor) and output is not args[0]:
-            made[id(output)] = (module, args[0], output)
+            before = made.get(id(args[0]))
+            linears[id(output)] = before if before is not None and before.unchanged() else None
+            made[id(output)] = _Made(module, args[0], output, output._version, output.clone())
 
     def ask(module: nn.Module, args: Any) -> None:
-        linear = made.get(id(args[0]))
-        norm = None if linear is None else made.get(id(linear[1]))
-        pair = (None if norm is None else norm[0], None if linear is None else linear[0])
-        found.setdefault(module, []).append(pair)
+        linear = made.get(id(args[0])) if args else None
+        if linear is None or not linear.unchanged():
+            found.setdefault(module, []).append((None, None))
+            return
+        norm = linears[id(args[0])]
+        found.setdefault(module, []).append((None if norm is None else norm.module, linear.module))
 
-    wanted = [m for m in model.modules() if norm_of(m) is not None or _matrix(m) is not None]
+    wanted = [m for m in model.modules() if _is_norm(m) or _matrix(m) is not None]
+    if any(t._forward_pre_hooks for t in targets):  # they may change what an activation is given
+        return {}
     handles = [m.register_forward_hook(note) for m in wanted] + [t.register_forward_pre_hook(ask) for t in targets]
     args, kwargs = given
     try:
@@ -374,8 +403,17 @@ def _sources(model: nn.Module, targets: Sequence[nn.Module]) -> dict[nn.Module, 
     return found
 
 
+def _is_norm(module: nn.Module) -> bool:
+    return norm_of(module) is not None and _is_plain(module, type(module))
+
+
 def _matrix(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
-    """Weight (output, input) and bias of a linear map; Hugging Face's Conv1D stores the transpose."""
+    """Weight (output, input) and bias of a linear map; Hugging Face's Conv1D stores the transpose.
+
+    A subclass of `nn.Linear` with a forward of its own, or a module with hooks, may compute anything.
+    """
+    if not _is_plain(module, nn.Linear if isinstance(module, nn.Linear) else type(module)):
+        return None
     if isinstance(module, nn.Linear):
         return module.weight, module.bias
     if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
