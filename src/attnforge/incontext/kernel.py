@@ -222,7 +222,8 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
         x_mean = X.mean(axis=0)
         gamma = 1 / X.shape[1] if self.gamma is None else float(self.gamma)
         length = 1 / math.sqrt(2 * gamma)
-        reach = float(np.linalg.norm((X - x_mean) / length, axis=1).max(initial=0.0))
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # refused below
+            reach = float(np.linalg.norm((X - x_mean) / length, axis=1).max(initial=0.0))
         dtype = self._torch_dtype()
         if not reach < math.sqrt(LARGEST_LOGIT * torch.finfo(dtype).max):
             raise ArgumentError(
