@@ -110,7 +110,7 @@ def test_the_table_of_commands_and_their_functions_agree() -> None:
 def test_a_command_computes_on_one_thread() -> None:
     code = (
         "import attnforge.cli as cli, threadpoolctl\n"
-        "import attnforge.cli.functions as module\n"
+        "import attnforge.cli.head as module\n"
         "def shown(as_json: bool = False) -> None:\n"
         "    import sys\n"
         "    found = [i['num_threads'] for i in threadpoolctl.threadpool_info() if i['user_api'] == 'blas']\n"

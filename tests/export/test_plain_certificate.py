@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attnforge.heads.norm.fit import fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -29,7 +28,7 @@ from attnforge.heads.gate.construction import gate_spec
 from attnforge.heads.gate.rule import GateRule
 from attnforge.heads.gate.site import GateSite
 from attnforge.heads.norm.bound import layer_error
-from attnforge.heads.norm.construction import norm_heads
+from attnforge.heads.norm.construction import fit, norm_heads
 from attnforge.heads.norm.rule import NormLocal, NormRule
 from attnforge.heads.norm.site import NormSite
 from attnforge.heads.product.bound import Sides, product_error
