@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -125,6 +126,9 @@ def test_an_unreachable_scheduler_is_said_soon(tmp_path: Path, address: str) -> 
         with pytest.raises(ArgumentError, match=f"no dask scheduler answers at {address}: .*dask scheduler"):
             run(TOY, tmp_path, quick=True, backend="dask", scheduler=address)
         assert time.monotonic() - start < 25
+    client = pytest.importorskip("distributed").Client
+    left = [each.status for each in gc.get_objects() if type(each) is client]
+    assert set(left) <= {"closed"}, "nothing is left that could wait for a loop in a thread of another"
 
 
 def test_a_cluster_that_loses_a_worker_half_way_gives_the_same(

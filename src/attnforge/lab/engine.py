@@ -8,6 +8,7 @@ that is left.
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import sys
@@ -148,8 +149,16 @@ def _cluster(joblib: Any, jobs: int | None, scheduler: str | None) -> Iterator[N
 
 def _client(distributed: Any, address: Any, scheduler: str | None) -> Any:
     try:
+        if scheduler is not None:  # an address without a port leaves a client behind that never ends connecting
+            kind, place = distributed.comm.parse_address(scheduler)
+            if kind in ("tcp", "tls"):
+                distributed.comm.parse_host_port(place)
         return distributed.Client(address, timeout=PATIENCE, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
+        # The client that failed is closed when it is collected. Left to chance, that may happen in the thread in which
+        # another client's loop is about to start, and wait there for that very loop: so it happens here.
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()
         raise ArgumentError(
             f"no dask scheduler answers at {scheduler}: expected an address such as tcp://127.0.0.1:8786 of a running "
             "one (`dask scheduler` starts it), or none, and a cluster is started on this machine"
