@@ -7,6 +7,7 @@ again and set against values of 60 digits, which come from mpmath and share noth
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -354,3 +355,32 @@ def test_underflow_in_affine_maps_is_counted(factor: float, low: float, high: fl
     x = x[(x[:, 0].double() >= low) & (x[:, 0].double() <= high)]
     found = (net(x).detach().double() - factor * x[:, 0].double()).abs().max()
     assert float(found) <= net.bound
+
+
+@pytest.mark.parametrize("change", ["drop", "shorter", "wider"])
+@pytest.mark.parametrize("name", ["gates", "products", "attention", "mixing of kinks", "norm"])
+def test_tensors_of_other_shapes_are_refused_or_covered(name: str, change: str, tmp_path: Path) -> None:
+    """Nothing is broadcast behind the analysis, and whatever is wrong with a file, the error is ours."""
+    net, path, refused = built(name, "float32"), tmp_path / "net.safetensors", 0
+    net.save(path)
+    with safe_open(str(path), framework="pt") as file:
+        header = json.loads(file.metadata()["attnforge"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    for key, tensor in tensors.items():
+        other = {"shorter": tensor[..., :1].contiguous(), "wider": torch.nn.functional.pad(tensor, (0, 1))}.get(change)
+        kept = {k: t for k, t in tensors.items() if k != key} | ({} if other is None else {key: other})
+        digest = hashlib.sha256()
+        for k, t in sorted(kept.items()):
+            digest.update(f"{k}:{t.dtype}:{tuple(t.shape)};".encode())
+            digest.update(t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"")
+        header["certificate"]["weights"] = digest.hexdigest()
+        header["digest"] = storage.digest(header, digest.hexdigest())
+        text = json.dumps(header, sort_keys=True, separators=(",", ":"))
+        save_file(kept, str(path), metadata={"attnforge": text})
+        try:
+            found = af.check(path)
+        except af.CertificateError:
+            refused += 1
+            continue
+        assert found.bound is not None and error(name, af.load(path), 10) <= found.bound, key
+    assert refused > 0

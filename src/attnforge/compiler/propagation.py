@@ -26,7 +26,7 @@ from ..errors import CertificateError
 from ..heads.families import rule_of
 from ..heads.rule import Local, Moved, Setting
 from ..heads.site import Site
-from ..heads.stored import StoredHeads, refuse_endless, skip_of
+from ..heads.stored import StoredHeads, refuse_endless, require_shapes, skip_of
 from ..network import AttentionLayer, AttentionOnly
 from ..programs.affine import Column, Form, affine_map, folding_error, forms
 from ..programs.enclose import Range, cells, ranges
@@ -118,6 +118,7 @@ class Reading(ABC):
 
     def _nothing_else(self, layer: AttentionLayer, step: Step) -> None:
         """Raise unless a layer has the groups and heads that its sites account for, and no more."""
+        require_shapes(layer, len(step.columns), len(step.after))
         groups = layer.heads()
         if len(groups) != len(step.groups):
             raise CertificateError(f"a layer has {len(groups)} groups of heads, its sites have {len(step.groups)}")
@@ -203,6 +204,7 @@ class StoredLayers(Reading):
             layer = self.layer(2 * number)
             if layer.heads():
                 raise CertificateError("an affine map of the network has heads")
+            require_shapes(layer, len(before), len(after))
             exact, slack = affine_map(self.forms, before, after), folding_error(self.forms, before, after)
             mine = skip_of(layer, len(before))
             self._maps[2 * number] = StoredMap.of(mine, exact, slack, self.setting.dtype)

@@ -35,6 +35,13 @@ class Place:
     writes: tuple[int, ...]
 
 
+class Tables(dict[str, Array]):
+    """Tables by name; asking for one that the heads do not have is the end of a certificate, not of the program."""
+
+    def __missing__(self, name: str) -> Array:
+        raise CertificateError(f"the heads have no table {name}, which their lemma speaks of")
+
+
 @dataclass(frozen=True, eq=False)
 class StoredHeads:
     """Some heads of a layer, one table after the other in float64: exactly the stored numbers.
@@ -62,7 +69,7 @@ class StoredHeads:
         own = slice(place.first, place.first + place.heads)
         if own.stop > group.heads:
             raise CertificateError(f"'{group.purpose}' has {group.heads} heads, not {own.stop}")
-        tables: dict[str, Array] = {}
+        tables = Tables()
         for name in TABLES:
             tensor = getattr(group, name)
             if tensor is not None:
@@ -159,6 +166,18 @@ def changed(name: str, purpose: str) -> CertificateError:
         f"{name} of '{purpose}' is part of the network's structure and was changed; only affine maps and anchor tables "
         "may be trained"
     )
+
+
+def require_shapes(layer: AttentionLayer, columns: int, outputs: int) -> None:
+    """Raise unless a layer reads `columns` columns and writes `outputs`, in every table: nothing is broadcast."""
+    wanted = {"S": (columns, outputs), "s": (outputs,)}
+    for path, tensor in layer.named_parameters():
+        name, shape = path.split(".")[-1], tuple(tensor.shape)
+        good = shape == wanted.get(name, shape)
+        good &= name not in READING or shape[1] == columns
+        good &= name != "W_O" or shape[2] == outputs
+        if not good:
+            raise CertificateError(f"{path} has the shape {shape} in a layer of {columns} to {outputs} columns")
 
 
 def skip_of(layer: AttentionLayer, columns: int) -> tuple[Array, Array]:
