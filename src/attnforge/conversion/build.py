@@ -11,6 +11,7 @@ import torch
 
 from ..arguments import is_number, is_whole
 from ..certificates.certified import CertifiedModule
+from ..certificates.rounding import UNIT
 from ..errors import ArgumentError
 from ..functions.registry import Univariate, enclose
 from ..heads import ProductHead
@@ -23,6 +24,7 @@ ANCHORS = 32  # of a cold head, unless the user says how many: where the paper's
 NARROWEST = 1e-3  # a range that is narrower than this share of its size is widened to it: a constant input has a range
 SMALLEST = 1e-6  # and one around 0 to this
 BITS = 16  # ends of ranges are multiples of 1/16 of a power of two: four bits
+SHARE = 32.0  # of the model's roundoff that a head may add to outputs of size 1
 LINE = 16.0  # the least half width of a whole line: activations are straight beyond
 
 
@@ -35,6 +37,12 @@ class Options:
     anchors: int | None = None
     cold: bool = False
     fast: bool = True
+    around: torch.dtype = torch.float32  # of the model: half precision cannot tell a short table from a long one
+
+    @property
+    def fine(self) -> float | None:
+        """The error below which a head's is lost in the rounding of the model around it; None where there is none."""
+        return UNIT[self.around] / SHARE if self.around != self.dtype else None
 
     def everywhere(self, function: Univariate) -> bool:
         """Whether heads for this function will be right on the whole line."""
@@ -92,8 +100,10 @@ def _activation_head(function: Univariate, low: float, high: float, eps: float, 
     if options.anchors is not None or options.cold:
         kind = "cold" if options.cold else "auto"
         return head_for(function, low, high, dtype=options.dtype, anchors=options.anchors or ANCHORS, temperature=kind)
-    everywhere = options.everywhere(function)  # then the table is as good as it gets, and the report says how good
-    return head_for(function, low, high, None if everywhere else eps, options.dtype, fast=everywhere)
+    if options.everywhere(function):  # as good as it gets, or as the model around can tell: the report says how good
+        wanted = None if options.fine is None else min(eps, options.fine)
+        return head_for(function, low, high, wanted, options.dtype, fast=True)
+    return head_for(function, low, high, eps, options.dtype)
 
 
 def norm_head(
@@ -116,12 +126,13 @@ def _norm_head(
 
 def product_head(first: tuple[float, float], second: tuple[float, float], options: Options) -> ProductHead:
     """A product head on the box of two factors."""
-    return copy.deepcopy(_product_head(first, second, options.dtype))
+    return copy.deepcopy(_product_head(first, second, options))
 
 
 @functools.lru_cache(maxsize=256)
-def _product_head(first: tuple[float, float], second: tuple[float, float], dtype: torch.dtype) -> ProductHead:
-    return ProductHead.fit(first, second, dtype=dtype)
+def _product_head(first: tuple[float, float], second: tuple[float, float], options: Options) -> ProductHead:
+    largest = max(map(abs, first)) * max(map(abs, second))
+    return ProductHead.fit(first, second, None if options.fine is None else options.fine * largest, dtype=options.dtype)
 
 
 def checked(eps: object, margin: object, variance_margin: object, anchors: object) -> None:

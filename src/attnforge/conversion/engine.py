@@ -64,7 +64,7 @@ def convert(
     if data is not None:
         data = Data(_moved(data.seen, device, dtype), _moved(data.held, device, dtype), data.note)
     kept = Leave.read(leave, model)
-    options = Options(float(eps), working(dtype), anchors, bool(cold), bool(fast))
+    options = Options(float(eps), working(dtype), anchors, bool(cold), bool(fast), dtype)
     with stages(None, "converting") as stage:
         stage("copy")
         result = twin(model)

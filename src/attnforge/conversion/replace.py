@@ -280,9 +280,10 @@ def _product(
     head = product_head(first, second, options)
     assert head.bound is not None
     assert site.roles is not None
-    largest = [max(abs(low), abs(high)) for low, high in (seen.other, (seen.low, seen.high), first, second)]
-    return ConvertedProduct(head, f"{site.path}.product", strict), _record(
+    largest = [max(abs(low), abs(high)) for low, high in (seen.other, (seen.low, seen.high))]
+    made = ConvertedProduct(head, f"{site.path}.product", strict)
+    return made, _record(
         site, seen, head, second, margin, level="pure", family="product", anchors=head.nodes,
-        bound=handed_on(head.bound, largest[2] * largest[3], dtype), scale=(largest[0] * largest[1]) or 1.0,
-        kind="gated", ranged="second factor", config={"layout": GatedUnit.config_of(site.roles), **describe(head)},
+        bound=made.site_bound(dtype), scale=(largest[0] * largest[1]) or 1.0, kind="gated", ranged="second factor",
+        config={"layout": GatedUnit.config_of(site.roles), "fused": made.fused, **describe(head)},
     )  # fmt: skip

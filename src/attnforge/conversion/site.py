@@ -22,8 +22,12 @@ from torch import Tensor, nn
 
 from ..certificates.certified import CertifiedModule
 from ..certificates.rounding import UNIT, up
-from ..errors import DomainError, DomainWarning
+from ..errors import CertificateError, DomainError, DomainWarning
 from ..heads import ProductHead
+from ..heads.fast.activation import FastActivation
+from ..heads.fast.read import exporting
+from ..heads.gpu import ready
+from ..heads.product.fused import together, watched_product
 
 HALF = (torch.bfloat16, torch.float16)  # dtypes in which no head is evaluated
 EVERY = 32  # calls on an accelerator between two looks at the range: waiting for it then costs little
@@ -70,7 +74,22 @@ class SiteModule(nn.Module):
         self.path, self.low, self.high, self.strict, self.what = path, low, high, strict, what
         self.warned = everywhere  # heads that are right on the whole line have nothing to warn about, only to count
         self.calls = 0
+        self.told = 0  # what `outside` was when it was last looked at
         self.register_buffer("outside", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def counts(self, x: Tensor) -> bool:
+        """Whether a kernel evaluates this call and counts what lies outside the range on its way."""
+        return not self.strict and not tracing() and ready(x) and self.outside.device == x.device
+
+    def counted(self, *values: tuple[Tensor, float, float, str]) -> None:
+        """After such a call: look at the count now and then, and warn if it grew. Each of `values` is one to watch."""
+        if not self.warned and self._due() and int(self.outside) > self.told:
+            before = self.outside.clone()
+            for tensor, least, most, what in values:
+                self.calls = 0  # look at once
+                self.watch(tensor, least, most, what)
+            self.outside.copy_(before)  # the kernel has counted these
+            self.told = int(before)
 
     @torch.no_grad()
     def watch(self, values: Tensor, least: float | None = None, most: float | None = None, what: str = "") -> None:
@@ -122,13 +141,15 @@ class SiteModule(nn.Module):
 class ConvertedActivation(SiteModule):
     """An activation function as attention: one head (a few slots, shared by all channels) in the activation's place."""
 
-    def __init__(
-        self, head: CertifiedModule, function: str, low: float, high: float, path: str, strict: bool = False
-    ):
+    def __init__(self, head: CertifiedModule, function: str, low: float, high: float, path: str, strict: bool = False):
         super().__init__(path, low, high, strict, "the input", everywhere=right_everywhere(head))
         self.function, self.head = function, head
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(self.head, FastActivation) and self.counts(input):
+            out = self.head.watched(input, self.outside, self.low, self.high)
+            self.counted((input, self.low, self.high, self.what))
+            return out
         if not tracing():
             self.watch(input)
         y = input.to(self.head.dtype) if input.dtype != self.head.dtype else input
@@ -141,13 +162,21 @@ class ConvertedActivation(SiteModule):
 
 
 class ConvertedProduct(SiteModule):
-    """x times y by product heads (lemma C1), elementwise."""
+    """x times y by product heads (lemma C1), elementwise.
 
-    def __init__(self, head: ProductHead, path: str, strict: bool = False):
+    `fused` allows kernels to evaluate both heads together, with the numbers of the lemma; the bound then covers that.
+    """
+
+    def __init__(self, head: ProductHead, path: str, strict: bool = False, fused: bool = True):
         super().__init__(path, *head.box["y"], strict, "the second factor")
-        self.head = head
+        self.head = head.requires_grad_(False)  # the numbers of a lemma: the step of an optimiser would wreck it
+        self.fused = fused and head.method == "gauss" and head.width is None
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.fused and x.dtype == y.dtype and self.counts(x):
+            out = self._together(x, y)
+            self.counted((x, *self.head.box["x"], "the first factor"), (y, self.low, self.high, self.what))
+            return out
         if not tracing():
             self.watch(x, *self.head.box["x"], "the first factor")
             self.watch(y)
@@ -155,8 +184,25 @@ class ConvertedProduct(SiteModule):
         if given != table:
             x, y = x.to(table), y.to(table)
         with full_precision(x):
-            out = self.head.core(x, y)
+            out = together(self.head, x, y) if tracing() and self.fused and not exporting() else self.head.core(x, y)
         return out.to(given) if given != table else out
+
+    def _together(self, x: Tensor, y: Tensor) -> Tensor:
+        head, box = self.head, self.head.box
+        one, other = (y, x) if head.swapped else (x, y)
+        first, second = (box["y"], box["x"]) if head.swapped else (box["x"], box["y"])
+        return watched_product(one, other, self.outside, head.nodes, head.spec.gain, head.spec.centre, first, second)
+
+    def site_bound(self, dtype: torch.dtype) -> float:
+        """The certified sup error of the product in the dtype the site hands on, whichever way it is evaluated."""
+        head, sizes = self.head, [max(map(abs, self.head.box[name])) for name in ("x", "y")]
+        bound = head.bound
+        assert bound is not None
+        if self.fused:
+            if changed := head.differing():
+                raise CertificateError(f"the numbers of a product are fixed, and {', '.join(changed)} changed")
+            bound = max(bound, head.fused_bound())
+        return handed_on(bound, sizes[0] * sizes[1], dtype)
 
 
 def right_everywhere(head: CertifiedModule) -> bool:

@@ -77,7 +77,9 @@ def _module(model: nn.Module, site: Replacement, stored: Mapping[str, Tensor], s
     if site.kind == "gated":
         product = f"{site.path}.product"
         head = _head(config, _below(stored, f"{product}.head"))
-        return rebuilt(old, Roles(**config["layout"]), ConvertedProduct(head, product, strict))  # type: ignore[arg-type]
+        fused = config.get("fused") is True  # models saved before there were kernels have bounds without them
+        made = ConvertedProduct(head, product, strict, fused)  # type: ignore[arg-type]
+        return rebuilt(old, Roles(**config["layout"]), made)
     head = _head(config, _below(stored, f"{site.path}.head"))
     return ConvertedActivation(head, str(config["function"]), site.low, site.high, site.path, strict)
 
@@ -170,8 +172,7 @@ def _bound(module: nn.Module, site: Replacement, dtype: torch.dtype) -> float:
         raise CertificateError("its head has no certificate")
     if isinstance(product, ConvertedProduct):
         _covers(site, head.box["y"])
-        sizes = [max(map(abs, head.box[name])) for name in ("x", "y")]
-        return handed_on(found, sizes[0] * sizes[1], dtype)
+        return product.site_bound(dtype)
     _covers(site, head.box.intervals()[0])
     function = parse(site.operation)
     if not computes(head, function):

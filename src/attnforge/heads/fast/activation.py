@@ -30,11 +30,12 @@ from ...network import AttentionLayer, Heads
 from ..choose import FAST, Fast, fast_form
 from .bound import DIVISIONS, ReadError, activation_error, bump_of, differing, read_error
 from .construction import tables
-from .read import anchor_read, exporting, packed, read, unpacked
+from .read import anchor_read, basis, exporting, packed, read, unpacked, watched_read
 from .table import Table
 
 KINDS = tuple(dtype for dtype in DTYPES.values() if dtype != torch.float16)  # float16 overflows in the lattice form
-LEAST, MOST = 21, 64  # anchors of a table: a bump needs 21, and with 64 rounding decides in every dtype
+LEAST, MOST = 5, 64  # anchors of a table: with fewer a bump is not one, and with 64 rounding decides in every dtype
+SHORT, FINE = 17, 1e-5  # tables of fewer anchors are tried where asked for, or for an eps that they can reach
 WORTH = 0.95  # a larger table is kept when its expected bound is at most so much of the best
 WORSE = 1.1  # and the search ends when it is so much above: rounding decides, more anchors do not help
 
@@ -51,6 +52,7 @@ class FastActivation(CertifiedModule):
     """
 
     family = "fast"
+    _matrix: Tensor | None = None
     _even = False  # values certified last were symmetric: compilers leave half of the numerator out, once it is frozen
 
     def __init__(
@@ -74,6 +76,7 @@ class FastActivation(CertifiedModule):
         self.layer: AttentionLayer = AttentionLayer(groups)
         for name, parameter in self.layer.named_parameters():  # only the values of the anchors train
             parameter.requires_grad_(name.endswith("M_V") and parameter.shape[1] == table.anchors > 0)
+        self._keep_matrix()
 
     @classmethod
     def fit(
@@ -99,7 +102,8 @@ class FastActivation(CertifiedModule):
         function, best = parse(name), math.inf
         chosen: FastActivation | None = None
         expected = math.inf
-        for one in tables(function, _form(function), low, high, dtype, anchors or MOST):
+        short = (eps is not None and eps >= FINE) or (anchors is not None and anchors < SHORT)
+        for one in tables(function, _form(function), low, high, dtype, anchors or MOST, short):
             made = cls(function, low, high, one.table, dtype, strict)
             guess = one.error + made.reading().bound
             if eps is not None and guess <= eps:  # certified only where it looks good
@@ -151,10 +155,28 @@ class FastActivation(CertifiedModule):
         value, t = self._values(), self.table
         value = value if value.dtype == torch.float64 else value.float()
         if torch.compiler.is_compiling():
-            even = self._even and not any(p.requires_grad for p in self.layer.parameters())
             rate, kappa, centre, gate = unpacked(self._numbers)
-            return read(y, value, rate, kappa, centre, gate, even)
+            return read(y, value, rate, kappa, centre, gate, self._symmetric(), self._matrix)
         return anchor_read(y, value, t.rate, t.kappa, t.centre, t.gate)
+
+    def watched(self, y: Tensor, outside: Tensor, low: float, high: float) -> Tensor:
+        """The heads at y, in the dtype of y, counting in `outside` the values that leave [low, high]."""
+        value, t = self._values(), self.table
+        value = value if value.dtype == torch.float64 else value.float()
+        return watched_read(y, value, outside, t.rate, t.kappa, t.centre, t.gate, self._symmetric(), low, high)
+
+    def _symmetric(self) -> bool:
+        return self._even and not any(p.requires_grad for p in self.layer.parameters())
+
+    def _keep_matrix(self) -> None:
+        """For compilers: what takes values to coefficients, on the device of the values; no part of the state."""
+        value = self._values()
+        self._matrix = basis(self.size, self.table.kappa, value.dtype, value.device)[1] if self.size else None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> FastActivation:
+        super()._apply(fn, recurse)
+        self._keep_matrix()
+        return self
 
     def attach(self, certificate: Certificate) -> Certificate:
         self._even = bool(torch.equal(self.values, self.values.flip(0)))

@@ -26,8 +26,11 @@ from .table import WIDEST, Table, working
 
 RATES = (1.0, 1.25, 1.5)  # of the table, as multiples of the gate's; 1 shares its exponential
 KAPPAS = tuple(k / 32 for k in (4, 5, 6, 8, 10, 12, 13, 14, 15, 16, 18))  # warm, with few bits: 1/8 to 9/16
-HALVES = (6, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20, 22, 24, 26, 28, 31)  # (anchors - 1) / 2, up to 63 anchors
+SHORT = (2, 3, 4, 5, 6, 7)  # (anchors - 1) / 2 of tables for half precision: 11 anchors reach 1e-4 of gelu
+SHORT_KAPPAS = tuple(k / 16 for k in range(9, 21))  # with few anchors spread over the same ends: 9/16 to 5/4
+HALVES = (8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20, 22, 24, 26, 28, 31)  # (anchors - 1) / 2, up to 63 anchors
 ENDS = (6.0, 30.0)  # where the last anchors may be: inside of it the bump is alive, beyond it has long decayed
+SHORT_END = 3.0  # nearer for short tables, whose last values are small rather than nothing
 LIVE = 30.0  # the sample is dense on [-30, 30], where the function bends
 FAR = 80.0  # and goes on this far out: beyond, both sides are straight to any precision
 CUTS = (1e-13, 1e-11, 1e-9)  # singular values below these shares of the largest are left out, whichever errs least
@@ -81,21 +84,23 @@ def _solve(
     return best
 
 
-def _fitted(fn: Univariate, form: Fast, lo: float, hi: float, dtype: torch.dtype, most: int) -> Iterator[Fitted]:
+def _fitted(
+    fn: Univariate, form: Fast, lo: float, hi: float, dtype: torch.dtype, most: int, short: bool
+) -> Iterator[Fitted]:
     """Ever larger tables, each better than the last by the error on the sample."""
     centre = form.centre
     reached = np.inf
     with one_thread():
-        for half in HALVES:
+        for half in (*(SHORT if short else ()), *HALVES):
             if 2 * half + 1 > most:
                 return
             best: Fitted | None = None
             for gate in form.slopes:
-                for multiple in RATES if centre else (1.0,):
-                    for kappa in KAPPAS:
+                for multiple in RATES if centre or half in SHORT else (1.0,):
+                    for kappa in SHORT_KAPPAS if half in SHORT else KAPPAS:
                         wide = kappa * half * half > 0.98 * WIDEST[working(dtype)]
                         ends = 2 * kappa * half / (gate * multiple)
-                        if wide or not ENDS[0] < ends < ENDS[1]:
+                        if wide or not (SHORT_END if half in SHORT else ENDS[0]) < ends < ENDS[1]:
                             continue
                         one = _solve(fn, lo, hi, half, gate * multiple, kappa, centre, gate, dtype)
                         best = one if best is None or one.error < best.error else best
@@ -104,10 +109,12 @@ def _fitted(fn: Univariate, form: Fast, lo: float, hi: float, dtype: torch.dtype
                 yield best
 
 
-def tables(fn: Univariate, form: Fast, lo: float, hi: float, dtype: torch.dtype, most: int) -> Iterator[Fitted]:
-    """The tables to try for a function, smallest first, each with its error on a sample."""
+def tables(
+    fn: Univariate, form: Fast, lo: float, hi: float, dtype: torch.dtype, most: int, short: bool = False
+) -> Iterator[Fitted]:
+    """The tables to try for a function, smallest first, each with its error on a sample; `short` ones only if asked."""
     if form.bump:
-        yield from _fitted(fn, form, lo, hi, dtype, most)
+        yield from _fitted(fn, form, lo, hi, dtype, most, short)
         return
     if form.table is not None:
         yield Fitted(Table(form.table, rate=form.rate, kappa=TWO_KAPPA), 0.0)

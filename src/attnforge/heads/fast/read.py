@@ -3,26 +3,26 @@
     h = anchor_read(y, value, rate, kappa)                  # softmax over p keys (rate k, -kappa k^2), values `value`
     h = anchor_read(y, value, rate, kappa, centre, gate)    # around `centre`, plus y sigmoid(gate y)
 
-y has any shape, float64, float32 or bfloat16 (computed in float32 inside); `value` is a table of p >= 2 numbers,
-float32 or float64; rate, kappa > 0, centre and gate are Python numbers. k runs from -(p-1)/2 to (p-1)/2, so the anchors
-are centre + 2 kappa k / rate. gate = 0 means no gate; with a gate the table may be empty. Gradients flow to y and to
-`value`. The result equals `softmax_read` with the same arguments up to `bound.read_error`; far outside its anchors the
-head goes on as the last value (plus y or 0 from the gate), as the softmax does. The three forms are those of `table`.
+y has any shape, float64, float32, bfloat16 or float16 (halves are computed in float32); `value` is a table of p >= 2
+numbers, float32 or float64; rate, kappa > 0, centre and gate are Python numbers. k runs from -(p-1)/2 to (p-1)/2, so
+the anchors are centre + 2 kappa k / rate. gate = 0 means no gate; with a gate the table may be empty. Gradients flow to
+y and to `value`. The result equals `softmax_read` with the same arguments up to `bound.read_error`; far outside its
+anchors the head goes on as the last value (plus y or 0 from the gate), as the softmax does. The three forms are those
+of `table`.
 
-On a processor the operator works in passes over pieces that stay in its cache. A compiler wants the opposite, one
-expression per element: `read` is the same computation as plain PyTorch. There the denominator's coefficients are
-numbers in the program, and the numerator's follow from the values in one small sum, so that compiled modules train;
-everything else is pointwise, one exponential and Horner's rule. On an eager GPU large inputs go through one such
-kernel. Sizes |x| are written there as a choice of sides, with the derivative of the right side at 0: sums of such terms
-that are smooth have the right gradient there, where that of `abs` would be 0. `softmax_read` is the attention written
-out, for exports. `evaluate` picks among the three.
+On a processor the operator works in passes over pieces that stay in its cache; on a GPU one kernel of `heads.gpu` does
+it all. A compiler wants one expression per element: `read` is the same computation as plain PyTorch. There the
+denominator's coefficients are numbers in the program, and the numerator's follow from the values in one small sum, so
+that compiled modules train; everything else is pointwise, one exponential and Horner's rule. Sizes |x| are written
+there as a choice of sides, with the derivative of the right side at 0: sums of such terms that are smooth have the
+right gradient there, where that of `abs` would be 0. `softmax_read` is the attention written out, for exports.
+`evaluate` picks among the three.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,12 +32,12 @@ from torch import Tensor
 
 from ...census import allow_custom
 from ...errors import ArgumentError
+from ..gpu import ready
 from .table import Form, form_of, known, lattice, masses, reach_for, working
 
-LARGE = 1 << 18  # elements from which an eager GPU uses a compiled kernel, whose first call takes seconds
 CACHED = 1 << 17  # elements a thread works on at once: a handful of temporaries stay in its cache
 SOFTMAX = 1 << 20  # weights alive at once where the gradient of the values needs all of them
-READ = (torch.float64, torch.float32, torch.bfloat16)  # dtypes of y; float16 overflows in the lattice form
+READ = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # dtypes of y; halves are widened inside
 NAME = "attnforge::anchor_read"
 Number = float | Tensor
 
@@ -281,18 +281,19 @@ def _total(anchors: int, kappa: float, dtype: torch.dtype) -> tuple[float, ...]:
 
 
 @known
-def _matrix(anchors: int, kappa: float, dtype: torch.dtype, device: torch.device, even: bool) -> Tensor:
-    """What takes a table to the coefficients of P and, unless `even`, R."""
-    both = basis(anchors, kappa, dtype, device)[1]
-    return both[:, : (anchors + 1) // 2].contiguous() if even else both
+def _matrix(anchors: int, kappa: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What takes a table to the coefficients of P and R."""
+    return basis(anchors, kappa, dtype, device)[1]
 
 
 def read(
-    y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0, even: bool = False
-) -> Tensor:
+    y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0, even: bool = False,
+    matrix: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """`anchor_read` for compilers to fuse and differentiate; `even` promises value[i] = value[-1 - i].
 
-    The numbers must be constants of the program that is compiled (`unpacked` makes them so).
+    The numbers must be constants of the program that is compiled (`unpacked` makes them so). `matrix` is that of
+    `basis` where a module keeps it: compilers of PyTorch 2.11 make a constant of a tensor once in a program only.
 
     >>> y, value = torch.linspace(-9, 9, 101), torch.linspace(-1, 1, 17)
     >>> compiled = torch.compile(read, backend="eager", fullgraph=True)
@@ -307,10 +308,11 @@ def read(
         return (_gated(head, x, *_decayed(x, gate)) if gate else head).to(y.dtype)
     if not anchors:
         return _gated(None, x, *_decayed(x, gate)).to(y.dtype)
-    matrix = _matrix(anchors, kappa, y.dtype, y.device, even)
+    rows = (anchors + 1) // 2
+    matrix = _matrix(anchors, kappa, y.dtype, y.device) if matrix is None else matrix
+    matrix = matrix[:, :rows] if even else matrix
     # a sum of products rather than a matrix product: compilers fuse it with what makes the values
     parts = (value.double().unsqueeze(-1) * matrix).sum(0).to(work).unbind()
-    rows = (anchors + 1) // 2
     shared = gate == rate and not centre
     out = _lattice(
         x, _total(anchors, kappa, y.dtype), parts[:rows], parts[rows:], bool(anchors % 2), rate, centre, gate,
@@ -361,44 +363,21 @@ def _compiled_horner(coefficient: Sequence[Number], s: Tensor) -> Tensor:
     return total
 
 
-def fused(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float, gate: float) -> Tensor | None:
-    """`read` by a kernel compiled for its number of anchors, not its numbers; None where there is no such kernel."""
-    anchors = value.shape[0]
-    ready = y.is_cuda and y.numel() >= LARGE and anchors and form_of(anchors, kappa, y.dtype) == "lattice"
-    if not ready or not _compiles(y.device):
-        return None
-    with torch.no_grad():
-        numbers = _numbers(anchors, kappa, rate, centre, gate, working(y.dtype), y.device)
-        parts = (value.detach().double() @ basis(anchors, kappa, y.dtype, y.device)[1]).to(numbers.dtype)
-        shared = gate == rate and not centre
-        out: Tensor = _kernel()(y.detach().reshape(-1), numbers, parts, bool(anchors % 2), bool(gate), shared)
-    return out.reshape(y.shape)
-
-
-def _flat(y: Tensor, numbers: Tensor, parts: Tensor, whole: bool, gated: bool, shared: bool) -> Tensor:
-    rate, centre, gate, *total = numbers.unbind()
-    made, rows = parts.unbind(), len(total)
-    x = y.to(numbers.dtype)
-    return _lattice(x, total, made[:rows], made[rows:], whole, rate, centre, gate, gated, shared).to(y.dtype)
-
-
 @functools.lru_cache(maxsize=256)
-def _numbers(
-    anchors: int, kappa: float, rate: float, centre: float, gate: float, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    numbers = [rate, centre, gate, *_total(anchors, kappa, dtype)]
-    return torch.tensor(numbers, dtype=torch.float64).to(device, dtype)
+def _made(anchors: int, rate: float, kappa: float, centre: float, gate: float, device: torch.device) -> Tensor:
+    total = _total(anchors, kappa, torch.float32) if anchors else ()
+    return torch.tensor([rate, centre, gate, *total], dtype=torch.float64).to(device, torch.float32)
 
 
-@functools.lru_cache(maxsize=1)
-def _kernel() -> Callable[..., Tensor]:
-    return torch.compile(_flat, dynamic=True)
+def _prepared(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float, gate: float) -> Tensor | None:
+    """The numbers of a table for the kernels of `heads.gpu`; None where there is no kernel for it, or for y."""
+    if not ready(y) or value.device != y.device or form_of(value.shape[0], kappa, y.dtype) != "lattice":
+        return None
+    from ..gpu import activation
 
-
-@functools.lru_cache(maxsize=16)
-def _compiles(device: torch.device) -> bool:
-    """Whether this GPU's compiler is here."""
-    return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (7, 0)
+    anchors = value.shape[0]
+    matrix = basis(anchors, kappa, y.dtype, y.device)[1] if anchors else None
+    return activation.prepare(value.detach(), matrix, _made(anchors, rate, kappa, centre, gate, y.device))
 
 
 def anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0) -> Tensor:
@@ -416,8 +395,10 @@ def anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: flo
 
 def _anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float, gate: float) -> Tensor:
     work = working(y.dtype)
-    if (whole := fused(y, value, rate, kappa, centre, gate)) is not None:
-        return whole
+    if (numbers := _prepared(y, value, rate, kappa, centre, gate)) is not None:
+        from ..gpu import activation
+
+        return activation.forward(y, numbers, value.shape[0], rate, centre, gate)
     reading = Reading.of(value.unsqueeze(0), rate, kappa, centre, gate, y.dtype)
     flat = y.reshape(-1)
     if y.device.type != "cpu":
@@ -439,6 +420,12 @@ def _anchor_read_backward(
     """The gradients of `anchor_read` with respect to y and, where `of_value`, the table (else zeros)."""
     work = working(y.dtype)
     anchors = value.shape[0]
+    if (numbers := _prepared(y, value, rate, kappa, centre, gate)) is not None:
+        from ..gpu import activation
+
+        to_y, sums = activation.backward(grad, y, numbers, anchors, centre, gate, of_value)
+        table = torch.zeros_like(value) if sums is None else basis(anchors, kappa, y.dtype, y.device)[1] @ sums
+        return to_y, table.to(value.dtype)
     k = torch.arange(anchors, dtype=torch.float64, device=value.device) - (anchors - 1) / 2
     exact = value.double()
     reading = Reading.of(torch.stack([exact, k * exact, k]), rate, kappa, centre, gate, y.dtype)
@@ -484,6 +471,56 @@ def _like_both(grad: Tensor, y: Tensor, value: Tensor, *_: Any) -> tuple[Tensor,
     return _like(y), torch.empty_like(value)
 
 
+def _anchor_read_watched(
+    y: Tensor, value: Tensor, outside: Tensor, rate: float, kappa: float, centre: float, gate: float, even: bool,
+    low: float, high: float,
+) -> Tensor:  # fmt: skip
+    """`anchor_read` that adds the number of values outside [low, high], NaN among them, to `outside`."""
+    if (numbers := _prepared(y, value, rate, kappa, centre, gate)) is not None:
+        from ..gpu import activation
+
+        return activation.forward(y, numbers, value.shape[0], rate, centre, gate, even, outside, low, high)
+    outside += ((y < low) | (y > high) | y.isnan()).sum()
+    return _anchor_read(y, value, rate, kappa, centre, gate)
+
+
+class _Watched(torch.autograd.Function):
+    """`anchor_read_watched` with the gradients of `anchor_read`: operators that count have none of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, value: Tensor, *rest: Any) -> Tensor:
+        ctx.save_for_backward(y, value)
+        ctx.numbers = rest[1:5]
+        out: Tensor = torch.ops.attnforge.anchor_read_watched(y, value, *rest)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        y, value = ctx.saved_tensors
+        of_value = ctx.needs_input_grad[1]
+        to_y, to_value = torch.ops.attnforge.anchor_read_backward(grads[0], y, value, *ctx.numbers, of_value)
+        return to_y, to_value if of_value else None, *[None] * 8
+
+
+def watched_read(
+    y: Tensor, value: Tensor, outside: Tensor, rate: float, kappa: float, centre: float, gate: float, even: bool,
+    low: float, high: float,
+) -> Tensor:  # fmt: skip
+    """`anchor_read`, counting in `outside` the values that leave [low, high]; `even` promises value[i] = value[-1 - i].
+
+    >>> outside = torch.zeros((), dtype=torch.int64)
+    >>> out = watched_read(torch.tensor([0.0, 9.0]), torch.ones(3), outside, 1.0, 0.25, 0.0, 0.0, True, -8.0, 8.0)
+    >>> int(outside)
+    1
+    """
+    _check(y, value, rate, kappa, gate)
+    call = torch.ops.attnforge.anchor_read_watched
+    if torch.is_grad_enabled() and (y.requires_grad or value.requires_grad):
+        call = _Watched.apply
+    out: Tensor = call(y, value, outside, rate, kappa, centre, gate, even, low, high)
+    return out
+
+
 # `torch.library.custom_op` would say the same in fewer words, and load the compiler, for seconds, at the first call
 _LIBRARY = torch.library.Library("attnforge", "FRAGMENT")
 _NUMBERS = "float rate, float kappa, float centre"
@@ -492,6 +529,12 @@ _LIBRARY.define(
     f"anchor_read_backward(Tensor grad, Tensor y, Tensor value, {_NUMBERS}, float gate, bool of_value) "
     "-> (Tensor, Tensor)"
 )
+_LIBRARY.define(
+    f"anchor_read_watched(Tensor y, Tensor value, Tensor(a!) outside, {_NUMBERS}, float gate, bool even, float low, "
+    "float high) -> Tensor"
+)
+_LIBRARY.impl("anchor_read_watched", _anchor_read_watched, "CompositeExplicitAutograd")
+torch.library.register_fake(f"{NAME}_watched", lambda y, *_: _like(y), lib=_LIBRARY)
 _LIBRARY.impl("anchor_read", _anchor_read, "CompositeExplicitAutograd")
 _LIBRARY.impl("anchor_read_backward", _anchor_read_backward, "CompositeExplicitAutograd")
 torch.library.register_fake(NAME, _like, lib=_LIBRARY)
@@ -536,7 +579,7 @@ def _weights(y: Tensor, anchors: int, rate: float, kappa: float, centre: float) 
 
 def _check(y: Tensor, value: Tensor, rate: float, kappa: float, gate: float) -> None:
     if y.dtype not in READ:
-        raise ArgumentError(f"y must be float64, float32 or bfloat16, got {y.dtype}")
+        raise ArgumentError(f"y must be float64, float32, bfloat16 or float16, got {y.dtype}")
     if value.dim() != 1 or value.shape[0] < (0 if gate else 2) or value.dtype not in (torch.float64, torch.float32):
         raise ArgumentError(
             f"value must be a table of at least 2 float32 or float64 numbers, got {value.dtype}, {tuple(value.shape)}"

@@ -257,3 +257,34 @@ def _different(spec: SelfSpec) -> list[int]:
         parts = spec.W_O[:, order, out], spec.S[rows, out], spec.s[out], *values
         kinds.setdefault(b"".join(np.ascontiguousarray(part).tobytes() for part in parts), out)
     return list(kinds.values())
+
+
+EXP, QUOTIENT, CORRECTED = 3.0, 4.0, 2.2  # u that a kernel's exponential, quotient, and quotient corrected once may err
+
+
+def fused_error(
+    nodes: int, gain: float, centre: tuple[float, float], sides: Sides, truncated: float, dtype: torch.dtype
+) -> float:
+    """A bound of |x y - what `fused` computes| in `dtype`: both heads of lemma C1 evaluated together, also by a kernel.
+
+    `truncated` is the lemma's relative remainder on the box. With z = g (y - b), |z| <= s, A = e^z, B = e^-z and D the
+    denominator, the kernel computes (x - a) ((A - B) / D) / g + (b x + (a y - a b)). Against the exact value of the
+    same, to first order in u (the factor `enough` covers the rest): z is exact, or off by u |z| where b is subtracted;
+    the inner nodes' tau z are off by 2 u |z| more, so exponentials err relatively by (s + EXP) u or (3 s + EXP) u, one
+    s less without b, and their reciprocals by CORRECTED u more. D is a sum of positive terms, each with a sum, a weight
+    and a product, in at most n/2 additions; A/D <= s/(1 - e^-2s) and B/D <= 1/2 since D >= 2 sinh(z)/z, and
+    |A - B|/D <= s.
+    """
+    a, b = centre
+    u, enough = unit(dtype), 1.001
+    size_x = max(abs(v - a) for v in sides.value)
+    size_y = max(abs(v - b) for v in sides.query)
+    s = gain * size_y
+    ends = ((s if b else 0.0) + EXP) * u
+    denominator = ends + (2 * s + CORRECTED + 3 + nodes // 2) * u
+    difference = ends * s / -math.expm1(-2 * s) + (ends + CORRECTED * u) / 2
+    product = size_x / gain * (difference + s * (denominator + (QUOTIENT + (3 if a else 2)) * u))
+    skip = abs(b) * max(map(abs, sides.value)) + abs(a) * max(map(abs, sides.query)) + abs(a * b)
+    last = 5 * u * skip + u * (size_x * size_y if skip else 0.0)
+    lost = 64 * TINY[dtype] * (1 + size_x / gain)  # underflow: a few operations
+    return float(up((product + last) * enough + truncated * size_x * size_y + lost, 32))

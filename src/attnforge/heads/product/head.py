@@ -41,8 +41,8 @@ from ...dtypes import dtype_name, shipped
 from ...errors import ArgumentError, PrecisionError
 from ..packing import self_layer
 from ..self_head import SelfSpec
-from .bound import ProductError, Sides, product_error
-from .construction import NODES, ProductSpec, arrange, gain_for, nodes_for
+from .bound import ProductError, Sides, fused_error, product_error
+from .construction import NODES, ProductSpec, arrange, gain_for, nodes_for, remainder
 from .site import MOST_NODES
 
 
@@ -148,6 +148,22 @@ class ProductHead(CertifiedModule):
     def error(self) -> ProductError:
         """The certified error of the present weights, split by where it comes from."""
         return product_error(SelfSpec.read(self.layer), self._sides(), self.dtype)
+
+    def fused_bound(self) -> float:
+        """A bound of the product as `fused` evaluates it: both heads together, with the numbers of lemma C1."""
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return fused_error(
+            self.nodes, self.spec.gain, self.spec.centre, self._sides(), remainder(self.nodes, self.scale), wide
+        )
+
+    def differing(self) -> list[str]:
+        """The stored tensors that are not the numbers of the construction as their dtype holds them."""
+        wanted = self_layer(self.spec.heads, self.dtype, purpose="x y").state_dict()
+        return sorted(
+            name
+            for name, tensor in self.layer.state_dict().items()
+            if name not in wanted or not torch.equal(tensor.cpu(), wanted[name])
+        )
 
     def recertify(self) -> Certificate:
         error = self.error()

@@ -1,0 +1,188 @@
+"""The lattice form of `heads.fast.table`, with or without a gate, in one pass over the elements; and its gradients.
+
+The numbers of a table travel as one short tensor, [rate, centre, gate, Q, P, R] with the lowest powers first: `prepare`
+makes P and R of the stored values in float64, in one small launch, so that a table that was trained is read as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .exponential import exp
+
+BLOCK = 2048  # elements a program: 16 a thread, enough loads in flight to fill the memory's bandwidth
+WARPS = 4  # of a program
+SUMMED = 4096  # elements a program where gradients of the values are summed: fewer partial sums
+
+
+@triton.jit
+def _prepare(
+    value, matrix, constant, numbers, ROWS, HEAD, ANCHORS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_HEAD: tl.constexpr
+):
+    column = tl.arange(0, COLUMNS)
+    there = column < 2 * ROWS
+    total = tl.zeros((COLUMNS,), tl.float64)
+    for k in range(ANCHORS):
+        v = tl.load(value + k).to(tl.float64)
+        total += v * tl.load(matrix + k * 2 * ROWS + column, mask=there, other=0.0)
+    tl.store(numbers + HEAD + column, total.to(tl.float32), mask=there)
+    first = tl.arange(0, BLOCK_HEAD)
+    tl.store(numbers + first, tl.load(constant + first, mask=first < HEAD, other=0.0), mask=first < HEAD)
+
+
+@triton.jit
+def _horner(numbers, s, DEGREE: tl.constexpr):
+    total = tl.zeros_like(s) + tl.load(numbers + DEGREE)
+    for j in tl.static_range(DEGREE):
+        total = total * s + tl.load(numbers + DEGREE - 1 - j)
+    return total
+
+
+@triton.jit
+def _slope(numbers, s, DEGREE: tl.constexpr):
+    """The derivative of the polynomial."""
+    total = tl.zeros_like(s)
+    for j in tl.static_range(DEGREE):
+        total = total * s + (DEGREE - j) * tl.load(numbers + DEGREE - j)
+    return total
+
+
+@triton.jit
+def _place(at, rate):
+    """q = exp(-rate |at|), 1/(1 + q^2), and s = q/(1 + q^2), its quotient corrected once."""
+    q = exp(tl.abs(at) * -rate)
+    low = q * q + 1.0
+    inverse = 1.0 / low
+    s = q * inverse
+    return q, inverse, s + (q - s * low) * inverse
+
+
+@triton.jit
+def _tilt(at, q, inverse, WHOLE: tl.constexpr):
+    tilt = (1.0 - q * q) * inverse if WHOLE else (1.0 - q) / (1.0 + q)
+    return tl.where(at < 0, -tilt, tilt)
+
+
+@triton.jit
+def _forward(
+    y, out, numbers, outside, low, high, n, DEGREE: tl.constexpr, ODD: tl.constexpr, WHOLE: tl.constexpr,
+    GATED: tl.constexpr, SHARED: tl.constexpr, CENTRED: tl.constexpr, WATCH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < n
+    x = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
+    result = tl.zeros_like(x)
+    if DEGREE >= 0:
+        at = x - tl.load(numbers + 1) if CENTRED else x
+        q, inverse, s = _place(at, tl.load(numbers))
+        above = _horner(numbers + DEGREE + 4, s, DEGREE)
+        if ODD:
+            above += _horner(numbers + 2 * DEGREE + 5, s, DEGREE) * _tilt(at, q, inverse, WHOLE)
+        result = above / _horner(numbers + 3, s, DEGREE)
+    if GATED:
+        if not SHARED:
+            q = exp(tl.abs(x) * -tl.load(numbers + 2))
+        result = tl.where(x < 0, 0.0, x) + (result - tl.abs(x) * (q / (q + 1.0)))
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+    if WATCH:  # atomics that are masked out cost next to nothing, and values outside are rare
+        left = ((x < low) | (x > high) | (x != x)) & inside
+        tl.atomic_add(outside + tl.zeros((BLOCK,), tl.int32), tl.full((BLOCK,), 1, tl.int64), mask=left)
+
+
+@triton.jit
+def _backward(
+    grad, y, to_y, partial, numbers, n, DEGREE: tl.constexpr, ODD: tl.constexpr, WHOLE: tl.constexpr,
+    GATED: tl.constexpr, CENTRED: tl.constexpr, OF_VALUE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dh/dtheta of h = (P(s) + t R(s)) / Q(s): s' = -s tanh(theta), and t' = 4 s^2, or (1 - t^2)/2 of half numbers."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < n
+    x = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+    change = tl.zeros_like(x)
+    if DEGREE >= 0:
+        rate = tl.load(numbers)
+        at = x - tl.load(numbers + 1) if CENTRED else x
+        q, inverse, s = _place(at, rate)
+        tilt = _tilt(at, q, inverse, WHOLE)
+        turn = -s * _tilt(at, q, inverse, True)
+        share = 1.0 / _horner(numbers + 3, s, DEGREE)
+        above = _horner(numbers + DEGREE + 4, s, DEGREE)
+        rise = _slope(numbers + DEGREE + 4, s, DEGREE) * turn
+        if ODD:
+            side = _horner(numbers + 2 * DEGREE + 5, s, DEGREE)
+            above += side * tilt
+            bend = 4.0 * s * s if WHOLE else 0.5 * (1.0 - tilt * tilt)
+            rise += _slope(numbers + 2 * DEGREE + 5, s, DEGREE) * turn * tilt + side * bend
+        fall = _slope(numbers + 3, s, DEGREE) * turn
+        change = rate * (rise - above * share * fall) * share
+        if OF_VALUE:
+            power = g * share
+            into = partial + tl.program_id(0).to(tl.int64) * (2 * DEGREE + 2)
+            for j in tl.static_range(DEGREE + 1):
+                tl.store(into + j, tl.sum(power))
+                tl.store(into + DEGREE + 1 + j, tl.sum(power * tilt))
+                power = power * s
+    if GATED:
+        gate = tl.load(numbers + 2)
+        share = 1.0 / (1.0 + exp(-gate * x))
+        change += share * (1.0 + gate * x * (1.0 - share))
+    tl.store(to_y + place, (g * change).to(to_y.dtype.element_ty), mask=inside)
+
+
+def prepare(value: Tensor, matrix: Tensor | None, constant: Tensor) -> Tensor:
+    """[rate, centre, gate, Q, P, R]: `constant` holds the first four, `matrix` takes the values to P and R."""
+    if matrix is None:
+        return constant
+    anchors, columns = matrix.shape
+    numbers = torch.empty(constant.numel() + columns, dtype=torch.float32, device=value.device)
+    _prepare[(1,)](
+        value, matrix, constant, numbers, columns // 2, constant.numel(), ANCHORS=anchors,
+        COLUMNS=triton.next_power_of_2(columns), BLOCK_HEAD=triton.next_power_of_2(constant.numel()), num_warps=1,
+    )  # fmt: skip
+    return numbers
+
+
+def _shape(anchors: int, centre: float, gate: float) -> dict[str, Any]:
+    """What a kernel is compiled for."""
+    kind = {"DEGREE": (anchors + 1) // 2 - 1, "WHOLE": bool(anchors % 2), "GATED": bool(gate), "CENTRED": centre != 0.0}
+    return {**kind, "ODD": anchors > 1}
+
+
+def forward(
+    y: Tensor, numbers: Tensor, anchors: int, rate: float, centre: float, gate: float, even: bool = False,
+    outside: Tensor | None = None, low: float = 0.0, high: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """The head at y. With `outside`, a count on the device, the values that leave [low, high] are added to it."""
+    given = y.contiguous()
+    out = torch.empty_like(given)
+    shape = _shape(anchors, centre, gate)
+    shape["ODD"] = shape["ODD"] and not even
+    shared = bool(anchors) and gate == rate and not centre
+    _forward[(triton.cdiv(given.numel(), BLOCK),)](
+        given, out, numbers, numbers if outside is None else outside, low, high, given.numel(), **shape,
+        SHARED=shared, WATCH=outside is not None, BLOCK=BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+    return out
+
+
+def backward(
+    grad: Tensor, y: Tensor, numbers: Tensor, anchors: int, centre: float, gate: float, of_value: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient of y and, where wanted, the sums over elements of grad s^j / Q and of the same times the tilt."""
+    given, slope = y.contiguous(), grad.contiguous()
+    to_y = torch.empty_like(given)
+    of_value = of_value and anchors > 0
+    block = SUMMED if of_value else BLOCK
+    programs = triton.cdiv(given.numel(), block)
+    partial = numbers.new_empty(programs, 2 * ((anchors + 1) // 2)) if of_value else None
+    _backward[(programs,)](
+        slope, given, to_y, numbers if partial is None else partial, numbers, given.numel(),
+        **_shape(anchors, centre, gate), OF_VALUE=of_value, BLOCK=block, num_warps=WARPS,
+    )  # fmt: skip
+    return to_y, None if partial is None else partial.double().sum(0)
