@@ -179,9 +179,10 @@ def watched_norm(
     >>> out[:3].allclose(torch.nn.functional.layer_norm(x, (8,))[:3], atol=1e-5), int(outside)
     (True, 1)
     """
-    tensors = [t for t in (x, weight, bias) if t is not None]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         out: Tensor = _Watched.apply(x, weight, bias, *table, outside, layer, unit, *limits)
+    elif x.is_cuda and ready(x):  # an operator's way through the dispatcher takes as long as the kernel
+        out = _watched(x, *table, weight, bias, outside, layer, unit, *limits)
     else:
         out = torch.ops.attnforge.norm_watched(x, *table, weight, bias, outside, layer, unit, *limits)
     return out

@@ -30,7 +30,7 @@ from ...network import AttentionLayer, Heads
 from ..choose import FAST, Fast, fast_form
 from .bound import DIVISIONS, ReadError, activation_error, bump_of, differing, read_error
 from .construction import tables
-from .read import anchor_read, basis, exporting, packed, read, unpacked, watched_read
+from .read import Kept, anchor_read, basis, exporting, packed, read, unpacked, watched_read
 from .table import Table
 
 KINDS = tuple(dtype for dtype in DTYPES.values() if dtype != torch.float16)  # float16 overflows in the lattice form
@@ -53,6 +53,7 @@ class FastActivation(CertifiedModule):
 
     family = "fast"
     _matrix: Tensor | None = None
+    _kept: Kept | None = None
     _even = False  # values certified last were symmetric: compilers leave half of the numerator out, once it is frozen
 
     def __init__(
@@ -160,9 +161,20 @@ class FastActivation(CertifiedModule):
         return anchor_read(y, value, t.rate, t.kappa, t.centre, t.gate)
 
     def watched(self, y: Tensor, outside: Tensor, low: float, high: float) -> Tensor:
-        """The heads at y, in the dtype of y, counting in `outside` the values that leave [low, high]."""
-        value, t = self._values(), self.table
+        """The heads at y, in the dtype of y, counting in `outside` the values that leave [low, high].
+
+        What a kernel reads is worked out once for a table that does not train, and again when it is certified, loaded,
+        moved or written to.
+        """
+        t, kept = self.table, self._kept
+        if kept is not None and kept.holds(y):
+            return kept.read(y, self.size, t.rate, t.centre, t.gate, outside, low, high)
+        value = self._values()
         value = value if value.dtype == torch.float64 else value.float()
+        group = self.layer.heads()[-1]
+        if not group.M_V.requires_grad:
+            even = self._symmetric()
+            self._kept = Kept.of(y, value, group.M_V, even, t.rate, t.kappa, t.centre, t.gate)
         return watched_read(y, value, outside, t.rate, t.kappa, t.centre, t.gate, self._symmetric(), low, high)
 
     def _symmetric(self) -> bool:
@@ -175,15 +187,17 @@ class FastActivation(CertifiedModule):
 
     def _apply(self, fn: Any, recurse: bool = True) -> FastActivation:
         super()._apply(fn, recurse)
+        self._kept = None
         self._keep_matrix()
         return self
 
     def attach(self, certificate: Certificate) -> Certificate:
         self._even = bool(torch.equal(self.values, self.values.flip(0)))
+        self._kept = None
         return super().attach(certificate)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._even = False
+        self._even, self._kept = False, None
         super()._load_from_state_dict(*args, **kwargs)
 
     def plain(self) -> nn.Module:

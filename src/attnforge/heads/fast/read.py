@@ -380,6 +380,37 @@ def _prepared(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float
     return activation.prepare(value.detach(), matrix, _made(anchors, rate, kappa, centre, gate, y.device))
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A table that does not train, as a kernel reads it: `numbers` on a device, and the stored values they are of."""
+
+    numbers: Tensor
+    stored: Tensor
+    version: int
+    even: bool
+
+    @classmethod
+    def of(
+        cls, y: Tensor, value: Tensor, stored: Tensor, even: bool, rate: float, kappa: float, centre: float, gate: float
+    ) -> Kept | None:
+        """None where there is no kernel for y."""
+        numbers = _prepared(y, value, rate, kappa, centre, gate)
+        return None if numbers is None else cls(numbers, stored, stored._version, even)
+
+    def holds(self, y: Tensor) -> bool:
+        """Whether the numbers are still those of the values, and y is where they are, without wanting gradients."""
+        same = self.stored._version == self.version and not self.stored.requires_grad
+        return same and y.device == self.numbers.device and not (y.requires_grad and torch.is_grad_enabled())
+
+    def read(
+        self, y: Tensor, anchors: int, rate: float, centre: float, gate: float, outside: Tensor, low: float, high: float
+    ) -> Tensor:
+        """The head at y, counting in `outside` what leaves [low, high]."""
+        from ..gpu import activation
+
+        return activation.forward(y, self.numbers, anchors, rate, centre, gate, self.even, outside, low, high)
+
+
 def anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0) -> Tensor:
     """The softmax mean of `value` over keys (rate k, -kappa k^2) at y - centre; plus y sigmoid(gate y) with a gate.
 

@@ -6,14 +6,13 @@ makes P and R of the stored values in float64, in one small launch, so that a ta
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .exponential import exp
+from .launch import launch
 
 BLOCK = 2048  # elements a program: 16 a thread, enough loads in flight to fill the memory's bandwidth
 WARPS = 4  # of a program
@@ -141,17 +140,10 @@ def prepare(value: Tensor, matrix: Tensor | None, constant: Tensor) -> Tensor:
         return constant
     anchors, columns = matrix.shape
     numbers = torch.empty(constant.numel() + columns, dtype=torch.float32, device=value.device)
-    _prepare[(1,)](
-        value, matrix, constant, numbers, columns // 2, constant.numel(), ANCHORS=anchors,
-        COLUMNS=triton.next_power_of_2(columns), BLOCK_HEAD=triton.next_power_of_2(constant.numel()), num_warps=1,
-    )  # fmt: skip
+    head = constant.numel()
+    constants = anchors, triton.next_power_of_2(columns), triton.next_power_of_2(head)
+    launch(_prepare, 1, (value, matrix, constant, numbers, columns // 2, head), constants, warps=1)
     return numbers
-
-
-def _shape(anchors: int, centre: float, gate: float) -> dict[str, Any]:
-    """What a kernel is compiled for."""
-    kind = {"DEGREE": (anchors + 1) // 2 - 1, "WHOLE": bool(anchors % 2), "GATED": bool(gate), "CENTRED": centre != 0.0}
-    return {**kind, "ODD": anchors > 1}
 
 
 def forward(
@@ -159,15 +151,13 @@ def forward(
     outside: Tensor | None = None, low: float = 0.0, high: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """The head at y. With `outside`, a count on the device, the values that leave [low, high] are added to it."""
-    given = y.contiguous()
+    given = y if y.is_contiguous() else y.contiguous()
     out = torch.empty_like(given)
-    shape = _shape(anchors, centre, gate)
-    shape["ODD"] = shape["ODD"] and not even
-    shared = bool(anchors) and gate == rate and not centre
-    _forward[(triton.cdiv(given.numel(), BLOCK),)](
-        given, out, numbers, numbers if outside is None else outside, low, high, given.numel(), **shape,
-        SHARED=shared, WATCH=outside is not None, BLOCK=BLOCK, num_warps=WARPS,
-    )  # fmt: skip
+    n, watched = given.numel(), outside is not None
+    shared = anchors > 0 and gate == rate and centre == 0.0
+    shape = (anchors + 1) // 2 - 1, anchors > 1 and not even, anchors % 2 == 1, gate != 0.0, shared, centre != 0.0
+    arguments = given, out, numbers, outside if watched else numbers, low, high, n
+    launch(_forward, -(-n // BLOCK), arguments, (*shape, watched, BLOCK), WARPS)
     return out
 
 
@@ -179,10 +169,9 @@ def backward(
     to_y = torch.empty_like(given)
     of_value = of_value and anchors > 0
     block = SUMMED if of_value else BLOCK
-    programs = triton.cdiv(given.numel(), block)
+    programs = -(-given.numel() // block)
     partial = numbers.new_empty(programs, 2 * ((anchors + 1) // 2)) if of_value else None
-    _backward[(programs,)](
-        slope, given, to_y, numbers if partial is None else partial, numbers, given.numel(),
-        **_shape(anchors, centre, gate), OF_VALUE=of_value, BLOCK=block, num_warps=WARPS,
-    )  # fmt: skip
+    shape = (anchors + 1) // 2 - 1, anchors > 1, anchors % 2 == 1, gate != 0.0, centre != 0.0, of_value, block
+    arguments = slope, given, to_y, numbers if partial is None else partial, numbers, given.numel()
+    launch(_backward, programs, arguments, shape, WARPS)
     return to_y, None if partial is None else partial.double().sum(0)

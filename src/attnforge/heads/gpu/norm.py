@@ -6,16 +6,28 @@ used where that is no more than the certificate counts. Quotients are rounded to
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .exponential import exp
+from .launch import launch
 
 WIDEST = 16384  # channels that one program holds in registers
 SHORT = 2048  # channels up to which one warp takes a row: 64 numbers a thread
 PROGRAMS = 1024  # that share the rows where gradients of weights are summed: about eight for each multiprocessor
+
+
+TINY = torch.finfo(torch.float32).eps ** 2  # of a square: rows that vary by less than a roundoff are constant
+
+
+@functools.lru_cache(maxsize=256)
+def _power(number: int) -> int:
+    return int(triton.next_power_of_2(number))
 
 
 def warps(channels: int) -> int:
@@ -48,8 +60,8 @@ def _centred(x, inside, D, LAYER: tl.constexpr):
 
 @triton.jit
 def _forward(
-    x, out, weight, bias, scale, shift, mix, outside, rows, channels, low, high, far, tiny, LAYER: tl.constexpr,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, UNIT: tl.constexpr, HEADS, WATCH: tl.constexpr, BLOCK: tl.constexpr,
+    x, out, weight, bias, scale, shift, mix, outside, HEADS, channels, low, high, far, tiny, LAYER: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, UNIT: tl.constexpr, WATCH: tl.constexpr, BLOCK: tl.constexpr,
     TABLE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -80,8 +92,8 @@ def _forward(
 
 @triton.jit
 def _backward(
-    grad, x, to_x, to_weight, to_bias, weight, scale, shift, mix, rows, channels, LAYER: tl.constexpr,
-    WEIGHT: tl.constexpr, UNIT: tl.constexpr, HEADS, OF_WEIGHT: tl.constexpr, BLOCK: tl.constexpr, TABLE: tl.constexpr,
+    grad, x, to_x, to_weight, to_bias, weight, scale, shift, mix, rows, HEADS, channels, LAYER: tl.constexpr,
+    WEIGHT: tl.constexpr, UNIT: tl.constexpr, OF_WEIGHT: tl.constexpr, BLOCK: tl.constexpr, TABLE: tl.constexpr,
 ):  # fmt: skip
     i = tl.arange(0, BLOCK)
     inside = i < channels
@@ -129,17 +141,15 @@ def forward(
     `low` and `high` limit the variance, `far` the mean in standard deviations (layer norm); rows that are constant up
     to rounding have nothing to norm and are not counted.
     """
-    given = x.contiguous()
+    given = x if x.is_contiguous() else x.contiguous()
     out = torch.empty_like(given)
-    channels = given.shape[-1]
-    spare = table[0]
-    _forward[(given.numel() // channels,)](
-        given, out, spare if weight is None else weight, spare if bias is None else bias, *table,
-        spare if outside is None else outside, given.numel() // channels, channels, low, high,
-        far if layer else float("inf"), torch.finfo(torch.float32).eps ** 2, LAYER=layer, WEIGHT=weight is not None,
-        BIAS=bias is not None, UNIT=unit, HEADS=spare.shape[0], WATCH=outside is not None,
-        BLOCK=triton.next_power_of_2(channels), TABLE=triton.next_power_of_2(spare.shape[0]), num_warps=warps(channels),
+    channels, heads, watched = given.shape[-1], table[0].shape[0], outside is not None
+    arguments = (
+        given, out, out if weight is None else weight, out if bias is None else bias, *table,
+        outside if watched else table[0], heads, channels, low, high, far if layer else math.inf, TINY,
     )  # fmt: skip
+    shape = layer, weight is not None, bias is not None, unit, watched, _power(channels), _power(heads)
+    launch(_forward, given.numel() // channels, arguments, shape, warps(channels))
     return out
 
 
@@ -149,14 +159,12 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """The gradients of the rows and, where wanted, of weight and bias, in float32."""
     given, slope = x.contiguous(), grad.contiguous()
-    channels = given.shape[-1]
+    channels, heads = given.shape[-1], table[0].shape[0]
     rows = given.numel() // channels
     programs = min(rows, PROGRAMS)
-    to_x, spare = torch.empty_like(given), table[0]
-    sums = [spare.new_empty(programs, channels) if of_weight else spare for _ in range(2)]
-    _backward[(programs,)](
-        slope, given, to_x, *sums, spare if weight is None else weight, *table, rows, channels, LAYER=layer,
-        WEIGHT=weight is not None, UNIT=unit, HEADS=spare.shape[0], OF_WEIGHT=of_weight,
-        BLOCK=triton.next_power_of_2(channels), TABLE=triton.next_power_of_2(spare.shape[0]), num_warps=warps(channels),
-    )  # fmt: skip
+    to_x = torch.empty_like(given)
+    sums = [table[0].new_empty(programs, channels) if of_weight else table[0] for _ in range(2)]
+    arguments = slope, given, to_x, *sums, to_x if weight is None else weight, *table, rows, heads, channels
+    shape = layer, weight is not None, unit, of_weight, _power(channels), _power(heads)
+    launch(_backward, programs, arguments, shape, warps(channels))
     return (to_x, sums[0].sum(0), sums[1].sum(0)) if of_weight else (to_x, None, None)

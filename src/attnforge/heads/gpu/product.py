@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .exponential import exp
+from .launch import launch
 
 BLOCK, WARPS = 1024, 4  # elements and warps a program: two inputs, eight elements of each a thread
 
@@ -84,13 +85,12 @@ def forward(
     outside: Tensor | None = None, first: tuple[float, float] = (0.0, 0.0), second: tuple[float, float] = (0.0, 0.0),
 ) -> Tensor:  # fmt: skip
     """The product, elementwise; with `outside` pairs that leave the ranges of their factors are added to that count."""
-    left, right = x.contiguous(), y.contiguous()
+    left, right = (t if t.is_contiguous() else t.contiguous() for t in (x, y))
     out = torch.empty_like(left)
-    _forward[(triton.cdiv(out.numel(), BLOCK),)](
-        left, right, out, numbers, numbers if outside is None else outside, gain, *centre, *first, *second,
-        out.numel(), PAIRS=nodes // 2 - 1, MIDDLE=bool(nodes % 2), CENTRED=centre != (0.0, 0.0),
-        WATCH=outside is not None, BLOCK=BLOCK, num_warps=WARPS,
-    )  # fmt: skip
+    n, watched = out.numel(), outside is not None
+    arguments = left, right, out, numbers, outside if watched else numbers, gain, *centre, *first, *second, n
+    shape = nodes // 2 - 1, nodes % 2 == 1, centre != (0.0, 0.0), watched, BLOCK
+    launch(_forward, -(-n // BLOCK), arguments, shape, WARPS)
     return out
 
 
@@ -100,8 +100,7 @@ def backward(
     """The gradients of both factors."""
     left, right, slope = x.contiguous(), y.contiguous(), grad.contiguous()
     to_x, to_y = torch.empty_like(left), torch.empty_like(right)
-    _backward[(triton.cdiv(left.numel(), BLOCK),)](
-        slope, left, right, to_x, to_y, numbers, gain, *centre, left.numel(), PAIRS=nodes // 2 - 1,
-        MIDDLE=bool(nodes % 2), BLOCK=BLOCK, num_warps=WARPS,
-    )  # fmt: skip
+    n = left.numel()
+    arguments = slope, left, right, to_x, to_y, numbers, gain, *centre, n
+    launch(_backward, -(-n // BLOCK), arguments, (nodes // 2 - 1, nodes % 2 == 1, BLOCK), WARPS)
     return to_x, to_y

@@ -124,9 +124,9 @@ def watched_product(
     >>> watched_product(x, y, outside, 7, 2.0, (0.0, 0.0), (-1.0, 1.0), (-1.0, 1.0)).allclose(x * y), int(outside)
     (True, 1)
     """
-    call = torch.ops.attnforge.product_watched
-    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
-        call = _Watched.apply
+    wanted = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
+    # an operator's way through the dispatcher takes as long as the kernel
+    call = _Watched.apply if wanted else _watched if x.is_cuda else torch.ops.attnforge.product_watched
     out: Tensor = call(x, y, outside, nodes, gain, *centre, *first, *second)
     return out
 
