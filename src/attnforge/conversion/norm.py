@@ -9,8 +9,9 @@ weights counts those.
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from ..certificates.rounding import UNIT, gamma, up
 from ..dtypes import dtype_name
 from ..heads.fast.read import exporting
-from ..heads.gpu import ready
+from ..heads.gpu import ready, rows
 from ..heads.norm.bound import Roundings
 from ..heads.norm.head import NormHead
 from .site import ROUGHLY, SiteModule, full_precision, tracing, working
@@ -69,7 +70,8 @@ class NativeNorm(NormHead):
 
     def on_kernels(self) -> bool:
         """Whether a GPU's kernel takes these rows, with no more roundings than the certificate counts."""
-        return self.scale.dtype == torch.float32 and _kernel_fits(self.channels)
+        fits = rows.roundings(self.channels) <= sum(_stages(self.channels)) - 1
+        return self.scale.dtype == torch.float32 and self.channels <= rows.WIDEST and fits
 
     def roundings(self) -> Roundings:
         """Two stages of sums, in any order each; heads mixed in any order, and one product with the value."""
@@ -85,13 +87,6 @@ def _stages(channels: int) -> tuple[int, int]:
     """
     outer = max(k for k in range(1, math.isqrt(channels) + 1) if channels % k == 0)
     return outer, channels // outer
-
-
-@functools.lru_cache(maxsize=64)
-def _kernel_fits(channels: int) -> bool:
-    from ..heads.gpu import norm
-
-    return channels <= norm.WIDEST and norm.roundings(channels) <= sum(_stages(channels)) - 1
 
 
 def _rows(x: Tensor, table: Table, weight: Tensor | None, bias: Tensor | None, layer: bool, unit: bool) -> Normed:
@@ -125,13 +120,25 @@ def _watched(
     if ready(x):
         from ..heads.gpu import norm
 
-        return norm.forward(x, (scale, shift, mix), weight, bias, layer, unit, outside, low, high, far)
+        table, limits = (scale, shift, mix), (low, high, far)
+        return norm.forward(x, norm.norming(table, weight, bias, layer, unit, x.shape[-1], outside, limits))
     out, square, mean = _rows(x.to(scale.dtype), (scale, shift, mix), weight, bias, layer, unit)
     variance = square / x.shape[-1]
     place = torch.zeros_like(variance) if mean is None else mean.abs()
     left = (variance < low) | (variance > high) | variance.isnan() | (layer & (place > far * variance.sqrt()))
     outside += (left & ~_constant(variance, place)).sum()
     return out.to(x.dtype)
+
+
+def _normed(
+    x: Tensor, scale: Tensor, shift: Tensor, mix: Tensor, weight: Tensor | None, bias: Tensor | None, layer: bool,
+    unit: bool,
+) -> Tensor:  # fmt: skip
+    if ready(x):
+        from ..heads.gpu import norm
+
+        return norm.forward(x, norm.norming((scale, shift, mix), weight, bias, layer, unit, x.shape[-1]))
+    return _rows(x.to(scale.dtype), (scale, shift, mix), weight, bias, layer, unit)[0].to(x.dtype)
 
 
 class _Watched(torch.autograd.Function):
@@ -181,8 +188,6 @@ def watched_norm(
     """
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         out: Tensor = _Watched.apply(x, weight, bias, *table, outside, layer, unit, *limits)
-    elif x.is_cuda and ready(x):  # an operator's way through the dispatcher takes as long as the kernel
-        out = _watched(x, *table, weight, bias, outside, layer, unit, *limits)
     else:
         out = torch.ops.attnforge.norm_watched(x, *table, weight, bias, outside, layer, unit, *limits)
     return out
@@ -193,10 +198,26 @@ _LIBRARY.define(
     "norm_watched(Tensor x, Tensor scale, Tensor shift, Tensor mix, Tensor? weight, Tensor? bias, Tensor(a!) outside, "
     "bool layer, bool unit, float low, float high, float far) -> Tensor"
 )
-_LIBRARY.impl("norm_watched", _watched, "CompositeExplicitAutograd")
-torch.library.register_fake(
-    "attnforge::norm_watched", lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format), lib=_LIBRARY
+_LIBRARY.define(
+    "norm_rows(Tensor x, Tensor scale, Tensor shift, Tensor mix, Tensor? weight, Tensor? bias, bool layer, bool unit) "
+    "-> Tensor"
 )
+_LIBRARY.impl("norm_rows", _normed, "CompositeExplicitAutograd")
+_LIBRARY.impl("norm_watched", _watched, "CompositeExplicitAutograd")
+for _name in ("norm_rows", "norm_watched"):
+    torch.library.register_fake(
+        f"attnforge::{_name}", lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format), lib=_LIBRARY
+    )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A norm ready for a kernel, and the weight and bias it is of: kernels read them where they are."""
+
+    of: nn.Parameter | None
+    beside: nn.Parameter | None
+    fixed: Any
+    norm: Callable[[Tensor, Any], Tensor]
 
 
 class ConvertedNorm(SiteModule):
@@ -222,6 +243,8 @@ class ConvertedNorm(SiteModule):
         self.normalized_shape, self.eps, self.unit = tuple(shape), head.eps_norm, unit
         self.variance_epsilon = self.eps  # what some models call it
         self.head = head.requires_grad_(False)  # a fit over decades: the step of an optimiser would wreck it
+        self._kept: Kept | None = None
+        self._on_kernels = head.on_kernels()
         self.register_parameter("weight", weight)
         self.register_parameter("bias", bias)
 
@@ -229,7 +252,7 @@ class ConvertedNorm(SiteModule):
         return list(self.head.parameters())
 
     def forward(self, input: Tensor, *unused: Any) -> Tensor:
-        if self.counts(input) and self.head.on_kernels():
+        if self._on_kernels and self.counts(input):
             return self._by_kernel(input)
         table = self.head.scale.dtype
         x = input.to(table) if input.dtype != table else input
@@ -243,19 +266,29 @@ class ConvertedNorm(SiteModule):
             if exporting():
                 out = self.head.explicit(x, weight, bias)
             elif tracing():
-                out = self.head.evaluate(x, weight, bias)[0]
+                out = self._traced(x, weight, bias)
             else:
                 out = self._native(x, weight, bias)
         out = out.unflatten(-1, self.normalized_shape) if len(self.normalized_shape) > 1 else out
         return out.to(input.dtype) if out.dtype != input.dtype else out
 
-    def _by_kernel(self, input: Tensor) -> Tensor:
-        head, wide = self.head, len(self.normalized_shape)
-        x = input.flatten(-wide) if wide > 1 else input
-        weight, bias = (None if p is None else p.flatten() if wide > 1 else p for p in (self.weight, self.bias))
+    def _traced(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        head, given = self.head, (x, weight, bias)
+        wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+        if wanted or not x.is_cuda or not self._on_kernels:
+            return head.evaluate(x, weight, bias)[0]
         table = head.scale, head.shift, head.mix
-        limits = self.low, self.high, head.offset
-        out = watched_norm(x, table, weight, bias, self.outside, head.kind == "layer", self.unit, limits)
+        out: Tensor = torch.ops.attnforge.norm_rows(x, *table, weight, bias, head.kind == "layer", False)
+        return out
+
+    def _by_kernel(self, input: Tensor) -> Tensor:
+        wide, given, kept = len(self.normalized_shape), self._parameters, self._kept
+        x = input.flatten(-wide) if wide > 1 else input
+        wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *given.values()))
+        if kept is not None and not wanted and kept.of is given["weight"] and kept.beside is given["bias"]:
+            out = kept.norm(x, kept.fixed)
+        else:
+            out = self._kernel_anew(x)
         if not self.warned and self._due() and int(self.outside) > self.told:
             before, self.calls = self.outside.clone(), 0
             with torch.no_grad():
@@ -263,6 +296,20 @@ class ConvertedNorm(SiteModule):
             self.outside.copy_(before)  # the kernel has counted these
             self.told = int(before)
         return out.unflatten(-1, self.normalized_shape) if wide > 1 else out
+
+    def _kernel_anew(self, x: Tensor) -> Tensor:
+        from ..heads.gpu import norm
+
+        head, layer = self.head, self.head.kind == "layer"
+        weight, bias = (None if p is None else p.flatten() if p.dim() > 1 else p for p in (self.weight, self.bias))
+        table, limits = (head.scale, head.shift, head.mix), (self.low, self.high, head.offset)
+        fixed = norm.norming(table, weight, bias, layer, self.unit, head.channels, self.outside, limits)
+        self._kept = Kept(self.weight, self.bias, fixed, norm.forward)
+        return watched_norm(x, table, weight, bias, self.outside, layer, self.unit, limits)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        self._kept = None
+        return super()._apply(fn, recurse)
 
     def _native(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         step = max(1, CHUNK // self.head.channels)

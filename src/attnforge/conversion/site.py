@@ -27,7 +27,7 @@ from ..heads import ProductHead
 from ..heads.fast.activation import FastActivation
 from ..heads.fast.read import exporting
 from ..heads.gpu import ready
-from ..heads.product.fused import together, watched_product
+from ..heads.product.fused import kept_product, together, watched_product
 
 HALF = (torch.bfloat16, torch.float16)  # dtypes in which no head is evaluated
 EVERY = 32  # calls on an accelerator between two looks at the range: waiting for it then costs little
@@ -171,6 +171,7 @@ class ConvertedProduct(SiteModule):
         super().__init__(path, *head.box["y"], strict, "the second factor")
         self.head = head.requires_grad_(False)  # the numbers of a lemma: the step of an optimiser would wreck it
         self.fused = fused and head.method == "gauss" and head.width is None
+        self._kept: Callable[[Tensor, Tensor], Tensor] | None = None  # a kernel ready for this device
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         if self.fused and x.dtype == y.dtype and self.counts(x):
@@ -188,10 +189,19 @@ class ConvertedProduct(SiteModule):
         return out.to(given) if given != table else out
 
     def _together(self, x: Tensor, y: Tensor) -> Tensor:
+        one, other = (y, x) if self.head.swapped else (x, y)
+        wanted = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
+        if not wanted and self._kept is not None:
+            return self._kept(one, other)
         head, box = self.head, self.head.box
-        one, other = (y, x) if head.swapped else (x, y)
         first, second = (box["y"], box["x"]) if head.swapped else (box["x"], box["y"])
-        return watched_product(one, other, self.outside, head.nodes, head.spec.gain, head.spec.centre, first, second)
+        numbers = (head.nodes, head.spec.gain, head.spec.centre, first, second)
+        self._kept = kept_product(x, self.outside, *numbers) if self._kept is None else self._kept
+        return watched_product(one, other, self.outside, *numbers)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        self._kept = None
+        return super()._apply(fn, recurse)
 
     def site_bound(self, dtype: torch.dtype) -> float:
         """The certified sup error of the product in the dtype the site hands on, whichever way it is evaluated."""

@@ -30,7 +30,7 @@ from ...network import AttentionLayer, Heads
 from ..choose import FAST, Fast, fast_form
 from .bound import DIVISIONS, ReadError, activation_error, bump_of, differing, read_error
 from .construction import tables
-from .read import Kept, anchor_read, basis, exporting, packed, read, unpacked, watched_read
+from .read import Kept, anchor_read, basis, constants, exporting, packed, read, unpacked, watched_read
 from .table import Table
 
 KINDS = tuple(dtype for dtype in DTYPES.values() if dtype != torch.float16)  # float16 overflows in the lattice form
@@ -53,6 +53,7 @@ class FastActivation(CertifiedModule):
 
     family = "fast"
     _matrix: Tensor | None = None
+    _constant: Tensor | None = None
     _kept: Kept | None = None
     _even = False  # values certified last were symmetric: compilers leave half of the numerator out, once it is frozen
 
@@ -157,7 +158,7 @@ class FastActivation(CertifiedModule):
         value = value if value.dtype == torch.float64 else value.float()
         if torch.compiler.is_compiling():
             rate, kappa, centre, gate = unpacked(self._numbers)
-            return read(y, value, rate, kappa, centre, gate, self._symmetric(), self._matrix)
+            return read(y, value, rate, kappa, centre, gate, self._symmetric(), self._matrix, self._constant)
         return anchor_read(y, value, t.rate, t.kappa, t.centre, t.gate)
 
     def watched(self, y: Tensor, outside: Tensor, low: float, high: float) -> Tensor:
@@ -166,24 +167,23 @@ class FastActivation(CertifiedModule):
         What a kernel reads is worked out once for a table that does not train, and again when it is certified, loaded,
         moved or written to.
         """
-        t, kept = self.table, self._kept
-        if kept is not None and kept.holds(y):
-            return kept.read(y, self.size, t.rate, t.centre, t.gate, outside, low, high)
-        value = self._values()
+        if self._kept is not None and (out := self._kept(y, outside, low, high)) is not None:
+            return out
+        value, group, t = self._values(), self.layer.heads()[-1], self.table
         value = value if value.dtype == torch.float64 else value.float()
-        group = self.layer.heads()[-1]
-        if not group.M_V.requires_grad:
-            even = self._symmetric()
-            self._kept = Kept.of(y, value, group.M_V, even, t.rate, t.kappa, t.centre, t.gate)
-        return watched_read(y, value, outside, t.rate, t.kappa, t.centre, t.gate, self._symmetric(), low, high)
+        numbers = (t.rate, t.kappa, t.centre, t.gate, self._symmetric(), low, high)
+        self._kept = None if group.M_V.requires_grad else Kept.of(y, value, group.M_V, outside, *numbers)
+        return watched_read(y, value, outside, *numbers)
 
     def _symmetric(self) -> bool:
         return self._even and not any(p.requires_grad for p in self.layer.parameters())
 
     def _keep_matrix(self) -> None:
-        """For compilers: what takes values to coefficients, on the device of the values; no part of the state."""
+        """For compilers, on the device of the values: what takes them to coefficients, and the rest; not saved."""
         value = self._values()
-        self._matrix = basis(self.size, self.table.kappa, value.dtype, value.device)[1] if self.size else None
+        t, there = self.table, self.size > 0 and value.is_cuda and value.dtype != torch.float64
+        self._matrix = basis(self.size, t.kappa, value.dtype, value.device)[1] if self.size else None
+        self._constant = constants(self.size, t.rate, t.kappa, t.centre, t.gate, value.device) if there else None
 
     def _apply(self, fn: Any, recurse: bool = True) -> FastActivation:
         super()._apply(fn, recurse)

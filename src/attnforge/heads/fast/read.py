@@ -22,7 +22,7 @@ right gradient there, where that of `abs` would be 0. `softmax_read` is the atte
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -288,12 +288,13 @@ def _matrix(anchors: int, kappa: float, dtype: torch.dtype, device: torch.device
 
 def read(
     y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0, even: bool = False,
-    matrix: Tensor | None = None,
+    matrix: Tensor | None = None, constant: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`anchor_read` for compilers to fuse and differentiate; `even` promises value[i] = value[-1 - i].
 
     The numbers must be constants of the program that is compiled (`unpacked` makes them so). `matrix` is that of
-    `basis` where a module keeps it: compilers of PyTorch 2.11 make a constant of a tensor once in a program only.
+    `basis` where a module keeps it: compilers of PyTorch 2.11 make a constant of a tensor once in a program only; with
+    `constant`, that of `constants`, a kernel reads what wants no gradients on a GPU.
 
     >>> y, value = torch.linspace(-9, 9, 101), torch.linspace(-1, 1, 17)
     >>> compiled = torch.compile(read, backend="eager", fullgraph=True)
@@ -310,6 +311,13 @@ def read(
         return _gated(None, x, *_decayed(x, gate)).to(y.dtype)
     rows = (anchors + 1) // 2
     matrix = _matrix(anchors, kappa, y.dtype, y.device) if matrix is None else matrix
+    wanted = torch.is_grad_enabled() and (y.requires_grad or value.requires_grad)
+    if y.is_cuda and constant is not None and not wanted:
+        parts = (value.double().unsqueeze(-1) * matrix).sum(0).to(work)
+        out: Tensor = torch.ops.attnforge.lattice_read(
+            y, torch.cat([constant, parts]), anchors, rate, centre, gate, even
+        )
+        return out
     matrix = matrix[:, :rows] if even else matrix
     # a sum of products rather than a matrix product: compilers fuse it with what makes the values
     parts = (value.double().unsqueeze(-1) * matrix).sum(0).to(work).unbind()
@@ -364,7 +372,8 @@ def _compiled_horner(coefficient: Sequence[Number], s: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=256)
-def _made(anchors: int, rate: float, kappa: float, centre: float, gate: float, device: torch.device) -> Tensor:
+def constants(anchors: int, rate: float, kappa: float, centre: float, gate: float, device: torch.device) -> Tensor:
+    """[rate, centre, gate, Q] in float32 on a device: what of a table a kernel reads besides its values; made once."""
     total = _total(anchors, kappa, torch.float32) if anchors else ()
     return torch.tensor([rate, centre, gate, *total], dtype=torch.float64).to(device, torch.float32)
 
@@ -377,38 +386,43 @@ def _prepared(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float
 
     anchors = value.shape[0]
     matrix = basis(anchors, kappa, y.dtype, y.device)[1] if anchors else None
-    return activation.prepare(value.detach(), matrix, _made(anchors, rate, kappa, centre, gate, y.device))
+    return activation.prepare(value.detach(), matrix, constants(anchors, rate, kappa, centre, gate, y.device))
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A table that does not train, as a kernel reads it: `numbers` on a device, and the stored values they are of."""
+    """A table that does not train, ready for a kernel: the stored values it is of, and `reading`, which counts."""
 
-    numbers: Tensor
     stored: Tensor
     version: int
-    even: bool
+    watching: tuple[Tensor, float, float]
+    reading: Any
+    read: Callable[[Tensor, Any], Tensor]
 
     @classmethod
     def of(
-        cls, y: Tensor, value: Tensor, stored: Tensor, even: bool, rate: float, kappa: float, centre: float, gate: float
-    ) -> Kept | None:
+        cls, y: Tensor, value: Tensor, stored: Tensor, outside: Tensor, rate: float, kappa: float, centre: float,
+        gate: float, even: bool, low: float, high: float,
+    ) -> Kept | None:  # fmt: skip
         """None where there is no kernel for y."""
         numbers = _prepared(y, value, rate, kappa, centre, gate)
-        return None if numbers is None else cls(numbers, stored, stored._version, even)
-
-    def holds(self, y: Tensor) -> bool:
-        """Whether the numbers are still those of the values, and y is where they are, without wanting gradients."""
-        same = self.stored._version == self.version and not self.stored.requires_grad
-        return same and y.device == self.numbers.device and not (y.requires_grad and torch.is_grad_enabled())
-
-    def read(
-        self, y: Tensor, anchors: int, rate: float, centre: float, gate: float, outside: Tensor, low: float, high: float
-    ) -> Tensor:
-        """The head at y, counting in `outside` what leaves [low, high]."""
+        if numbers is None:
+            return None
         from ..gpu import activation
 
-        return activation.forward(y, self.numbers, anchors, rate, centre, gate, self.even, outside, low, high)
+        shape = activation.Shape.of(value.shape[0], rate, centre, gate, even)
+        reading = activation.reading(numbers, shape, outside, low, high)
+        return cls(stored, stored._version, (outside, low, high), reading, activation.forward)
+
+    def __call__(self, y: Tensor, outside: Tensor, low: float, high: float) -> Tensor | None:
+        """The head at y; None where this is for other limits or another count, the values were written to, y is
+        elsewhere, or gradients are wanted."""
+        stored, (count, *limits) = self.stored, self.watching
+        if stored._version != self.version or stored.requires_grad or y.device != stored.device:
+            return None
+        if count is not outside or limits != [low, high]:
+            return None
+        return None if y.requires_grad and torch.is_grad_enabled() else self.read(y, self.reading)
 
 
 def anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0) -> Tensor:
@@ -429,7 +443,9 @@ def _anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: fl
     if (numbers := _prepared(y, value, rate, kappa, centre, gate)) is not None:
         from ..gpu import activation
 
-        return activation.forward(y, numbers, value.shape[0], rate, centre, gate)
+        return activation.forward(
+            y, activation.reading(numbers, activation.Shape.of(value.shape[0], rate, centre, gate))
+        )
     reading = Reading.of(value.unsqueeze(0), rate, kappa, centre, gate, y.dtype)
     flat = y.reshape(-1)
     if y.device.type != "cpu":
@@ -454,7 +470,8 @@ def _anchor_read_backward(
     if (numbers := _prepared(y, value, rate, kappa, centre, gate)) is not None:
         from ..gpu import activation
 
-        to_y, sums = activation.backward(grad, y, numbers, anchors, centre, gate, of_value)
+        shape = activation.Shape.of(anchors, rate, centre, gate)
+        to_y, sums = activation.backward(grad, y, numbers, shape, of_value)
         table = torch.zeros_like(value) if sums is None else basis(anchors, kappa, y.dtype, y.device)[1] @ sums
         return to_y, table.to(value.dtype)
     k = torch.arange(anchors, dtype=torch.float64, device=value.device) - (anchors - 1) / 2
@@ -510,9 +527,27 @@ def _anchor_read_watched(
     if (numbers := _prepared(y, value, rate, kappa, centre, gate)) is not None:
         from ..gpu import activation
 
-        return activation.forward(y, numbers, value.shape[0], rate, centre, gate, even, outside, low, high)
+        shape = activation.Shape.of(value.shape[0], rate, centre, gate, even)
+        return activation.forward(y, activation.reading(numbers, shape, outside, low, high))
     outside += ((y < low) | (y > high) | y.isnan()).sum()
     return _anchor_read(y, value, rate, kappa, centre, gate)
+
+
+def _lattice_read(
+    y: Tensor, numbers: Tensor, anchors: int, rate: float, centre: float, gate: float, even: bool
+) -> Tensor:
+    """A table read from its numbers [rate, centre, gate, Q, P, R]: what a compiled program asks for."""
+    if ready(y):
+        from ..gpu import activation
+
+        return activation.forward(
+            y, activation.reading(numbers, activation.Shape.of(anchors, rate, centre, gate, even))
+        )
+    rows = (anchors + 1) // 2
+    total, first, second = (part.unbind() for part in numbers[3 : 3 + 3 * rows].split(rows))
+    shared, odd = gate == rate and not centre, () if even else second
+    x = y.to(working(y.dtype))
+    return _lattice(x, total, first, odd, bool(anchors % 2), rate, centre, gate, bool(gate), shared).to(y.dtype)
 
 
 class _Watched(torch.autograd.Function):
@@ -566,12 +601,20 @@ _LIBRARY.define(
 )
 _LIBRARY.impl("anchor_read_watched", _anchor_read_watched, "CompositeExplicitAutograd")
 torch.library.register_fake(f"{NAME}_watched", lambda y, *_: _like(y), lib=_LIBRARY)
+_LIBRARY.define(
+    "lattice_read(Tensor y, Tensor numbers, int anchors, float rate, float centre, float gate, bool even) -> Tensor"
+)
+_LIBRARY.impl("lattice_read", _lattice_read, "CompositeExplicitAutograd")
+torch.library.register_fake("attnforge::lattice_read", _like, lib=_LIBRARY)
 _LIBRARY.impl("anchor_read", _anchor_read, "CompositeExplicitAutograd")
 _LIBRARY.impl("anchor_read_backward", _anchor_read_backward, "CompositeExplicitAutograd")
 torch.library.register_fake(NAME, _like, lib=_LIBRARY)
 torch.library.register_fake(f"{NAME}_backward", _like_both, lib=_LIBRARY)
 torch.library.register_autograd(NAME, _backward, setup_context=_remember, lib=_LIBRARY)
-allow_custom(NAME, "softmax attention over evenly spaced anchors and, with a gate, one self head (lemmas A8 and B4)")
+for _name in (NAME, "attnforge::lattice_read"):
+    allow_custom(
+        _name, "softmax attention over evenly spaced anchors and, with a gate, one self head (lemmas A8 and B4)"
+    )
 
 
 def softmax_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0) -> Tensor:

@@ -6,13 +6,16 @@ makes P and R of the stored values in float64, in one small launch, so that a ta
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .exponential import exp
-from .launch import launch
+from .launch import Fixed, launch
 
 BLOCK = 2048  # elements a program: 16 a thread, enough loads in flight to fill the memory's bandwidth
 WARPS = 4  # of a program
@@ -69,7 +72,7 @@ def _tilt(at, q, inverse, WHOLE: tl.constexpr):
 
 @triton.jit
 def _forward(
-    y, out, numbers, outside, low, high, n, DEGREE: tl.constexpr, ODD: tl.constexpr, WHOLE: tl.constexpr,
+    y, out, n, numbers, outside, low, high, DEGREE: tl.constexpr, ODD: tl.constexpr, WHOLE: tl.constexpr,
     GATED: tl.constexpr, SHARED: tl.constexpr, CENTRED: tl.constexpr, WATCH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -88,14 +91,15 @@ def _forward(
             q = exp(tl.abs(x) * -tl.load(numbers + 2))
         result = tl.where(x < 0, 0.0, x) + (result - tl.abs(x) * (q / (q + 1.0)))
     tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
-    if WATCH:  # atomics that are masked out cost next to nothing, and values outside are rare
-        left = ((x < low) | (x > high) | (x != x)) & inside
-        tl.atomic_add(outside + tl.zeros((BLOCK,), tl.int32), tl.full((BLOCK,), 1, tl.int64), mask=left)
+    if WATCH:  # one reduction to see whether any value is outside, and a second, rarely, to count
+        beyond = tl.where(x == x, tl.maximum(x - high, low - x), 1.0)
+        if tl.max(beyond) > 0.0:
+            tl.atomic_add(outside, tl.sum(((beyond > 0.0) & inside).to(tl.int64)))
 
 
 @triton.jit
 def _backward(
-    grad, y, to_y, partial, numbers, n, DEGREE: tl.constexpr, ODD: tl.constexpr, WHOLE: tl.constexpr,
+    grad, y, to_y, partial, n, numbers, DEGREE: tl.constexpr, ODD: tl.constexpr, WHOLE: tl.constexpr,
     GATED: tl.constexpr, CENTRED: tl.constexpr, OF_VALUE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dh/dtheta of h = (P(s) + t R(s)) / Q(s): s' = -s tanh(theta), and t' = 4 s^2, or (1 - t^2)/2 of half numbers."""
@@ -138,40 +142,64 @@ def prepare(value: Tensor, matrix: Tensor | None, constant: Tensor) -> Tensor:
     """[rate, centre, gate, Q, P, R]: `constant` holds the first four, `matrix` takes the values to P and R."""
     if matrix is None:
         return constant
-    anchors, columns = matrix.shape
-    numbers = torch.empty(constant.numel() + columns, dtype=torch.float32, device=value.device)
-    head = constant.numel()
-    constants = anchors, triton.next_power_of_2(columns), triton.next_power_of_2(head)
-    launch(_prepare, 1, (value, matrix, constant, numbers, columns // 2, head), constants, warps=1)
+    (anchors, columns), head = matrix.shape, constant.numel()
+    numbers = torch.empty(head + columns, dtype=torch.float32, device=value.device)
+    launch(_preparing(anchors, columns, head), 1, value, matrix, constant, numbers)
     return numbers
 
 
-def forward(
-    y: Tensor, numbers: Tensor, anchors: int, rate: float, centre: float, gate: float, even: bool = False,
-    outside: Tensor | None = None, low: float = 0.0, high: float = 0.0,
-) -> Tensor:  # fmt: skip
-    """The head at y. With `outside`, a count on the device, the values that leave [low, high] are added to it."""
+@functools.lru_cache(maxsize=64)
+def _preparing(anchors: int, columns: int, head: int) -> Fixed:
+    constants = anchors, triton.next_power_of_2(columns), triton.next_power_of_2(head)
+    return Fixed(_prepare, (columns // 2, head), constants, 1)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What kernels are compiled for: a table's size, and how it is read."""
+
+    anchors: int
+    centred: bool
+    gated: bool
+    shared: bool  # the gate's exponential is the table's
+    even: bool = False  # the values are symmetric: R = 0
+
+    @classmethod
+    @functools.lru_cache(maxsize=256)
+    def of(cls, anchors: int, rate: float, centre: float, gate: float, even: bool = False) -> Shape:
+        return cls(anchors, centre != 0.0, gate != 0.0, anchors > 0 and gate == rate and centre == 0.0, even)
+
+    @property
+    def degree(self) -> int:
+        return (self.anchors + 1) // 2 - 1
+
+    @property
+    def odd(self) -> bool:
+        return self.anchors > 1 and not self.even
+
+
+def reading(numbers: Tensor, shape: Shape, outside: Tensor | None = None, low: float = 0.0, high: float = 0.0) -> Fixed:
+    """A table ready to be read. With `outside`, a count on the device, values outside [low, high] are added to it."""
+    watched = outside is not None
+    constants = shape.degree, shape.odd, shape.anchors % 2 == 1, shape.gated, shape.shared, shape.centred
+    return Fixed(_forward, (numbers, outside if watched else numbers, low, high), (*constants, watched, BLOCK), WARPS)
+
+
+def forward(y: Tensor, table: Fixed) -> Tensor:
+    """The head at y."""
     given = y if y.is_contiguous() else y.contiguous()
-    out = torch.empty_like(given)
-    n, watched = given.numel(), outside is not None
-    shared = anchors > 0 and gate == rate and centre == 0.0
-    shape = (anchors + 1) // 2 - 1, anchors > 1 and not even, anchors % 2 == 1, gate != 0.0, shared, centre != 0.0
-    arguments = given, out, numbers, outside if watched else numbers, low, high, n
-    launch(_forward, -(-n // BLOCK), arguments, (*shape, watched, BLOCK), WARPS)
+    out, n = torch.empty_like(given), given.numel()
+    launch(table, -(-n // BLOCK), given, out, n)
     return out
 
 
-def backward(
-    grad: Tensor, y: Tensor, numbers: Tensor, anchors: int, centre: float, gate: float, of_value: bool
-) -> tuple[Tensor, Tensor | None]:
+def backward(grad: Tensor, y: Tensor, numbers: Tensor, shape: Shape, of_value: bool) -> tuple[Tensor, Tensor | None]:
     """The gradient of y and, where wanted, the sums over elements of grad s^j / Q and of the same times the tilt."""
     given, slope = y.contiguous(), grad.contiguous()
-    to_y = torch.empty_like(given)
-    of_value = of_value and anchors > 0
+    to_y, n, of_value = torch.empty_like(given), given.numel(), of_value and shape.anchors > 0
     block = SUMMED if of_value else BLOCK
-    programs = -(-given.numel() // block)
-    partial = numbers.new_empty(programs, 2 * ((anchors + 1) // 2)) if of_value else None
-    shape = (anchors + 1) // 2 - 1, anchors > 1, anchors % 2 == 1, gate != 0.0, centre != 0.0, of_value, block
-    arguments = slope, given, to_y, numbers if partial is None else partial, numbers, given.numel()
-    launch(_backward, programs, arguments, shape, WARPS)
-    return to_y, None if partial is None else partial.double().sum(0)
+    programs = -(-n // block)
+    partial = numbers.new_empty(programs, 2 * shape.degree + 2) if of_value else numbers
+    constants = shape.degree, shape.anchors > 1, shape.anchors % 2 == 1, shape.gated, shape.centred, of_value, block
+    launch(Fixed(_backward, (numbers,), constants, WARPS), programs, slope, given, to_y, partial, n)
+    return to_y, partial.double().sum(0) if of_value else None

@@ -1,7 +1,7 @@
 """Norm heads, c S(c.c) with S(t) = sum_m a_m sigmoid(b_m - s_m t), one pass over a row; and their gradients.
 
-A row is centred twice, as `conversion.norm` does it, and its sums are trees: `roundings` says how deep, and a kernel is
-used where that is no more than the certificate counts. Quotients are rounded to nearest here: there are few.
+A row is centred twice, as `conversion.norm` does it, and its sums are trees: `rows.roundings` says how deep, and a
+kernel is used where that is no more than the certificate counts. Quotients are rounded to nearest here: there are few.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .exponential import exp
-from .launch import launch
+from .launch import Fixed, launch
+from .rows import warps
 
-WIDEST = 16384  # channels that one program holds in registers
-SHORT = 2048  # channels up to which one warp takes a row: 64 numbers a thread
+Table = tuple[Tensor, Tensor, Tensor]  # scale, shift and mix of the heads
 PROGRAMS = 1024  # that share the rows where gradients of weights are summed: about eight for each multiprocessor
 
 
@@ -28,18 +28,6 @@ TINY = torch.finfo(torch.float32).eps ** 2  # of a square: rows that vary by les
 @functools.lru_cache(maxsize=256)
 def _power(number: int) -> int:
     return int(triton.next_power_of_2(number))
-
-
-def warps(channels: int) -> int:
-    """Warps that share a row."""
-    return 1 if channels <= SHORT else 4 if channels <= 2 * SHORT else 8
-
-
-def roundings(channels: int) -> int:
-    """Additions that a term of a row's sum goes through at most: inside a thread, a warp, and between warps."""
-    lanes = 32 * warps(channels)
-    block = triton.next_power_of_2(channels)
-    return max(block // lanes - 1, 0) + min(block, lanes).bit_length() - 1
 
 
 @triton.jit
@@ -92,7 +80,7 @@ def _forward(
 
 @triton.jit
 def _backward(
-    grad, x, to_x, to_weight, to_bias, weight, scale, shift, mix, rows, HEADS, channels, LAYER: tl.constexpr,
+    grad, x, to_x, to_weight, to_bias, rows, weight, scale, shift, mix, HEADS, channels, LAYER: tl.constexpr,
     WEIGHT: tl.constexpr, UNIT: tl.constexpr, OF_WEIGHT: tl.constexpr, BLOCK: tl.constexpr, TABLE: tl.constexpr,
 ):  # fmt: skip
     i = tl.arange(0, BLOCK)
@@ -132,31 +120,35 @@ def _backward(
         tl.store(to_bias + start + i, sum_bias, mask=inside)
 
 
-def forward(
-    x: Tensor, table: tuple[Tensor, Tensor, Tensor], weight: Tensor | None, bias: Tensor | None, layer: bool,
-    unit: bool = False, outside: Tensor | None = None, low: float = 0.0, high: float = 0.0, far: float = 0.0,
-) -> Tensor:  # fmt: skip
-    """The normed rows. With `outside`, a count on the device, rows outside the certificate's ranges are added to it.
+def norming(
+    table: Table, weight: Tensor | None, bias: Tensor | None, layer: bool, unit: bool, channels: int,
+    outside: Tensor | None = None, limits: tuple[float, float, float] = (0.0, 0.0, 0.0),
+) -> Fixed:  # fmt: skip
+    """A norm of rows of so many channels, ready to be used.
 
-    `low` and `high` limit the variance, `far` the mean in standard deviations (layer norm); rows that are constant up
-    to rounding have nothing to norm and are not counted.
+    With `outside`, a count on the device, rows outside the `limits` are added to it: two for the variance, and one for
+    the mean in standard deviations (layer norm). Rows that are constant up to rounding are not counted.
     """
+    low, high, far = limits
+    heads, watched = table[0].shape[0], outside is not None
+    there = [table[0] if t is None else t for t in (weight, bias)]
+    count = outside if watched else table[0]
+    arguments = (*there, *table, count, heads, channels, low, high, far if layer else math.inf, TINY)
+    shape = layer, weight is not None, bias is not None, unit, watched, _power(channels), _power(heads)
+    return Fixed(_forward, arguments, shape, warps(channels))
+
+
+def forward(x: Tensor, norm: Fixed) -> Tensor:
+    """The normed rows."""
     given = x if x.is_contiguous() else x.contiguous()
     out = torch.empty_like(given)
-    channels, heads, watched = given.shape[-1], table[0].shape[0], outside is not None
-    arguments = (
-        given, out, out if weight is None else weight, out if bias is None else bias, *table,
-        outside if watched else table[0], heads, channels, low, high, far if layer else math.inf, TINY,
-    )  # fmt: skip
-    shape = layer, weight is not None, bias is not None, unit, watched, _power(channels), _power(heads)
-    launch(_forward, given.numel() // channels, arguments, shape, warps(channels))
+    launch(norm, given.numel() // given.shape[-1], given, out)
     return out
 
 
 def backward(
-    grad: Tensor, x: Tensor, table: tuple[Tensor, Tensor, Tensor], weight: Tensor | None, layer: bool, unit: bool,
-    of_weight: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    grad: Tensor, x: Tensor, table: Table, weight: Tensor | None, layer: bool, unit: bool, of_weight: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The gradients of the rows and, where wanted, of weight and bias, in float32."""
     given, slope = x.contiguous(), grad.contiguous()
     channels, heads = given.shape[-1], table[0].shape[0]
@@ -164,7 +156,7 @@ def backward(
     programs = min(rows, PROGRAMS)
     to_x = torch.empty_like(given)
     sums = [table[0].new_empty(programs, channels) if of_weight else table[0] for _ in range(2)]
-    arguments = slope, given, to_x, *sums, to_x if weight is None else weight, *table, rows, heads, channels
+    arguments = table[0] if weight is None else weight, *table, heads, channels
     shape = layer, weight is not None, unit, of_weight, _power(channels), _power(heads)
-    launch(_backward, programs, arguments, shape, warps(channels))
+    launch(Fixed(_backward, arguments, shape, warps(channels)), programs, slope, given, to_x, *sums, rows)
     return (to_x, sums[0].sum(0), sums[1].sum(0)) if of_weight else (to_x, None, None)

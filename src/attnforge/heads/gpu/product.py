@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .exponential import exp
-from .launch import launch
+from .launch import Fixed, launch
 
 BLOCK, WARPS = 1024, 4  # elements and warps a program: two inputs, eight elements of each a thread
 
@@ -40,7 +40,7 @@ def _ratio(z, numbers, PAIRS: tl.constexpr, MIDDLE: tl.constexpr):
 
 @triton.jit
 def _forward(
-    x, y, out, numbers, outside, gain, a, b, x_low, x_high, y_low, y_high, n, PAIRS: tl.constexpr,
+    x, y, out, n, numbers, outside, gain, a, b, x_low, x_high, y_low, y_high, PAIRS: tl.constexpr,
     MIDDLE: tl.constexpr, CENTRED: tl.constexpr, WATCH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -53,14 +53,15 @@ def _forward(
         result += first * b + (second * a - a * b)
     tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
     if WATCH:
-        left = (first < x_low) | (first > x_high) | (first != first)
-        left |= (second < y_low) | (second > y_high) | (second != second)
-        tl.atomic_add(outside + tl.zeros((BLOCK,), tl.int32), tl.full((BLOCK,), 1, tl.int64), mask=left & inside)
+        beyond = tl.maximum(tl.maximum(first - x_high, x_low - first), tl.maximum(second - y_high, y_low - second))
+        beyond = tl.where((first == first) & (second == second), beyond, 1.0)
+        if tl.max(beyond) > 0.0:
+            tl.atomic_add(outside, tl.sum(((beyond > 0.0) & inside).to(tl.int64)))
 
 
 @triton.jit
 def _backward(
-    grad, x, y, to_x, to_y, numbers, gain, a, b, n, PAIRS: tl.constexpr, MIDDLE: tl.constexpr, BLOCK: tl.constexpr
+    grad, x, y, to_x, to_y, n, numbers, gain, a, b, PAIRS: tl.constexpr, MIDDLE: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """d/dz of (e^z - e^-z) / D is (e^z + e^-z) / D - (e^z - e^-z) D' / D^2, D' = sum w tau (e^(tau z) - e^(-tau z))."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -80,17 +81,22 @@ def _backward(
     tl.store(to_y + place, (g * ((first - a) * slope + a)).to(to_y.dtype.element_ty), mask=inside)
 
 
-def forward(
-    x: Tensor, y: Tensor, numbers: Tensor, gain: float, nodes: int, centre: tuple[float, float],
-    outside: Tensor | None = None, first: tuple[float, float] = (0.0, 0.0), second: tuple[float, float] = (0.0, 0.0),
-) -> Tensor:  # fmt: skip
-    """The product, elementwise; with `outside` pairs that leave the ranges of their factors are added to that count."""
+def multiplying(
+    numbers: Tensor, gain: float, nodes: int, centre: tuple[float, float], outside: Tensor | None = None,
+    first: tuple[float, float] = (0.0, 0.0), second: tuple[float, float] = (0.0, 0.0),
+) -> Fixed:  # fmt: skip
+    """A product ready to be used; with `outside` pairs that leave the ranges of their factors add to that count."""
+    watched = outside is not None
+    constants = nodes // 2 - 1, nodes % 2 == 1, centre != (0.0, 0.0), watched, BLOCK
+    count = outside if watched else numbers
+    return Fixed(_forward, (numbers, count, gain, *centre, *first, *second), constants, WARPS)
+
+
+def forward(x: Tensor, y: Tensor, product: Fixed) -> Tensor:
+    """The product, elementwise."""
     left, right = (t if t.is_contiguous() else t.contiguous() for t in (x, y))
-    out = torch.empty_like(left)
-    n, watched = out.numel(), outside is not None
-    arguments = left, right, out, numbers, outside if watched else numbers, gain, *centre, *first, *second, n
-    shape = nodes // 2 - 1, nodes % 2 == 1, centre != (0.0, 0.0), watched, BLOCK
-    launch(_forward, -(-n // BLOCK), arguments, shape, WARPS)
+    out, n = torch.empty_like(left), left.numel()
+    launch(product, -(-n // BLOCK), left, right, out, n)
     return out
 
 
@@ -99,8 +105,7 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of both factors."""
     left, right, slope = x.contiguous(), y.contiguous(), grad.contiguous()
-    to_x, to_y = torch.empty_like(left), torch.empty_like(right)
-    n = left.numel()
-    arguments = slope, left, right, to_x, to_y, numbers, gain, *centre, n
-    launch(_backward, -(-n // BLOCK), arguments, (nodes // 2 - 1, nodes % 2 == 1, BLOCK), WARPS)
+    to_x, to_y, n = torch.empty_like(left), torch.empty_like(right), left.numel()
+    fixed = Fixed(_backward, (numbers, gain, *centre), (nodes // 2 - 1, nodes % 2 == 1, BLOCK), WARPS)
+    launch(fixed, -(-n // BLOCK), slope, left, right, to_x, to_y, n)
     return to_x, to_y

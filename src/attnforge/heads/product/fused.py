@@ -11,6 +11,7 @@ numbers is part of a certificate; `bound.fused_error` bounds what they compute.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def _watched(
         from ..gpu import product
 
         sides = (x_low, x_high), (y_low, y_high)
-        return product.forward(x, y, _on(nodes, x.device), gain, nodes, (a, b), outside, *sides)
+        return product.forward(x, y, product.multiplying(_on(nodes, x.device), gain, nodes, (a, b), outside, *sides))
     outside += (_outside(x, x_low, x_high) | _outside(y, y_low, y_high)).sum()
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
     return _product(x.to(work), y.to(work), nodes, gain, a, b).to(x.dtype)
@@ -125,10 +126,19 @@ def watched_product(
     (True, 1)
     """
     wanted = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
-    # an operator's way through the dispatcher takes as long as the kernel
-    call = _Watched.apply if wanted else _watched if x.is_cuda else torch.ops.attnforge.product_watched
+    call = _Watched.apply if wanted else torch.ops.attnforge.product_watched
     out: Tensor = call(x, y, outside, nodes, gain, *centre, *first, *second)
     return out
+
+
+def kept_product(
+    x: Tensor, outside: Tensor, nodes: int, gain: float, centre: Interval, first: Interval, second: Interval
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """`watched_product` for tensors like x on a GPU, where no gradients are wanted, with all that can be kept kept."""
+    from ..gpu import product
+
+    fixed = product.multiplying(_on(nodes, x.device), gain, nodes, centre, outside, first, second)
+    return functools.partial(product.forward, product=fixed)
 
 
 _LIBRARY = torch.library.Library("attnforge", "FRAGMENT")
