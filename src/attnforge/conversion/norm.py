@@ -21,6 +21,7 @@ from ..certificates.rounding import UNIT, gamma, up
 from ..dtypes import dtype_name
 from ..heads.fast.read import exporting
 from ..heads.gpu import ready, rows
+from ..heads.gpu.launch import relaunching
 from ..heads.norm.bound import Roundings
 from ..heads.norm.head import NormHead
 from .site import ROUGHLY, SiteModule, full_precision, tracing, working
@@ -216,8 +217,7 @@ class Kept:
 
     of: nn.Parameter | None
     beside: nn.Parameter | None
-    fixed: Any
-    norm: Callable[[Tensor, Any], Tensor]
+    again: Callable[[Tensor], Tensor | None]
 
 
 class ConvertedNorm(SiteModule):
@@ -252,7 +252,7 @@ class ConvertedNorm(SiteModule):
         return list(self.head.parameters())
 
     def forward(self, input: Tensor, *unused: Any) -> Tensor:
-        if self._on_kernels and self.counts(input):
+        if self._on_kernels and (self.counts(input) or self._compiled(input)):
             return self._by_kernel(input)
         table = self.head.scale.dtype
         x = input.to(table) if input.dtype != table else input
@@ -266,29 +266,28 @@ class ConvertedNorm(SiteModule):
             if exporting():
                 out = self.head.explicit(x, weight, bias)
             elif tracing():
-                out = self._traced(x, weight, bias)
+                out = self.head.evaluate(x, weight, bias)[0]
             else:
                 out = self._native(x, weight, bias)
         out = out.unflatten(-1, self.normalized_shape) if len(self.normalized_shape) > 1 else out
         return out.to(input.dtype) if out.dtype != input.dtype else out
 
-    def _traced(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        head, given = self.head, (x, weight, bias)
+    def _compiled(self, x: Tensor) -> bool:
+        """Whether a compiled program calls the kernel: on a GPU, where no gradients are wanted."""
+        given = (x, self.weight, self.bias)
         wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-        if wanted or not x.is_cuda or not self._on_kernels:
-            return head.evaluate(x, weight, bias)[0]
-        table = head.scale, head.shift, head.mix
-        out: Tensor = torch.ops.attnforge.norm_rows(x, *table, weight, bias, head.kind == "layer", False)
-        return out
+        return torch.compiler.is_compiling() and not exporting() and x.is_cuda and not wanted
 
     def _by_kernel(self, input: Tensor) -> Tensor:
         wide, given, kept = len(self.normalized_shape), self._parameters, self._kept
         x = input.flatten(-wide) if wide > 1 else input
+        if torch.compiler.is_compiling():
+            return self._called(x).unflatten(-1, self.normalized_shape) if wide > 1 else self._called(x)
         wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *given.values()))
+        out = None
         if kept is not None and not wanted and kept.of is given["weight"] and kept.beside is given["bias"]:
-            out = kept.norm(x, kept.fixed)
-        else:
-            out = self._kernel_anew(x)
+            out = kept.again(x)
+        out = self._kernel_anew(x) if out is None else out
         if not self.warned and self._due() and int(self.outside) > self.told:
             before, self.calls = self.outside.clone(), 0
             with torch.no_grad():
@@ -297,6 +296,13 @@ class ConvertedNorm(SiteModule):
             self.told = int(before)
         return out.unflatten(-1, self.normalized_shape) if wide > 1 else out
 
+    def _called(self, x: Tensor) -> Tensor:
+        head = self.head
+        weight, bias = (None if p is None else p.flatten() if p.dim() > 1 else p for p in (self.weight, self.bias))
+        table, layer = (head.scale, head.shift, head.mix), head.kind == "layer"
+        out: Tensor = torch.ops.attnforge.norm_rows(x, *table, weight, bias, layer, self.unit)
+        return out
+
     def _kernel_anew(self, x: Tensor) -> Tensor:
         from ..heads.gpu import norm
 
@@ -304,8 +310,10 @@ class ConvertedNorm(SiteModule):
         weight, bias = (None if p is None else p.flatten() if p.dim() > 1 else p for p in (self.weight, self.bias))
         table, limits = (head.scale, head.shift, head.mix), (self.low, self.high, head.offset)
         fixed = norm.norming(table, weight, bias, layer, self.unit, head.channels, self.outside, limits)
-        self._kept = Kept(self.weight, self.bias, fixed, norm.forward)
-        return watched_norm(x, table, weight, bias, self.outside, layer, self.unit, limits)
+        self._kept = Kept(self.weight, self.bias, relaunching(fixed, -head.channels))
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+            return watched_norm(x, table, weight, bias, self.outside, layer, self.unit, limits)
+        return norm.forward(x, fixed)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         self._kept = None
@@ -344,8 +352,8 @@ class ConvertedNorm(SiteModule):
         relative = up(head.bound + gamma(3, u) * (1 + head.bound), ROUGHLY)
         if dtype != working(dtype):
             relative = up(relative + UNIT[dtype] * (1 + relative), ROUGHLY)
-        weight = torch.ones(1) if self.weight is None else self.weight.detach().double() + float(self.unit)
-        bias = torch.zeros(1) if self.bias is None else self.bias.detach().double()
+        weight = torch.ones(1) if self.weight is None else self.weight.detach().double().cpu() + float(self.unit)
+        bias = torch.zeros(1) if self.bias is None else self.bias.detach().double().cpu()
         scale = float((weight.abs() * math.sqrt(head.channels) + bias.abs()).max()) or 1.0
         return float(up(relative * scale, ROUGHLY)), scale
 

@@ -146,12 +146,16 @@ class ConvertedActivation(SiteModule):
         self.function, self.head = function, head
 
     def forward(self, input: Tensor) -> Tensor:
-        if isinstance(self.head, FastActivation) and self.counts(input):
-            out = self.head.watched(input, self.outside, self.low, self.high)
-            self.counted((input, self.low, self.high, self.what))
+        head = self.head
+        if type(head) is FastActivation and self.counts(input):
+            out = head.watched(input, self.outside, self.low, self.high)
+            if not self.warned:
+                self.counted((input, self.low, self.high, self.what))
             return out
         if not tracing():
             self.watch(input)
+        elif isinstance(self.head, FastActivation) and input.is_cuda and not exporting():
+            return self.head.core(input)  # widened inside: a compiled program keeps no wide copy
         y = input.to(self.head.dtype) if input.dtype != self.head.dtype else input
         with full_precision(y):
             out = self.head.core(y)

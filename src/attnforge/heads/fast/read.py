@@ -396,8 +396,8 @@ class Kept:
     stored: Tensor
     version: int
     watching: tuple[Tensor, float, float]
-    reading: Any
-    read: Callable[[Tensor, Any], Tensor]
+    again: Callable[[Tensor], Tensor | None]
+    anew: Callable[[Tensor], Tensor]
 
     @classmethod
     def of(
@@ -412,17 +412,23 @@ class Kept:
 
         shape = activation.Shape.of(value.shape[0], rate, centre, gate, even)
         reading = activation.reading(numbers, shape, outside, low, high)
-        return cls(stored, stored._version, (outside, low, high), reading, activation.forward)
+        again = activation.relaunching(reading, activation.BLOCK)
+        anew = functools.partial(activation.forward, table=reading)
+        return cls(stored, stored._version, (outside, low, high), again, anew)
 
     def __call__(self, y: Tensor, outside: Tensor, low: float, high: float) -> Tensor | None:
         """The head at y; None where this is for other limits or another count, the values were written to, y is
         elsewhere, or gradients are wanted."""
-        stored, (count, *limits) = self.stored, self.watching
-        if stored._version != self.version or stored.requires_grad or y.device != stored.device:
+        stored, watching = self.stored, self.watching
+        if stored._version != self.version or stored.requires_grad:
             return None
-        if count is not outside or limits != [low, high]:
+        if watching[0] is not outside or watching[1] != low or watching[2] != high:
             return None
-        return None if y.requires_grad and torch.is_grad_enabled() else self.read(y, self.reading)
+        if (out := self.again(y)) is not None:
+            return out
+        if y.device != stored.device or not ready(y) or (y.requires_grad and torch.is_grad_enabled()):
+            return None
+        return self.anew(y)
 
 
 def anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0) -> Tensor:

@@ -15,7 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .exponential import exp
-from .launch import Fixed, launch
+from .launch import Fixed, launch, relaunching
+
+__all__ = ["BLOCK", "Shape", "backward", "forward", "prepare", "reading", "relaunching"]
 
 BLOCK = 2048  # elements a program: 16 a thread, enough loads in flight to fill the memory's bandwidth
 WARPS = 4  # of a program
