@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from ..certificates.rounding import UNIT, gamma, up
 from ..dtypes import dtype_name
 from ..heads.fast.read import exporting
-from ..heads.gpu import ready, rows
+from ..heads.gpu import rows
 from ..heads.gpu.launch import relaunching
 from ..heads.norm.bound import Roundings
+from ..heads.norm.fused import is_constant, normed_rows, stages, watched_norm
 from ..heads.norm.head import NormHead
 from .site import ROUGHLY, SiteModule, full_precision, tracing, working
 
-Table = tuple[Tensor, Tensor, Tensor]  # scale, shift and mix of the heads
-Normed = tuple[Tensor, Tensor, Tensor | None]  # rows, c.c of each, and its mean in a layer norm
 CHUNK = 1 << 17  # row entries evaluated at once, without gradients: intermediate rows stay in the cache
 
 
@@ -49,7 +48,7 @@ class NativeNorm(NormHead):
 
     def evaluate(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """The normed rows, and of every row its variance and (layer norm) its mean."""
-        return _rows(x, (self.scale, self.shift, self.mix), weight, bias, self.kind == "layer", False)
+        return normed_rows(x, (self.scale, self.shift, self.mix), weight, bias, self.kind == "layer", False)
 
     def explicit(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """The same as the attention it is: for every head a self slot, logit shift - scale c.c and value c, and a sink
@@ -58,7 +57,7 @@ class NativeNorm(NormHead):
         if self.kind == "layer":
             c = x - self._sum(x) / self.channels
             c = c - self._sum(c) / self.channels
-        blocks = c.unflatten(-1, _stages(self.channels))  # c.c in two stages, query against key
+        blocks = c.unflatten(-1, stages(self.channels))  # c.c in two stages, query against key
         square = (blocks.unsqueeze(-2) @ blocks.unsqueeze(-1)).flatten(-3).sum(-1, keepdim=True)
         logit = self.shift - self.scale * square
         weights = torch.softmax(torch.stack([logit, torch.zeros_like(logit)], dim=-1), dim=-1)
@@ -67,148 +66,17 @@ class NativeNorm(NormHead):
         return out if bias is None else out + bias
 
     def _sum(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, _stages(self.channels)).sum(-1).sum(-1, keepdim=True)
+        return x.unflatten(-1, stages(self.channels)).sum(-1).sum(-1, keepdim=True)
 
     def on_kernels(self) -> bool:
         """Whether a GPU's kernel takes these rows, with no more roundings than the certificate counts."""
-        fits = rows.roundings(self.channels) <= sum(_stages(self.channels)) - 1
+        fits = rows.roundings(self.channels) <= sum(stages(self.channels)) - 1
         return self.scale.dtype == torch.float32 and self.channels <= rows.WIDEST and fits
 
     def roundings(self) -> Roundings:
         """Two stages of sums, in any order each; heads mixed in any order, and one product with the value."""
-        outer, inner = _stages(self.channels)
+        outer, inner = stages(self.channels)
         return Roundings(outer + inner - 1, outer + inner - 1, self.heads + 2)
-
-
-def _stages(channels: int) -> tuple[int, int]:
-    """channels = outer * inner, as square as divisors allow, inner the larger.
-
-    >>> _stages(384), _stages(7)
-    ((16, 24), (1, 7))
-    """
-    outer = max(k for k in range(1, math.isqrt(channels) + 1) if channels % k == 0)
-    return outer, channels // outer
-
-
-def _rows(x: Tensor, table: Table, weight: Tensor | None, bias: Tensor | None, layer: bool, unit: bool) -> Normed:
-    """The normed rows in float32 or float64, and of every row c.c and its mean."""
-    channels, (scale, shift, mix) = x.shape[-1], table
-    stages = _stages(channels)
-    mean, c = None, x
-    if layer:
-        mean = x.unflatten(-1, stages).sum(-1).sum(-1, keepdim=True) / channels
-        c = x - mean
-        c = c - c.unflatten(-1, stages).sum(-1).sum(-1, keepdim=True) / channels
-    square = (c * c).unflatten(-1, stages).sum(-1).sum(-1, keepdim=True)
-    out = c * (torch.sigmoid(torch.addcmul(shift, square, scale, value=-1.0)) @ mix.unsqueeze(-1))
-    if weight is not None:
-        weight = weight.to(x.dtype) + 1.0 if unit else weight.to(x.dtype)
-        out = out * weight if bias is None else torch.addcmul(bias.to(x.dtype), out, weight)
-    elif bias is not None:
-        out = out + bias.to(x.dtype)
-    return out, square, mean
-
-
-def _constant(variance: Tensor, place: Tensor) -> Tensor:
-    """Rows that are constant up to rounding: there is nothing to norm, and whatever the factor, the bias comes out."""
-    return variance <= torch.finfo(variance.dtype).eps ** 2 * (place * place + variance)
-
-
-def _watched(
-    x: Tensor, scale: Tensor, shift: Tensor, mix: Tensor, weight: Tensor | None, bias: Tensor | None, outside: Tensor,
-    layer: bool, unit: bool, low: float, high: float, far: float,
-) -> Tensor:  # fmt: skip
-    if ready(x):
-        from ..heads.gpu import norm
-
-        table, limits = (scale, shift, mix), (low, high, far)
-        return norm.forward(x, norm.norming(table, weight, bias, layer, unit, x.shape[-1], outside, limits))
-    out, square, mean = _rows(x.to(scale.dtype), (scale, shift, mix), weight, bias, layer, unit)
-    variance = square / x.shape[-1]
-    place = torch.zeros_like(variance) if mean is None else mean.abs()
-    left = (variance < low) | (variance > high) | variance.isnan() | (layer & (place > far * variance.sqrt()))
-    outside += (left & ~_constant(variance, place)).sum()
-    return out.to(x.dtype)
-
-
-def _normed(
-    x: Tensor, scale: Tensor, shift: Tensor, mix: Tensor, weight: Tensor | None, bias: Tensor | None, layer: bool,
-    unit: bool,
-) -> Tensor:  # fmt: skip
-    if ready(x):
-        from ..heads.gpu import norm
-
-        return norm.forward(x, norm.norming((scale, shift, mix), weight, bias, layer, unit, x.shape[-1]))
-    return _rows(x.to(scale.dtype), (scale, shift, mix), weight, bias, layer, unit)[0].to(x.dtype)
-
-
-class _Watched(torch.autograd.Function):
-    """The operator with gradients of rows, weight and bias; the heads of a norm do not train."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Tensor:
-        scale, shift, mix, outside, ctx.layer, ctx.unit, *limits = rest
-        ctx.save_for_backward(x, weight, bias, scale, shift, mix)
-        out: Tensor = torch.ops.attnforge.norm_watched(
-            x, scale, shift, mix, weight, bias, outside, ctx.layer, ctx.unit, *limits
-        )
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight, bias, *table = ctx.saved_tensors
-        if ready(x):
-            from ..heads.gpu import norm
-
-            wanted = any(ctx.needs_input_grad[1:3])
-            of_x, *others = norm.backward(grads[0], x, tuple(table), weight, ctx.layer, ctx.unit, wanted)
-        else:
-            given = [None if t is None else t.detach().to(table[0].dtype).requires_grad_() for t in (x, weight, bias)]
-            with torch.enable_grad():
-                out = _rows(given[0], tuple(table), given[1], given[2], ctx.layer, ctx.unit)[0]
-            there = [t for t in given if t is not None]
-            back = dict(zip(map(id, there), torch.autograd.grad(out, there, grads[0].to(out.dtype)), strict=True))
-            of_x, *others = (None if t is None else back[id(t)] for t in given)
-        pairs = zip((weight, bias), others, strict=True)
-        shaped = (None if t is None or found is None else found.to(t.dtype) for t, found in pairs)
-        return of_x.to(x.dtype), *shaped, *[None] * 9
-
-
-def watched_norm(
-    x: Tensor, table: Table, weight: Tensor | None, bias: Tensor | None, outside: Tensor, layer: bool, unit: bool,
-    limits: tuple[float, float, float],
-) -> Tensor:  # fmt: skip
-    """Normed rows in the dtype of x; `outside` counts the rows whose variance leaves the first two of `limits`, or
-    whose mean is further away from 0 than the third, in standard deviations.
-
-    >>> norm, outside = NativeNorm.fit(8, (0.4, 130.0)), torch.zeros((), dtype=torch.int64)
-    >>> x = torch.cat([torch.randn(3, 8, generator=torch.Generator().manual_seed(0)), 1e3 * torch.eye(1, 8)])
-    >>> out = watched_norm(x, (norm.scale, norm.shift, norm.mix), None, None, outside, True, False, (0.4, 130.0, 100.0))
-    >>> out[:3].allclose(torch.nn.functional.layer_norm(x, (8,))[:3], atol=1e-5), int(outside)
-    (True, 1)
-    """
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
-        out: Tensor = _Watched.apply(x, weight, bias, *table, outside, layer, unit, *limits)
-    else:
-        out = torch.ops.attnforge.norm_watched(x, *table, weight, bias, outside, layer, unit, *limits)
-    return out
-
-
-_LIBRARY = torch.library.Library("attnforge", "FRAGMENT")
-_LIBRARY.define(
-    "norm_watched(Tensor x, Tensor scale, Tensor shift, Tensor mix, Tensor? weight, Tensor? bias, Tensor(a!) outside, "
-    "bool layer, bool unit, float low, float high, float far) -> Tensor"
-)
-_LIBRARY.define(
-    "norm_rows(Tensor x, Tensor scale, Tensor shift, Tensor mix, Tensor? weight, Tensor? bias, bool layer, bool unit) "
-    "-> Tensor"
-)
-_LIBRARY.impl("norm_rows", _normed, "CompositeExplicitAutograd")
-_LIBRARY.impl("norm_watched", _watched, "CompositeExplicitAutograd")
-for _name in ("norm_rows", "norm_watched"):
-    torch.library.register_fake(
-        f"attnforge::{_name}", lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format), lib=_LIBRARY
-    )
 
 
 @dataclass(frozen=True)
@@ -300,7 +168,7 @@ class ConvertedNorm(SiteModule):
         head = self.head
         weight, bias = (None if p is None else p.flatten() if p.dim() > 1 else p for p in (self.weight, self.bias))
         table, layer = (head.scale, head.shift, head.mix), head.kind == "layer"
-        out: Tensor = torch.ops.attnforge.norm_rows(x, *table, weight, bias, layer, self.unit)
+        out: Tensor = torch.ops.attnforge.normnormed_rows(x, *table, weight, bias, layer, self.unit)
         return out
 
     def _kernel_anew(self, x: Tensor) -> Tensor:
@@ -334,7 +202,7 @@ class ConvertedNorm(SiteModule):
         with torch.no_grad():
             variance = square.detach() / self.head.channels
             place = torch.zeros_like(variance) if mean is None else mean.detach().abs()
-            constant = _constant(variance, place)
+            constant = is_constant(variance, place)
             self.watch(torch.where(constant, self.low, variance))
             if mean is not None:
                 ratio = torch.where(constant, 0.0, place / variance.sqrt())

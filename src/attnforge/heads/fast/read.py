@@ -313,10 +313,8 @@ def read(
     matrix = _matrix(anchors, kappa, y.dtype, y.device) if matrix is None else matrix
     wanted = torch.is_grad_enabled() and (y.requires_grad or value.requires_grad)
     if y.is_cuda and constant is not None and not wanted:
-        parts = (value.double().unsqueeze(-1) * matrix).sum(0).to(work)
-        out: Tensor = torch.ops.attnforge.lattice_read(
-            y, torch.cat([constant, parts]), anchors, rate, centre, gate, even
-        )
+        numbers = torch.cat([constant, (value.double().unsqueeze(-1) * matrix).sum(0).to(work)])
+        out: Tensor = torch.ops.attnforge.lattice_read(y, numbers, anchors, rate, centre, gate, even)
         return out
     matrix = matrix[:, :rows] if even else matrix
     # a sum of products rather than a matrix product: compilers fuse it with what makes the values
@@ -586,7 +584,7 @@ def watched_read(
     1
     """
     _check(y, value, rate, kappa, gate)
-    call = torch.ops.attnforge.anchor_read_watched
+    call: Callable[..., Tensor] = torch.ops.attnforge.anchor_read_watched
     if torch.is_grad_enabled() and (y.requires_grad or value.requires_grad):
         call = _Watched.apply
     out: Tensor = call(y, value, outside, rate, kappa, centre, gate, even, low, high)

@@ -110,9 +110,9 @@ class _Watched(torch.autograd.Function):
 
             return *product.backward(grads[0], x, y, _on(nodes, x.device), gain, nodes, (a, b)), *[None] * 9
         with torch.enable_grad():
-            given = [t.detach().requires_grad_() for t in (x, y)]
-            out = _product(*given, nodes, gain, a, b)
-        return *torch.autograd.grad(out, given, grads[0]), *[None] * 9
+            one, other = (t.detach().requires_grad_() for t in (x, y))
+            out = _product(one, other, nodes, gain, a, b)
+        return *torch.autograd.grad(out, (one, other), grads[0]), *[None] * 9
 
 
 def watched_product(
