@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import warnings
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted((ROOT / "docs").glob("*.md")) + [p for p in (ROOT / "README.md",) if p.is_file()]
+PAGES = sorted((ROOT / "docs").rglob("*.md")) + [p for p in (ROOT / "README.md",) if p.is_file()]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+THEORY = sorted((ROOT / "docs" / "theory").glob("*.md"))
+LABEL = re.compile(r"^### (([A-HR]\d+)\..*)$", re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -23,8 +26,12 @@ def blocks(text: str) -> list[tuple[int, str]]:
 
 
 def run(text: str, name: str) -> None:
-    """Execute a page's blocks one after the other; a failure points at the line of the page."""
+    """Execute a page's blocks one after the other; a failure points at the line of the page. A page of a folder goes on
+    where the page that the folder is named after ends."""
     namespace: dict[str, Any] = {"__name__": "docs"}
+    index = Path(f"{Path(name).parent}.md")
+    if index.is_file():
+        exec("\n".join(code for _, code in blocks(index.read_text("utf-8"))), namespace)
     for line, code in blocks(text):
         tree = ast.parse(code, filename=name)
         ast.increment_lineno(tree, line - 1)
@@ -47,7 +54,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
         run(text, str(page))
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.name)
 def test_every_block_asserts_something(page: Path) -> None:
     silent = [line for line, code in blocks(page.read_text("utf-8")) if not _asserts(code)]
     assert silent == [], f"blocks of {page.name} without an assertion start at these lines"
@@ -66,15 +73,56 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert fragment in set(anchors(file.read_text("utf-8"))), f"{page.name} links to {target}"
 
 
+def sections() -> dict[str, str]:
+    """What stands under each label of the theory, from its heading to the next."""
+    found: dict[str, str] = {}
+    for page in THEORY:
+        _, *parts = LABEL.split(page.read_text("utf-8"))
+        for _, label, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+            assert label not in found, f"{label} stands on two pages"
+            found[label] = text
+    return found
+
+
 def test_cited_lemmas_exist() -> None:
-    theory = (ROOT / "docs" / "theory.md").read_text("utf-8")
-    known = set(re.findall(r"^### ([A-HR]\d)\b", theory, re.MULTILINE))
-    cited: dict[str, str] = {}
+    known, cited = sections(), dict[str, str]()
     for path in sorted((ROOT / "src").rglob("*.py")):
-        for label in re.findall(r"\blemmas? ([A-HR]\d)\b", path.read_text("utf-8")):
-            cited.setdefault(label, path.name)
-    assert cited, "the code cites lemmas"
+        for line in path.read_text("utf-8").splitlines():
+            named = re.findall(r"\b(?:[Ll]emmas?|[Ss]ections?|by|and|to|,) ([A-HR]\d+)\b", line)
+            for label in named + (re.findall(r'"([A-HR]\d+)"', line) if "emma" in line or "Ledger" in line else []):
+                cited.setdefault(label, f"{path.name}: {line.strip()}")
+    assert len(cited) > 20, "the code cites lemmas"
     assert {label: name for label, name in cited.items() if label not in known} == {}
+
+
+def test_the_index_names_every_label_once_and_where_it_is() -> None:
+    index = (ROOT / "docs" / "theory.md").read_text("utf-8")
+    headings = [heading for page in THEORY for heading, _ in LABEL.findall(page.read_text("utf-8"))]
+    assert sorted(heading for heading, _ in LABEL.findall(index)) == sorted(headings)
+    for page in THEORY:
+        for heading, label in LABEL.findall(page.read_text("utf-8")):
+            below = index.split(f"### {heading}\n")[1].split("\n#")[0]
+            assert f"[{label}](theory/{page.name}#{next(anchors('# ' + heading))})" in below, heading
+
+
+@pytest.mark.parametrize("label", sorted(sections()))
+def test_every_lemma_says_where_the_code_uses_it(label: str) -> None:
+    paragraphs = [p for p in sections()[label].split("\n\n") if p.startswith("*In the code")]
+    names = [name for p in paragraphs for name in re.findall(r"`([A-Za-z_][\w.]*)(?:\([^`]*\))?`", p)]
+    assert names, f"{label} cites no code"
+    for name in names:
+        resolve(name)
+
+
+def resolve(name: str) -> Any:
+    """What a dotted name below attnforge stands for: modules as far as they go, then attributes."""
+    found: Any = importlib.import_module("attnforge")
+    for part in name.split("."):
+        if not hasattr(found, part):
+            found = importlib.import_module(f"{found.__name__}.{part}")  # an error that says which name
+        else:
+            found = getattr(found, part)
+    return found
 
 
 def test_a_false_statement_on_a_page_is_found() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 import attnforge as af
 from attnforge import theorems
 from attnforge.errors import ArgumentError, CertificateError, DomainError, PrecisionError
+from attnforge.theorems.grid import modulus_of
 
 BUILDERS = {"two_layer": theorems.two_layer, "softmax": theorems.attention_then_softmax}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -114,8 +115,11 @@ def test_a_modulus_is_enough() -> None:
     assert worst(m, X.reshape(-1, 1, 1)) <= m.bound < 0.08
     with pytest.raises(ArgumentError, match="not both"):
         theorems.two_layer(root, af.Box.cube(0, 1, shape=(1, 1)), 0.1, modulus=math.sqrt, lipschitz=1.0)
-    with pytest.raises(ArgumentError, match="concave"):
-        theorems.two_layer(root, af.Box.cube(0, 1, shape=(1, 1)), 0.1, modulus=lambda t: -t)
+    for modulus in (lambda t: -t, lambda t: t * t, lambda t: max(t, 0.3), lambda t: t + (t > 0.2), lambda t: math.nan):
+        with pytest.raises(ArgumentError, match="concave"):
+            theorems.two_layer(root, af.Box.cube(0, 1, shape=(1, 1)), 0.1, modulus=modulus)
+    for modulus in (lambda t: min(t, 0.3), lambda t: 1 - math.exp(-40 * t), lambda t: t * (2 - math.log(t)), math.tanh):
+        assert modulus_of(None, modulus) is modulus
 
 
 def test_matrices_multiply_out() -> None:

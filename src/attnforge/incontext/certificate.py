@@ -254,8 +254,10 @@ def composite(problem: Problem, path: Array, made: Made, reason: str = "") -> Co
     posterior = residual / mu_known * GROWN
     distance = _norm(path[:1][..., live] - end[:, live]) + posterior
     if not reason and problem.threshold is not None:
-        corner = np.abs(gradients[-1]) + error + max(high, top) * posterior
-        if (corner >= threshold)[:, problem.free & ~live].any():
+        idle = problem.free & ~live  # |H_jS v| <= sqrt(H_jj v.H_SS v): of what is not in use, the diagonal is enough
+        _, upper, off_by = problem.hessians(end, posterior, idle) if idle.any() else (0, np.zeros((0, 0)), 0.0)
+        pull = np.sqrt((np.diag(upper) + off_by) * high) * posterior * GROWN
+        if (((np.abs(gradients[-1]) + error)[..., idle] + pull) * GROWN >= threshold[idle]).any():
             reason = "an unused column is too near to being used"
     gap = first * distance
     if problem.threshold is None:

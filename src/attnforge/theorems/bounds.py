@@ -22,7 +22,8 @@ S <= G (q^2 + q^4) + 2 G^2 (q^2 + q^6) + 2 G q^2/(1 - q^2).
 
 **Warm heads that telescope.** |sum_h head_h - ramp| <= sum_h |head_h - (clip(y, s_h, e_h) - s_h)|. Every y lies within
 half a part's length of at most two parts; there each term is at most the largest error `near`, elsewhere at most `far`
-(both computed from the stored tables, A4 and A5). So the sum is at most 2 near + (H - 2) far, plus its rounding.
+(both computed from the stored tables, A4 and A5). So the sum is at most 2 max(near, far) + (H - 2) far, plus its
+rounding.
 
 **Hats and grid points** (E1). Hats have errors of at most e <= 1/5, beta >= ln 3, g_i values delta_i apart on side i.
 Then |network - f| <= omega(sqrt(sum_i delta_i^2 (1/4 + e + e^2 + s_i))), s_i = g_i^3 exp(-beta (1/2 - 2e)), for f with
@@ -531,6 +532,8 @@ def warm_heads(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredR
     found = [_warm_part(h, head, anchors, query.most, stored) for h, head in enumerate(stored.heads)]
     near, far = max(found, key=lambda x: x[0] + x[1]), max(x[2] for x in found)
     H, each = anchors.heads, min(2, anchors.heads)
+    beyond = max(0.0, far - near[0] - near[1])  # A6(d) takes the most of one head over all y, far ones included
+    near = (near[0], near[1] + beyond)
     largest, errors = max(abs(a), abs(b)), each * (near[0] + near[1]) + (H - each) * far
     size = max(largest + 2 * (b - a), largest + (b - a) + errors)  # of what is added up
     added = float(gamma(H + 1, unit(stored.dtype))) * size if H > 1 else 0.0

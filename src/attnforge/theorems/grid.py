@@ -26,6 +26,7 @@ MOST_POINTS = 1 << 20  # of a grid: its tables then take about a gigabyte
 BATCH = 1 << 14  # points that f sees at once: a few megabytes for it to work on
 SUSPECTS = 32  # pairs of neighbours with the steepest slopes that are looked at closely
 HALVINGS, NARROW = 40, 1e-9  # of a suspect segment at the most, and the length at which rounding of f takes over
+LADDER = [2.0**k for k in range(-20, 1)]  # distances at which a modulus is looked at: those of cells of a box
 OWN_ROUNDING, SLACK = 1e-13, 1e-9  # relative errors granted to f's values, and to the constant that was given
 
 
@@ -40,8 +41,12 @@ def modulus_of(lipschitz: float | None, modulus: Modulus | None) -> Modulus | No
         return None
     if not callable(modulus):
         raise ArgumentError(f"modulus must be a function of a distance, got {type(modulus).__name__}")
-    probe = [float(modulus(10.0**-k)) for k in range(6)]
-    if not all(math.isfinite(v) and v >= 0 for v in probe) or any(x < y for x, y in itertools.pairwise(probe)):
+    steps = [(0.0, 0.0)] + [(t, float(modulus(t))) for t in LADDER]
+    fine, before = all(math.isfinite(v) and v >= 0 for _, v in steps), math.inf
+    for (s, x), (t, y) in itertools.pairwise(steps):  # an increment may not exceed what the slope before it allows
+        fine = fine and x <= y <= x + before * (t - s) + SLACK * y
+        before = (y - x) / (t - s)
+    if not fine:
         raise ArgumentError("modulus must be a concave function that grows from 0, such as lambda t: 2 * t**0.5")
     return modulus
 
