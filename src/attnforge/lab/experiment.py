@@ -234,6 +234,7 @@ NAMES = (
     "sequence",
     "in-context",
     "universality",
+    "spectral",
     "training-from-construction",
 )
 

@@ -12,6 +12,7 @@ from .partition import MaxAffine, max_affine
 from .ramps import Ramp, RampHeads, clipped_relu, hard_tanh, leaky_relu, ramp, ramp_heads, relu
 from .result import Construction, Size
 from .sizes import Plan, plan
+from .spectral import Density, Strip
 from .universal import Universal, attention_then_softmax, two_layer
 
 if TYPE_CHECKING:
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Construction",
+    "Density",
     "MaxAffine",
     "Plan",
     "Ramp",
     "RampHeads",
     "Size",
+    "Strip",
     "Universal",
     "attention_then_softmax",
     "clipped_relu",

@@ -1,0 +1,100 @@
+"""The spectral theorem (A9) against errors measured in high precision, and against what the library fits."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath as mp
+import numpy as np
+import pytest
+import torch
+
+import attnforge as af
+from attnforge.errors import ArgumentError
+from attnforge.theorems.spectral import Density, Strip, aliases, lattice_values, resonant
+
+
+def lorentz_value(x: mp.mpf, spacing: mp.mpf, kappa: mp.mpf) -> mp.mpf:
+    """V of 1/(1 + y^2) at x, to 40 digits."""
+    rate = spacing**2 / (4 * kappa)
+    return mp.quad(lambda w: mp.exp(rate * w * w - w) * mp.cos(w * x), mp.linspace(0, mp.pi / spacing, 4))
+
+
+@pytest.mark.parametrize("spacing", [0.4, 0.2, 0.1])
+def test_resonance_doubles_the_digits_in_high_precision(spacing: float) -> None:
+    with mp.workdps(40):
+        D, kappa = mp.mpf(spacing), mp.pi * mp.mpf(spacing) / 2
+        reach = int(math.sqrt(90 / float(kappa))) + 2  # weights beyond are below 1e-39
+        values = {k: lorentz_value(k * D, D, kappa) for k in range(reach + 2)}
+        worst = mp.mpf(0)
+        for y in (mp.mpf(0), D / 3, D / 2):
+            weights = {k: mp.exp(-kappa * (y / D - k) ** 2) for k in range(-reach, reach + 2)}
+            head = sum(w * values[abs(k)] for k, w in weights.items()) / sum(weights.values())
+            worst = max(worst, abs(head - 1 / (1 + y * y)))
+        limit = Density(0.5, 1.0).resonance(spacing)
+        assert 0.3 * limit < float(worst) <= limit
+        assert limit < 8 * math.exp(-2 * math.pi / spacing) < Density(0.5, 1.0).interpolation(spacing, float(kappa))
+
+
+@pytest.mark.parametrize(("tone", "decay"), [(0.5, 1.0), (1.3, 4.0), (3.0, 0.7)])
+def test_sinusoids_stay_below_the_bound_at_every_temperature(tone: float, decay: float) -> None:
+    wave, y = Strip(math.exp(decay * tone), decay), np.linspace(0, 3, 301)
+    for spacing in (0.3, 0.5, 0.9):
+        for kappa in (0.4, 0.9, 2.0):
+            k = np.arange(-60, 70)
+            value = math.exp((tone * spacing) ** 2 / (4 * kappa)) * np.cos(tone * k * spacing)
+            logits = -kappa * (y[:, None] / spacing - k) ** 2
+            weight = np.exp(logits - logits.max(1, keepdims=True))
+            error = np.abs((weight @ value) / weight.sum(1) - np.cos(tone * y)).max()
+            assert error <= wave.interpolation(spacing, kappa) + 1e-13 * np.abs(value).max()
+            assert np.abs(value).max() <= wave.values(spacing, kappa)
+
+
+def test_the_bound_is_attained_up_to_the_constant() -> None:
+    """A tone next to the lattice's highest frequency errs by nearly all that the class allows."""
+    spacing, kappa, decay = 0.5, 0.8, 1.0
+    tone = 0.999 * math.pi / spacing
+    y, k = np.linspace(0, 1, 401), np.arange(-60, 70)
+    value = math.exp((tone * spacing) ** 2 / (4 * kappa)) * np.cos(tone * k * spacing)
+    weight = np.exp(-kappa * (y[:, None] / spacing - k) ** 2)
+    error = np.abs((weight @ value) / weight.sum(1) - np.cos(tone * y)).max()
+    assert 0.9 < error / (math.exp(-decay * math.pi / spacing) * math.exp(decay * tone)) <= aliases(kappa)
+
+
+def test_plans_keep_their_word_and_grow_with_the_logarithm() -> None:
+    wave = Strip(math.exp(2.0), 2.0)
+    counts = [wave.plan(10.0, eps).anchors for eps in (1e-3, 1e-6, 1e-9, 1e-12)]
+    assert all(wave.plan(10.0, eps).bound <= eps for eps in (1e-3, 1e-6, 1e-9, 1e-12))
+    steps = np.diff(counts)
+    assert (steps > 0).all() and steps.max() <= 1.3 * steps.min() + 2
+    for count, eps in zip(counts, (1e-3, 1e-6, 1e-9, 1e-12), strict=True):
+        assert wave.floor(10.0, count) <= eps  # the lower bound lies below
+
+
+def test_no_fit_of_the_class_beats_the_lower_bound() -> None:
+    """Best approximation of the class's trigonometric polynomials by the library's own keys: the floor holds."""
+    length, decay, count = 4.0, 0.5, 12
+    head = af.AnchorHead.fit("cos", 0, length, anchors=count, potential="square", dtype=torch.float64)
+    y = np.linspace(0, length, 801)
+    basis = head.weights_in_float64().weights(y)
+    j = np.arange(count // 2 + 1)
+    waves = np.concatenate(
+        [np.cos(2 * np.pi * np.outer(y, j) / length), np.sin(2 * np.pi * np.outer(y, j[1:]) / length)], 1
+    )
+    mass = np.exp(decay * 2 * np.pi * np.concatenate([j, j[1:]]) / length)
+    left = waves / mass - basis @ np.linalg.lstsq(basis, waves / mass, rcond=None)[0]
+    assert np.sqrt((left**2).mean(0)).max() >= Strip(1.0, decay).floor(length, count)
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(ArgumentError, match="kappa must be at most 3"):
+        Strip(1.0, 1.0).interpolation(0.1, 4.0)
+    with pytest.raises(ArgumentError, match="below pi spacing"):
+        Density(1.0, 1.0).interpolation(0.1, 1.0)
+    with pytest.raises(ArgumentError, match="mass must be greater than 0"):
+        Strip(-1.0, 1.0)
+    assert math.isinf(Density(1.0, 1.0).values(1.0, 0.5)) and math.isinf(Strip(1.0, 1e-3).values(1e-3, 1e-4))
+    assert resonant(0.2, 2.0) == pytest.approx(0.05 * math.pi)
+    x = np.array([0.0, 0.3])
+    flat = lattice_values(lambda w: 0 * w, 0.5, 1.0, x)
+    assert (flat == 0).all()
