@@ -235,6 +235,7 @@ NAMES = (
     "in-context",
     "universality",
     "spectral",
+    "kinks",
     "training-from-construction",
 )
 

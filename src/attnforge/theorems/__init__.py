@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .kinks import splice
 from .partition import MaxAffine, max_affine
 from .ramps import Ramp, RampHeads, clipped_relu, hard_tanh, leaky_relu, ramp, ramp_heads, relu
 from .result import Construction, Size
@@ -40,6 +41,7 @@ __all__ = [
     "ramp",
     "ramp_heads",
     "relu",
+    "splice",
     "two_layer",
 ]
 

@@ -33,6 +33,8 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         for dtype in ("float64", "float32", "bfloat16") for kappa in (0.01, 0.5, 1.0, 3.0, 1000.0)
     ],
     "spectral": [{"table": t, "spacing": s} for t in ("generic", "resonant", "fitted") for s in (1.0, 0.5, 0.4)],
+    "kinks": [{"network": "spliced", "guards": g} for g in (1, 2, 4)]
+    + [{"network": n, "anchors": p} for n in ("cold", "warm") for p in (9, 17, 33)],
     "boundary": [
         {"target": "ramp", "place": place, "network": n, "p": p}
         for place in ("ends", "seams") for n in ("cold", "warm") for p in (34, 66)
@@ -165,6 +167,7 @@ SABOTAGE: dict[str, tuple[str, str, Callable[..., Any], slice, str]] = {
     "in-context": ("in_context", "gradient_descent", unlearned, slice(0, 1), "exact iterates"),
     "universality": ("universality", "two_layer", lying, slice(0, 2), "against its bound"),
     "spectral": ("spectral", "lattice_values", scaled, slice(0, 2), "against its bound"),
+    "kinks": ("kinks", "splice", lying, slice(0, 2), "certified bound"),
     "training-from-construction": ("training_from_construction", "ramp", wrong_sign, slice(0, 1), "keeps"),
 }
 

@@ -127,6 +127,7 @@ def checked(
 
 Temperature = Literal["auto", "warm", "cold"]
 MOST_SOLVED = 2048  # with more anchors than this, values are not solved for but taken from the function
+HALVED = 2.0 ** -np.arange(2.0, 54.0)  # of the interval: how far from a kink cells end, down to a roundoff
 COLD = 20.0  # kappa of a cold head unless one is given: weight outside the two nearest anchors is below 1e-8
 
 
@@ -399,7 +400,7 @@ class AnchorHead(CertifiedModule):
 
     def cells(self) -> np.ndarray:
         """The boundaries of the first cells of the bound: even in the potential's flat coordinate, kinks on
-        boundaries."""
+        boundaries and, so that sharp ones are seen, finer and finer towards them."""
         dtype = self.dtype
         lo, hi = (float(x) for x in round_outward(np.array(self.lo), np.array(self.hi), dtype))
         domain = self.function.domain
@@ -408,7 +409,8 @@ class AnchorHead(CertifiedModule):
         count = max(CELLS, min(int(self.size * max(4.0, self.kappa)), 64 * CELLS))  # cold heads turn quickly
         inner = self.potential.unflat(np.linspace(ends[0], ends[1], count + 1)[1:-1])
         knots = [k for k in self.function.knots if lo < k < hi]
-        return np.unique(np.clip(np.concatenate([[lo], inner, knots, [hi]]), lo, hi))
+        near = [k + side * (hi - lo) * HALVED for k in knots for side in (-1, 1)]
+        return np.unique(np.clip(np.concatenate([[lo], inner, knots, *near, [hi]]), lo, hi))
 
     def recertify(self) -> Certificate:
         """The bound of the stored weights in their dtype, computed anew."""

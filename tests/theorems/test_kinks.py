@@ -1,0 +1,103 @@
+"""Kinks in one head of memory slots (A10): bounds, what is shipped, and the lower bound against heads that exist."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import mpmath as mp
+import numpy as np
+import pytest
+import torch
+
+import attnforge as af
+from attnforge.errors import ArgumentError, PrecisionError
+from attnforge.theorems.kinks import Pieces, error_floor, identity_error, pieces_of, splice, warmest
+
+FUNCTIONS = (("abs", -1.0, 1.0), ("relu", -0.3, 5.0), ("hardtanh", -2.0, 2.0), ("relu6", -3.0, 9.0))
+
+
+def points(head: af.AnchorHead) -> torch.Tensor:
+    """The interval, most of it around the kinks."""
+    near = torch.logspace(-14, 0, 1500, dtype=torch.float64)
+    parts = [torch.linspace(head.lo, head.hi, 3001, dtype=torch.float64)]
+    parts += [k + side * near for k in head.function.knots for side in (-1, 1)]
+    return torch.cat(parts).clamp(head.lo, head.hi).to(head.dtype)
+
+
+def worst(head: af.AnchorHead) -> float:
+    y = points(head)
+    return float((head(y).detach().double() - head.function.value(y.double())).abs().max())
+
+
+@pytest.mark.parametrize("guards", [1, 2, 4, 7, 10])
+def test_lines_are_as_right_as_stated_in_high_precision(guards: int) -> None:
+    kappa, stated = warmest(guards)
+    with mp.workdps(40):
+        most = mp.mpf(0)
+        for y in (mp.mpf(0), mp.mpf("0.1"), mp.mpf("0.25"), mp.mpf("0.4"), mp.mpf("0.5")):
+            weights = [mp.exp(-mp.mpf(kappa) * (y - k) ** 2) for k in range(-guards, guards + 2)]
+            head = sum(w * k for w, k in zip(weights, range(-guards, guards + 2), strict=True)) / sum(weights)
+            most = max(most, abs(head - y))
+        assert 0.02 * stated < float(most) <= stated
+    assert identity_error(guards, kappa) == stated and math.isinf(identity_error(guards, 5.0))
+
+
+@pytest.mark.parametrize(("name", "lo", "hi"), FUNCTIONS)
+def test_certified_and_close_to_what_the_lemma_states(name: str, lo: float, hi: float) -> None:
+    for eps in (1e-2, 1e-5, 1e-7):
+        head = splice(name, lo, hi, eps=eps)
+        assert worst(head) <= head.bound <= eps
+    kappa, _ = warmest(5)
+    sharp = splice(name, lo, hi, sharpness=3e3, guards=5)
+    stated = pieces_of(sharp.function, lo, hi).bound(3e3, 5, kappa)
+    assert worst(sharp) <= sharp.bound <= 1.01 * stated
+
+
+def test_slots_grow_with_the_logarithm_of_the_error() -> None:
+    sizes = [splice("relu", -1, 1, eps=10.0**-k).size for k in range(2, 8)]
+    assert sizes[0] >= 9 and sizes[-1] <= 19 and max(np.diff(sizes)) <= 2
+    cold = af.AnchorHead.fit("relu", -1, 1, anchors=sizes[-1], temperature="cold", dtype=torch.float64)
+    assert cold.bound > 1e5 * splice("relu", -1, 1, eps=1e-7).bound
+
+
+def test_rounding_is_part_of_the_claim() -> None:
+    assert worst(single := splice("abs", -1, 1, eps=1e-3, dtype=torch.float32)) <= single.bound <= 1e-3
+    with pytest.raises(PrecisionError, match="square root of a roundoff") as raised:
+        splice("hardtanh", -2, 2, eps=1e-6, dtype=torch.float32)
+    reachable = raised.value.reachable
+    assert reachable is not None and 1e-6 < reachable < 0.1
+
+
+def test_a_changed_table_is_found_out(tmp_path: Path) -> None:
+    head = splice("abs", -1, 1, eps=1e-4)
+    head.save(tmp_path / "abs.safetensors")
+    again = af.load(tmp_path / "abs.safetensors")
+    assert again.bound == head.bound
+    with torch.no_grad():
+        head.group.M_V[0, 3, 0] += 0.5
+    assert head.recertify().bound > 100 * again.bound
+
+
+@pytest.mark.parametrize("sharpness", [10.0, 1e3, 1e6])
+def test_no_head_beats_the_lower_bound(sharpness: float) -> None:
+    for guards in (2, 6):
+        head = splice("abs", -1, 1, sharpness=sharpness, guards=guards)
+        weights = head.weights_in_float64()
+        floor = error_floor(2.0, float(np.ptp(weights.slope)), float(np.abs(weights.value).max()), 1.0, 1.0)
+        assert 0 < floor <= worst(head)
+    most = math.sqrt(2) * 3 + 1
+    floor = error_floor(2.0, 1e6, 3.0, 1.0, 1.0)
+    assert floor * math.log(most / floor) ** 2 == pytest.approx(0.2605 * 2 / 1e6, rel=1e-3)
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(ArgumentError, match="not piecewise linear"):
+        splice("gelu", -1, 1, eps=1e-3)
+    with pytest.raises(ArgumentError, match="kink inside"):
+        splice("relu", 1, 2, eps=1e-3)
+    with pytest.raises(ArgumentError, match="not both"):
+        splice("relu", -1, 1, eps=1e-3, guards=3)
+    with pytest.raises(ArgumentError, match="give eps, or sharpness"):
+        splice("relu", -1, 1)
+    assert math.isinf(Pieces(-1.0, 1.0, (0.0,), ((0.0, 0.0), (1.0, 0.0))).bound(0.1, 3, 1.0))
