@@ -20,9 +20,10 @@ from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, rate, slope
 from .shared import fitted, line, pairs, where
 
-LO, HI = -1.0, 1.0
+LO, HI = -1.0, 1.0  # the kink in the middle, lines of length 1 on either side
 GUARDS = (1, 2, 3, 4, 5, 6)  # with more, rounding of float64 takes part: a head as sharp has logits of 1e9
-EVEN = (9, 17, 33, 65, 129)
+EVEN = (9, 17, 33, 65, 129)  # an anchor at the kink
+#: Points that are looked at: even ones, and down to 1e-12 from the kink.
 NEAR = np.concatenate([np.linspace(LO, HI, 4001), *(s * np.geomspace(1e-12, 1, 4000) for s in (-1, 1))])
 
 
