@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .certificates.certificate import Certificate
     from .certificates.certified import certify
     from .compiler.pipeline import compile
+    from .compiler.quantise import quantise
     from .compiler.routes import plan
     from .conversion import convert
     from .files import check, load
@@ -63,6 +64,7 @@ _LAZY = {
     "load": ".files",
     "plan": ".compiler.routes",
     "purity": ".census",
+    "quantise": ".compiler.quantise",
     "theorems": ".theorems",
 }
 
@@ -97,6 +99,7 @@ __all__ = [
     "load",
     "plan",
     "purity",
+    "quantise",
     "theorems",
 ]
 

@@ -45,6 +45,8 @@ COMMANDS = {
     "run": Entry("run", "Evaluate a saved network at the points of a file."),
     "export": Entry("export", "Write a saved network for the tools of others: PyTorch, ONNX, ..."),
     "explain": Entry("saved", "Show layer by layer what the heads of a saved network compute."),
+    "lipschitz": Entry("saved", "Show how far the outputs of a saved network can move when its inputs do."),
+    "quantise": Entry("saved", "Write a saved network with few bits, certified again."),
     "plan": Entry("compile", "Show how large a network for a formula would be.", TakesFormulas),
     "head": Entry("head", "Fit one head to a function and print its certificate."),
     "functions": Entry("head", "List the functions that formulas and heads can use."),

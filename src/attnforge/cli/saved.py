@@ -1,4 +1,5 @@
-"""What a saved file holds: `attnforge check` recomputes its certificate, `attnforge explain` takes it apart."""
+"""What a saved file holds: `check` recomputes its certificate, `explain` takes it apart, `lipschitz` says how steep it
+is, and `quantise` writes it again with few bits."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from .common import AS_JSON, SAVED, existing, say, say_json, table, waiting
 
 if TYPE_CHECKING:
     from ..certificates.certified import CertifiedModule
+    from ..compiler.compiled import CompiledNetwork
     from ..report.structure import Structure, Unit
 
 HEADER = ("computes", "by", "heads", "anchors", "on", "temperature", "its error", "in the bound", "share")
@@ -76,6 +78,48 @@ def explain(
         table(HEADER, [row(unit, certificate.bound or 0.0) for unit in parts.layer(number)], right=RIGHT)
     say(f"\nread off by an affine map from {sources(parts)}")
     say(f"affine maps add at most {upper_text(parts.affine)}; all in all at most {upper_text(certificate.bound)}")
+
+
+def _network(file: Path, what: str) -> CompiledNetwork:
+    """The compiled network in a file, or an error that says what is wanted."""
+    from .. import files
+    from ..compiler.compiled import CompiledNetwork
+
+    net = files.load(existing(file))
+    if not isinstance(net, CompiledNetwork):
+        raise ArgumentError(f"'{file.name}' holds one of the family '{net.family}'; {what} takes a compiled network")
+    return net
+
+
+def lipschitz(file: Annotated[Path, SAVED], as_json: Annotated[bool, AS_JSON] = False) -> None:
+    """A certified Lipschitz constant of a saved network on its box, and how much each input can do."""
+    with waiting(f"reading {file.name}"):
+        found = _network(file, "lipschitz").lipschitz()
+    if as_json:
+        say_json({"constant": found.constant, "inputs": list(found.inputs), "matrix": found.matrix.tolist()})
+        return
+    say(str(found))
+
+
+def quantise(
+    file: Annotated[Path, SAVED],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Where to write the network with few bits.")],
+    bits: Annotated[str, typer.Option("--bits", help="Bits of a number with its sign, 2 to 16, or bfloat16.")] = "8",
+    maps: Annotated[bool, typer.Option("--maps/--no-maps", help="Round affine maps, not only anchor values.")] = True,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Round anchor values and affine maps to few bits, certify what is stored, and write it."""
+    from ..compiler.quantise import quantise as few
+
+    asked: int | str = int(bits) if bits.isdecimal() else bits
+    with waiting(f"rounding {file.name}"):
+        found = few(_network(file, "quantise"), asked, maps)  # type: ignore[arg-type]
+        found.network.save(out)
+    if as_json:
+        numbers = {"narrow": found.narrow, "wide": found.wide, "before": found.bytes_before, "after": found.bytes_after}
+        say_json({"bits": found.bits, **numbers, "bound_before": found.bound_before, "bound": found.bound})
+        return
+    say(f"{found}\n{out.name} written")
 
 
 def row(unit: Unit, bound: float) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ from ..network import AttentionLayer, AttentionOnly, Heads
 from ..programs.ops import Constant
 from ..programs.program import Program
 from .layout import Layout, lower
+from .lipschitz import EFFORT as STEEP
+from .lipschitz import Lipschitz, lipschitz
 from .propagation import EFFORT, FIRST, NetworkBound, Propagation, Reading, StoredLayers, network_bound
 
 #: First cells that a file may ask for: what the compiler itself uses at most.
@@ -166,6 +168,16 @@ class CompiledNetwork(CertifiedModule):
             if math.isfinite(found.bound) or not self._trained():
                 break
         return propagation, found
+
+    def lipschitz(self, effort: int = STEEP) -> Lipschitz:
+        """How far outputs can move when inputs do: certified constants of the stored weights on the box (lemma H2).
+
+        >>> import attnforge as af
+        >>> net = af.compile("sin(x) + y/2", af.Box(x=(-1, 1), y=(0, 1)), eps=1e-3)
+        >>> round(net.lipschitz().constant, 1)
+        1.5
+        """
+        return lipschitz(self.analyse()[0], effort)
 
     def _trained(self) -> bool:
         """Whether the weights have changed since a certificate was last attached."""

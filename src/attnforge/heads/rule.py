@@ -20,12 +20,14 @@ import torch
 
 from ..certificates.rounding import TINY, unit, up
 from ..dtypes import Array
+from ..errors import CertificateError
 from ..functions.queries import Largest, lipschitz, modulus, spread
 from ..functions.univariate import Univariate
 from ..programs.enclose import Range
 from ..programs.ops import Apply, Op
 from ..programs.program import Program
 from .site import Site, Span
+from .slopes import Enclosure, Steepness
 from .stored import StoredHeads
 
 Passed = tuple[Array, Array]
@@ -112,6 +114,16 @@ class Rule(ABC):
         """The range of an argument, as far as the operation is defined there."""
         return r.low, r.high
 
+    def slopes(
+        self, site: Any, setting: Setting, heads: Sequence[StoredHeads], inputs: list[Enclosure]
+    ) -> list[Enclosure]:
+        """The partial derivatives of the stored heads by each input, (cell, token, channel), for arguments in `inputs`:
+        channel by channel (lemma H2). Families that mix channels or tokens have none yet."""
+        word = setting.op(site).word
+        raise CertificateError(
+            f"no Lipschitz constant is known of the heads of %{site.op}, {word}: it mixes channels or tokens"
+        )
+
     def describe(self, site: Any, heads: Sequence[StoredHeads]) -> str:
         """How warm or how sharp the heads are, for people."""
         return ""
@@ -179,6 +191,20 @@ class ApplyLocal(Local):
 
 class ApplyRule(Rule):
     """Errors through a univariate function: times its slope, or, where that is unbounded, what its range allows."""
+
+    def steepness(self, site: Any, setting: Setting, heads: StoredHeads) -> Steepness:
+        """The derivative of one stored head of a scalar, on cells."""
+        raise NotImplementedError
+
+    def slopes(
+        self, site: Any, setting: Setting, heads: Sequence[StoredHeads], inputs: list[Enclosure]
+    ) -> list[Enclosure]:
+        ((low, high),), known = inputs, dict[bytes, Steepness]()
+        for each in heads:
+            if each.identity not in known:
+                known[each.identity] = self.steepness(site, setting, each)
+        found = [known[each.identity].slopes(low[..., c], high[..., c]) for c, each in enumerate(heads)]
+        return [(np.stack([f[0] for f in found], -1), np.stack([f[1] for f in found], -1))]
 
     def defined(self, site: Any, setting: Setting, r: Range) -> tuple[Array, Array]:
         """A range cut to the domain of the function that reads it: outside, the target is not defined."""

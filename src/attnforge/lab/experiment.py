@@ -236,6 +236,7 @@ NAMES = (
     "universality",
     "spectral",
     "kinks",
+    "robustness",
     "training-from-construction",
 )
 

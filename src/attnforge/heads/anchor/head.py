@@ -30,7 +30,7 @@ from ...threads import one_thread
 from ..fast.anchor import Lattice, fast_certificate, fast_core, lattice_of
 from ..fast.read import exporting
 from . import fit as search
-from .bound import CELLS, AnchorWeights, anchor_bound
+from .bound import CELLS, AnchorWeights, anchor_bound, steepness_of
 from .fit import Shape, cold_values, keys
 from .potential import NAMES, Potential
 
@@ -442,6 +442,14 @@ class AnchorHead(CertifiedModule):
         terms = (Term(site, "interpolation", found.interpolation, where), Term(site, "rounding", found.rounding, dtype))
         lemmas = ("A1", "A4", "A5")
         return replace(blank, kind="certified", bound=found.bound, terms=terms, lemmas=lemmas, assumptions=ASSUMPTIONS)
+
+    def lipschitz(self) -> float:
+        """How steep the stored head is on its interval, at most (lemma H2): certified, for real arithmetic.
+
+        >>> round(AnchorHead.fit("sin", -3, 3, anchors=24, dtype=torch.float64).lipschitz(), 1)
+        1.0
+        """
+        return steepness_of(self.weights_in_float64(), self.cells()).constant
 
     @torch.no_grad()
     def _measure(self, points: int = 4097) -> float:

@@ -13,8 +13,9 @@ from ...functions.piecewise import clipped
 from ...functions.queries import Largest
 from ...programs.enclose import Range
 from ..rule import ApplyLocal, ApplyRule, Copies, Moved, Rule, Setting, first_cells, slopes_of
+from ..slopes import Steepness
 from ..stored import StoredHeads
-from .bound import AnchorWeights, anchor_bound
+from .bound import AnchorWeights, anchor_bound, steepness_of
 from .site import AnchorSite
 
 
@@ -49,6 +50,10 @@ class AnchorRule(ApplyRule):
         slopes = slopes_of(fn, first_cells(fn, low, high, np.array(site.edges)))
         worst = max(found, key=lambda each: each.bound)
         return ApplyLocal(((low, high),), worst.bound, worst.rounding, tuple(profiles), slopes=slopes)
+
+    def steepness(self, site: AnchorSite, setting: Setting, heads: StoredHeads) -> Steepness:
+        edges = first_cells(self.function(site, setting), *setting.stretched(site.interval), np.array(site.edges))
+        return steepness_of(weights_of(heads), edges)
 
     def describe(self, site: AnchorSite, heads: Sequence[StoredHeads]) -> str:
         weights = weights_of(heads[0])

@@ -32,6 +32,7 @@ from ...box import round_outward
 from ...certificates.rounding import EXP_ULPS, TINY, gamma, unit, up
 from ...dtypes import Array
 from ..self_head import SelfSpec, power_of_two
+from ..slopes import Steepness, lines_of, steepness
 from .target import GateTarget, Line, Lines, Logistic
 
 LONG = np.longdouble  # cancelling differences are formed in extended precision where the machine has it
@@ -363,3 +364,8 @@ def _moved(state: _State, target: Logistic, rounded: bool) -> Array:
     change = np.where(off == 0, 0.0, np.minimum(up(slope * np.expm1(np.minimum(off, 700.0)), 8), 1.0))
     spread = up(np.abs(state.values[..., 0, 0] - state.values[..., 0, 1]).max(0) + state.value_error[:, 0])
     return up(change * spread * abs(state.spec.W_O[0, 0, 0]), 8)
+
+
+def steepness_of(spec: SelfSpec, edges: Array) -> Steepness:
+    """The derivative of self heads of one scalar and their skip (lemma H2)."""
+    return steepness(lines_of(spec, 0, None), float(spec.S[0, 0]), edges)

@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,9 +45,9 @@ from ...dtypes import dtype_name, shipped
 from ...errors import ArgumentError, PrecisionError
 from ..packing import self_layer
 from ..self_head import SelfSpec
-from .bound import GateError, gate_domain, gate_error
+from .bound import GateError, gate_domain, gate_error, steepness_of
 from .construction import LARGEST_BITS, MOST_BITS, GateSpec, gate_spec, sharpness_for
-from .target import ALIASES
+from .target import ALIASES, Lines
 
 
 class GateHead(CertifiedModule):
@@ -228,6 +229,20 @@ class GateHead(CertifiedModule):
             lemmas=(self.spec.target.lemma, "A5"),
             assumptions=(*ASSUMPTIONS, "exp(0) = 1"),
         )
+
+    def lipschitz(self) -> float:
+        """How steep the stored gate is on its interval, at most (lemma H2): certified, for real arithmetic.
+
+        >>> GateHead.relu(-2, 3, sharpness=64.0).lipschitz() < 1.11  # y sigmoid(64 y) overshoots a little
+        True
+        """
+        if self.spec.target.pair:
+            raise ArgumentError(f"{self.name} is a function of two numbers: ask the network that uses it")
+        shape = self.spec.target.shape
+        knots = shape.knots if isinstance(shape, Lines) else ()
+        near = [k + side * (self.hi - self.lo) * 2.0 ** -np.arange(2.0, 54.0) for k in knots for side in (-1, 1)]
+        edges = np.concatenate([np.linspace(self.lo, self.hi, 513), *near, list(knots)])
+        return steepness_of(SelfSpec.read(self.layer), np.unique(np.clip(edges, self.lo, self.hi))).constant
 
     def config(self) -> dict[str, Any]:
         return {

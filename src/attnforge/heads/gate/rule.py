@@ -12,8 +12,9 @@ from ...errors import CertificateError
 from ...programs.enclose import Range
 from ...programs.ops import Apply
 from ..rule import ApplyLocal, ApplyRule, Copies, Moved, Rule, Setting, first_cells, slopes_of
+from ..slopes import Steepness
 from ..stored import StoredHeads
-from .bound import gate_domain, gate_error
+from .bound import gate_domain, gate_error, steepness_of
 from .site import GateSite
 from .target import GateTarget, target_of
 
@@ -53,6 +54,11 @@ class GateRule(ApplyRule):
         fn = self.function(site, setting)
         slopes = slopes_of(fn, first_cells(fn, low, high, np.linspace(low, high, CELLS + 1)))
         return ApplyLocal(((low, high),), max(totals), max(roundings), slopes=slopes)
+
+    def steepness(self, site: GateSite, setting: Setting, heads: StoredHeads) -> Steepness:
+        low, high = setting.stretched(site.interval)
+        fn = self.function(site, setting)
+        return steepness_of(heads.self_spec(), first_cells(fn, low, high, np.linspace(low, high, CELLS + 1)))
 
     def describe(self, site: GateSite, heads: Sequence[StoredHeads]) -> str:
         return "exact" if site.target.exact else f"sharpness {site.sharpness:.3g}"

@@ -16,9 +16,12 @@ from ...programs.enclose import Range
 from ...programs.ops import Apply, Product
 from ..rule import Copies, Local, Moved, Passed, Rule, Setting
 from ..self_head import SelfSpec
+from ..slopes import Enclosure, lines_of, plus, steepness, times
 from ..stored import StoredHeads
 from .bound import Sides, product_error
 from .site import ProductSite
+
+SLOPE_CELLS = 256  # first cells of the derivatives: hot heads turn slowly
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,32 @@ class ProductRule(Rule):
         out = x.size[..., None] * e_y + (y.size + e_y.sum(-1))[..., None] * e_x
         value, e_value = (y, e_y) if site.swapped else (x, e_x)
         return out, local.share(value.size + e_value.sum(-1))
+
+    def _partials(
+        self, site: ProductSite, setting: Setting, heads: StoredHeads, x: Enclosure, y: Enclosure
+    ) -> tuple[Enclosure, Enclosure]:
+        """Derivatives by the value operand and by the query operand: x G(y) + H(y) plus the skip (lemma H2)."""
+        spec = heads.self_spec()
+        if spec.W_Q[:, 0].any():
+            raise CertificateError(f"the heads of %{site.op} read their value as a query, which no product does")
+        edges = np.linspace(*setting.stretched(site.intervals[1]), SLOPE_CELLS + 1)
+        by_value = steepness(lines_of(spec, 1, 0, constant=False), 0.0, edges)
+        rest = steepness(lines_of(spec, 1, None), float(spec.S[1, 0]), edges)
+        first = np.full_like(x[0], float(spec.S[0, 0]))
+        return plus((first, first), by_value.values(*y)), plus(times(x, by_value.slopes(*y)), rest.slopes(*y))
+
+    def slopes(
+        self, site: ProductSite, setting: Setting, heads: Sequence[StoredHeads], inputs: list[Enclosure]
+    ) -> list[Enclosure]:
+        first, second = (inputs[-1], inputs[0]) if site.swapped else (inputs[0], inputs[-1])
+        found = []
+        for c, each in enumerate(heads):
+            x, y = ((low[..., c], high[..., c]) for low, high in (first, second))
+            found.append(self._partials(site, setting, each, x, y))
+        partials = [(np.stack([f[i][0] for f in found], -1), np.stack([f[i][1] for f in found], -1)) for i in (0, 1)]
+        if len(inputs) == 1:  # a square: both operands are one value
+            return [plus(*partials)]
+        return partials[::-1] if site.swapped else partials
 
     def describe(self, site: ProductSite, heads: Sequence[StoredHeads]) -> str:
         return f"{heads[0].tables['M_K'].shape[1] + 1} nodes"

@@ -1,0 +1,164 @@
+"""How steep a stored head is: enclosures of its derivative, cell by cell (lemma H2 of docs/theory.md).
+
+A head of one scalar y has logits a_k y + b_k and values V_k + U_k y (U is not 0 for a self slot). On a cell with centre
+c and radius r, with the weights w at c and s = a - E_w a, its derivative is E_w U + Cov_w(a, V + U c) at c and moves by
+at most r times a bound of the second derivative, which comes from the weights at c as well. Cells are halved where that
+is loose. Everything is computed in float64 with what its own rounding can do.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..dtypes import Array
+from ..functions.queries import Largest
+from .self_head import SelfSpec
+
+Enclosure = tuple[Array, Array]  # smallest and largest
+U = 2.0**-53  # the roundoff of what is computed here
+OWN = 64 * U  # relative error of sums of products here, beyond that of the logits: a few roundings each
+MOST_CELLS = 1 << 14  # of one head: where kinks are sharper than that, a bound is loose but holds
+ROUNDS = 64  # halvings of a cell at the most: below the resolution of float64
+TIGHT = 1 / 128  # cells are halved while their remainder is more than this share of the steepest slope
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """The slots of a head of one scalar: logits a y + b, values V + U y."""
+
+    a: Array
+    b: Array
+    V: Array
+    U: Array
+
+    def enclose(self, low: Array, high: Array) -> tuple[Array, Array, Array, Array]:
+        """On each cell the derivative at its centre, how far it can be from it within the cell, the value at the
+        centre, and how far that can be off."""
+        c, r = 0.5 * (low + high), 0.5 * (high - low) * (1 + 4 * U)
+        logits = np.multiply.outer(c, self.a) + self.b
+        off = 4 * U * (np.multiply.outer(np.abs(c) + r, np.abs(self.a)) + np.abs(self.b))  # of a logit: so of a weight
+        off = off + off.max(-1, keepdims=True) + OWN
+        logits -= logits.max(-1, keepdims=True)
+        logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+        weight = np.exp(logits)
+        mean = (weight @ self.a)[:, None]
+        s, value, moves = self.a - mean, self.V + np.multiply.outer(c, self.U), np.abs(self.U)
+        h0 = (weight * value).sum(-1, keepdims=True)
+        slope = weight @ self.U + (weight * s * (value - h0)).sum(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            most = np.exp(np.minimum(logits + np.abs(s) * r[:, None] + off, 0.0)) * (1 + OWN)  # of a weight in the cell
+            tilt = np.abs(s) + (most * np.abs(s)).sum(-1, keepdims=True) + np.abs(mean) * OWN
+            away = np.abs(value - h0) + r[:, None] * moves
+            away = away + (most * away).sum(-1, keepdims=True)
+            bend = (most * (tilt**2 * away + 2 * tilt * moves)).sum(-1)
+            own = (most * np.expm1(2 * off) * (moves + tilt * away)).sum(-1)
+            wrong = (most * np.expm1(2 * off) * away).sum(-1) + OWN * np.abs(h0[:, 0])
+        rest = (r * bend + own) * (1 + OWN)
+        return slope, np.where(np.isfinite(rest), rest, np.inf), h0[:, 0], np.where(np.isfinite(wrong), wrong, np.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Steepness:
+    """Enclosures of a derivative and of the values, on cells, for range queries."""
+
+    edges: Array
+    slope: Enclosure
+    value: Enclosure
+    shift: float = 0.0  # cells are those of y - shift
+
+    def slopes(self, low: Array, high: Array) -> Enclosure:
+        """The smallest and the largest the derivative can be on [low, high], which must lie inside."""
+        return self._over(self.slope, low, high)
+
+    def values(self, low: Array, high: Array) -> Enclosure:
+        """The smallest and the largest the value can be."""
+        return self._over(self.value, low, high)
+
+    def _over(self, numbers: Enclosure, low: Array, high: Array) -> Enclosure:
+        start, (low, high) = self.edges[:-1], (low - self.shift, high - self.shift)
+        low, high = (np.nextafter(x, side) for x, side in ((low, -np.inf), (high, np.inf)))
+        return -Largest(start, -numbers[0]).over(low, high), Largest(start, numbers[1]).over(low, high)
+
+    @property
+    def constant(self) -> float:
+        """A Lipschitz constant on all cells."""
+        return float(np.maximum(-self.slope[0], self.slope[1]).max())
+
+
+def steepness(parts: list[tuple[float, Lines]], skip: float, edges: Array) -> Steepness:
+    """The derivative of skip y + sum_i factor_i head_i on cells that begin with these edges and are halved where it
+    helps. Values are those of the heads alone."""
+    numbers = tuple((factor, tuple(x.tobytes() for x in (h.a, h.b, h.V, h.U))) for factor, h in parts)
+    return _steepness(numbers, skip, np.unique(edges).tobytes())
+
+
+@functools.lru_cache(maxsize=512)
+def _steepness(numbers: tuple[tuple[float, tuple[bytes, ...]], ...], skip: float, places: bytes) -> Steepness:
+    """`steepness` of numbers that can be looked up: a network asks for the same heads on many cells of its box."""
+    parts = [(factor, Lines(*map(np.frombuffer, arrays))) for factor, arrays in numbers]
+    edges = np.frombuffer(places)
+    centre, rest, value, off = _sum(parts, skip, edges[:-1], edges[1:])
+    for _ in range(ROUNDS):
+        scale = float(np.max(np.abs(centre), initial=0.0))
+        middle = 0.5 * (edges[:-1] + edges[1:])
+        loose = (rest > TIGHT * scale) & (np.abs(centre) + rest > scale)
+        loose &= (middle > edges[:-1]) & (middle < edges[1:])
+        if not loose.any() or len(edges) + int(loose.sum()) > MOST_CELLS:
+            break
+        new = middle[loose]
+        found = _sum(parts, skip, np.concatenate([edges[:-1][loose], new]), np.concatenate([new, edges[1:][loose]]))
+        lows = np.concatenate([edges[:-1][~loose], edges[:-1][loose], new])
+        order = np.argsort(lows, kind="stable")
+        known = zip((centre, rest, value, off), found, strict=True)
+        centre, rest, value, off = (np.concatenate([old[~loose], more])[order] for old, more in known)
+        edges = np.append(lows[order], edges[-1])
+    radius = 0.5 * np.diff(edges) * (1 + 4 * U)
+    reach = radius * (np.abs(centre) + rest + abs(skip)) * (1 + OWN) + off
+    return Steepness(edges, (centre - rest, centre + rest), (value - reach, value + reach))
+
+
+def _sum(parts: list[tuple[float, Lines]], skip: float, low: Array, high: Array) -> tuple[Array, Array, Array, Array]:
+    centre, rest = np.full(len(low), skip), np.full(len(low), OWN * abs(skip))
+    value, off = np.zeros(len(low)), np.zeros(len(low))
+    for factor, lines in parts:
+        slope, left, h0, wrong = lines.enclose(low, high)
+        centre, rest = centre + factor * slope, rest + abs(factor) * left + OWN * np.abs(factor * slope)
+        value, off = value + factor * h0, off + abs(factor) * wrong + OWN * np.abs(factor * h0)
+    return centre, rest, value, off
+
+
+def lines_of(spec: SelfSpec, query: int, value: int | None, constant: bool = True) -> list[tuple[float, Lines]]:
+    """Self heads as functions of their coordinate `query`: their values are that of the coordinate `value`, which is
+    not written (or 0, if None), the coordinate `query` itself, and constants; the last two only if `constant`."""
+    found = []
+    for h in range(len(spec.W_Q)):
+        key = np.concatenate([spec.b_K[h][None], spec.M_K[h]])
+        a, b = key @ spec.W_Q[h, query], key @ spec.b_Q[h]
+        for v in range(spec.W_V.shape[2]):
+            V, moves = np.zeros(len(a)), np.zeros(len(a))
+            if value is not None:
+                V[0] = spec.W_V[h, value, v]
+            if constant:
+                V += np.concatenate([spec.b_V[h, v : v + 1], spec.M_V[h, :, v]])
+                moves[0] = spec.W_V[h, query, v]
+            found.append((float(spec.W_O[h, v, 0]), Lines(a, b, V, moves)))
+    return found
+
+
+def times(a: Enclosure, b: Enclosure) -> Enclosure:
+    """Products of enclosures, rounded outward."""
+    with np.errstate(invalid="ignore"):
+        found = np.stack([x * y for x in a for y in b])
+    low, high = found.min(0), found.max(0)
+    low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+    return low - 2 * U * np.abs(low), high + 2 * U * np.abs(high)
+
+
+def plus(*parts: Enclosure) -> Enclosure:
+    """Sums of enclosures, rounded outward."""
+    low, high = sum(p[0] for p in parts), sum(p[1] for p in parts)
+    slack = 2 * len(parts) * U * sum(np.maximum(np.abs(p[0]), np.abs(p[1])) for p in parts)
+    return low - slack, high + slack

@@ -1,0 +1,160 @@
+"""Lipschitz constants (H2) and few bits (H3): certified, compared with what can be found, and refused where unknown."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import attnforge as af
+from attnforge.cli import app
+from attnforge.compiler.compiled import CompiledNetwork
+from attnforge.compiler.quantise import few_bits
+from attnforge.errors import ArgumentError, CertificateError
+from attnforge.heads.slopes import Lines, plus, steepness, times
+
+BOX = {"x": (-1.0, 1.0), "y": (-2.0, 2.0)}
+FORMULAS = ("x*sin(y)", "sqrt(x**2 + y**2 + 1)", "relu(x - y) + abs(x)", "exp(x)/(3 + y)**2 - x", "tanh(5*x)*y")
+
+
+@pytest.fixture(scope="module")
+def net() -> CompiledNetwork:
+    return af.compile("x*sin(y)", af.Box(**BOX), eps=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("formula", "dtype"), [*((f, torch.float32) for f in FORMULAS), *((f, torch.float64) for f in FORMULAS[:2])]
+)
+def test_no_difference_quotient_is_steeper(formula: str, dtype: torch.dtype) -> None:
+    net = af.compile(formula, af.Box(**BOX), eps=1e-3, dtype=dtype)
+    steep = net.lipschitz(effort=400)
+    wide = copy.deepcopy(net.network).double()  # the stored numbers, computed without visible rounding
+    x = net.box.sample(4000, dtype=torch.float64)
+    near = x.roll(1, 0) * 0.01 + 0.99 * x
+    near[:1000] = x[:1000] + 1e-6 * (x[:1000].roll(1, 0) - x[:1000])
+
+    def value(points: torch.Tensor) -> torch.Tensor:
+        tokens = points.unsqueeze(1)
+        return wide(tokens)[:, 0, 0].detach()
+
+    moved, allowed = (value(x) - value(near)).abs(), torch.from_numpy(steep.matrix[0]) * (x - near).abs()
+    assert (moved <= allowed.sum(-1) + 1e-13).all()  # the last is the rounding of this comparison
+    assert (moved <= steep.constant * (x - near).abs().amax(-1) + 1e-13).all()
+
+
+def test_the_constant_is_close_and_follows_the_weights(net: CompiledNetwork) -> None:
+    before = net.lipschitz().constant
+    assert 2**0.5 <= before < 1.06 * 2**0.5  # of x sin y on this box
+    changed = copy.deepcopy(net)
+    with torch.no_grad():
+        changed.network.layers[-1].S *= 3.0
+    assert changed.lipschitz().constant == pytest.approx(3 * before, rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_heads_at_any_scale(scale: float) -> None:
+    k = np.arange(-20.0, 21.0)
+    lines = Lines(2 * k / scale, -k * k, scale * k, 0 * k)  # kappa = 1, spacing and values `scale`
+    found = steepness([(1.0, lines)], 0.0, scale * np.linspace(-3, 3, 33)).constant
+    assert 1.00204 <= found < 1.02
+    gate = Lines(np.array([1e6 / scale, 0.0]), np.zeros(2), np.zeros(2), np.array([1.0, 0.0]))  # y sigmoid(1e6 y/scale)
+    edges = scale * np.unique(np.concatenate([s * 2.0 ** -np.arange(0, 60.0) for s in (-1, 1)]))
+    assert 1.0998 < steepness([(1.0, gate)], 0.0, edges).constant < 1.12
+
+
+def test_single_heads() -> None:
+    gelu = af.AnchorHead.fit("gelu", -8, 8, anchors=32, dtype=torch.float64)
+    y = torch.linspace(-8, 8, 20001, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(gelu(y).sum(), y)
+    assert slope.abs().max() <= gelu.lipschitz() < 1.04 * slope.abs().max()
+    assert 1.0998 < af.GateHead.relu(-2, 3, sharpness=1e5).lipschitz() < 1.12
+    assert 1.0 <= af.GateHead.tanh(-2, 3).lipschitz() < 1.02
+    with pytest.raises(ArgumentError, match="two numbers"):
+        af.GateHead.max(-1, 1).lipschitz()
+    for name in ("softmax", "attention"):  # saved networks: one mixes channels, one tokens
+        with pytest.raises(CertificateError, match=r"mixes channels or tokens|of one token"):
+            af.load(Path(__file__).parents[1] / "files" / f"{name}.safetensors").lipschitz()
+
+
+def test_enclosures_contain_products_and_sums() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        a, b = (np.sort(rng.normal(size=(2, 40)), 0) for _ in range(2))
+        inner = [part[0] + rng.uniform(size=40) * (part[1] - part[0]) for part in (a, b)]
+        low, high = times((a[0], a[1]), (b[0], b[1]))
+        assert ((low <= inner[0] * inner[1]) & (inner[0] * inner[1] <= high)).all()
+        low, high = plus((a[0], a[1]), (b[0], b[1]))
+        assert ((low <= inner[0] + inner[1]) & (inner[0] + inner[1] <= high)).all()
+    low, high = times((np.array([-np.inf]), np.array([np.inf])), (np.zeros(1), np.ones(1)))
+    assert low[0] == -np.inf and high[0] == np.inf
+
+
+@pytest.mark.parametrize("bits", [8, 12, "bfloat16"])
+def test_few_bits_are_certified_from_what_is_stored(net: CompiledNetwork, bits: int | str) -> None:
+    small = af.quantise(net, bits)  # type: ignore[arg-type]
+    x = net.box.sample(20000, dtype=net.dtype)
+    exact = x[:, 0].double() * torch.sin(x[:, 1].double())
+    assert (small.network(x).detach().double() - exact).abs().max() <= small.bound
+    assert small.bytes_after < small.bytes_before and small.bound_before == net.bound
+    state = small.network.network.state_dict()
+    for name, few in small.tables.items():
+        assert np.array_equal(few.numbers, state[name].double().numpy()), "integers times powers of two, exactly"
+        assert np.array_equal(few.integers, np.rint(few.integers)) and np.abs(few.integers).max() < 2 ** (int(bits) - 1)
+    assert bool(small.tables) == (bits != "bfloat16")
+    assert net.recertify().bound == net.bound, "the network itself is as it was"
+
+
+def test_more_bits_are_better_and_integers_can_be_spoiled(net: CompiledNetwork) -> None:
+    found = [af.quantise(net, bits).bound for bits in (6, 8, 10, 14)]
+    extra = [bound - net.bound for bound in found]
+    assert extra == sorted(extra, reverse=True) and 0 < extra[-1] < extra[0] / 2**6  # a bit halves the step
+    small = af.quantise(net, 8)
+    honest = small.bound
+    with torch.no_grad():
+        small.network.network.layers[1].groups[0].M_V[0, 3, 0] += 0.1
+    assert small.network.recertify().bound > 2 * honest
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_integers_fit_their_bits_at_every_scale(axis: int) -> None:
+    rng = np.random.default_rng(1)
+    for bits in (2, 4, 8, 16):
+        for scale in (1e-30, 1.0, 1e30):
+            numbers = scale * rng.normal(size=(6, 5))
+            numbers[0] = scale * 2.0 ** np.arange(5)  # on the edge of a step
+            few = few_bits(numbers, bits, axis)
+            assert np.abs(few.integers).max() <= 2 ** (bits - 1) - 1
+            assert (np.abs(few.numbers - numbers) <= 0.5 * np.ldexp(1.0, few.exponent)).all()
+    assert (few_bits(np.zeros((2, 2)), 8, axis).numbers == 0).all()
+
+
+def test_wrong_use_is_refused(net: CompiledNetwork) -> None:
+    for bits in (1, 17, 8.0, True, "int8"):
+        with pytest.raises(ArgumentError, match="bits must be"):
+            af.quantise(net, bits)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"attnforge\.compile made"):
+        af.quantise(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+def test_on_the_command_line(net: CompiledNetwork, tmp_path: Path) -> None:
+    file, small = tmp_path / "net.safetensors", tmp_path / "small.safetensors"
+    net.save(file)
+
+    def call(*args: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, list(args), prog_name="attnforge")
+        return result.exit_code, result.output
+
+    code, told = call("lipschitz", str(file), "--json")
+    assert code == 0 and json.loads(told)["constant"] == net.lipschitz().constant
+    code, told = call("quantise", str(file), "--bits", "8", "-o", str(small), "--json")
+    assert code == 0 and json.loads(told)["bound"] == af.load(small).bound
+    code, told = call("quantise", str(file), "--bits", "eight", "-o", str(small))
+    assert code == 2 and "bits must be" in told
+    af.GateHead.relu(-1, 1).save(small)
+    code, told = call("lipschitz", str(small))
+    assert code == 2 and "takes a compiled network" in told
