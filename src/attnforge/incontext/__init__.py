@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .generalised import HuberRegressor, LogisticRegression, PoissonRegressor
     from .kernel import KernelRegressor
     from .linear import ElasticNet, Lasso, LinearRegression, Ridge
+    from .planning import DepthPlan, plan
     from .prompt import Scaling
     from .solver import Run, in_context, run
 
@@ -30,6 +31,7 @@ _LAZY = {
         ".generalised": ("HuberRegressor", "LogisticRegression", "PoissonRegressor"),
         ".kernel": ("KernelRegressor",),
         ".linear": ("ElasticNet", "Lasso", "LinearRegression", "Ridge"),
+        ".planning": ("DepthPlan", "plan"),
         ".prompt": ("Scaling",),
         ".solver": ("Run", "in_context", "run"),
     }.items()
@@ -39,6 +41,7 @@ _LAZY = {
 __all__ = [
     "Block",
     "ConvergenceCertificate",
+    "DepthPlan",
     "ElasticNet",
     "HuberRegressor",
     "KernelRegressor",
@@ -53,6 +56,7 @@ __all__ = [
     "depth_for",
     "frozen",
     "in_context",
+    "plan",
     "run",
 ]
 

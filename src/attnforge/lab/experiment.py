@@ -237,6 +237,7 @@ NAMES = (
     "spectral",
     "kinks",
     "robustness",
+    "depth",
     "training-from-construction",
 )
 

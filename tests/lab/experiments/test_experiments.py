@@ -37,6 +37,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     + [{"network": n, "anchors": p} for n in ("cold", "warm") for p in (9, 17, 33)],
     "robustness": [{"task": "steep", "formula": "x*sin(y)"}]
     + [{"task": "bits", "formula": "x*sin(y)", "bits": bits} for bits in (8, 12)],
+    "depth": [{"condition": c} for c in (4.0, 16.0, 64.0)],
     "boundary": [
         {"target": "ramp", "place": place, "network": n, "p": p}
         for place in ("ends", "seams") for n in ("cold", "warm") for p in (34, 66)
