@@ -114,7 +114,7 @@ def ways(target: Any, boxes: tuple[Box, ...]) -> list[Way]:
 
         if len(boxes) != 1:
             raise ArgumentError("a formula has one box, with an interval for each variable")
-        return [partial(capture_formula, target, boxes[0], style) for style in ("product", "log")]
+        return [partial(capture_formula, target, boxes[0], style) for style in ("product", "log", "plain")]
     from ..frontends.module.program import capture_module
 
     return [partial(capture_module, target, boxes if len(boxes) > 1 else boxes[0])]

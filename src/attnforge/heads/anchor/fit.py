@@ -156,6 +156,9 @@ def _round(x: Array, dtype: torch.dtype) -> Array:
 
 
 MOST_ANCHORS = 512  # what `eps` may ask for on its own
+SPECTRUM = 2048  # Chebyshev points of a spectrum: more than MOST_ANCHORS times pi/2, so that no head resolves what is lost
+NOISE = 1e-13  # of a function's size: spectra fall no lower in float64
+RESOLVED = 0.1  # of a function's range: a head that leaves more than this has seen nothing of the function yet
 MANY = 96  # above this many anchors a search follows what was best with fewer
 #: Inverse temperatures that are tried first: below, tables are ill-conditioned; above, interpolation is coarse.
 WARM = (0.08, 0.12, 0.17, 0.25, 0.36)
@@ -249,6 +252,36 @@ def _sharpest(fn: Univariate, lo: float, hi: float) -> tuple[float, float]:
     return at, min(max(1.5 * length, 1e-3 * (hi - lo)), hi - lo)
 
 
+@lru_cache(maxsize=1024)
+def spectrum(fn: Univariate, lo: float, hi: float, potential: Potential) -> tuple[Array, float]:
+    """What Chebyshev polynomials of degree < k leave of a function in the flat coordinate of a potential, for each k,
+    at most; and half the function's range. Where the function is not finite, nothing is known: infinity."""
+    ends = np.sort(potential.flat(np.array([lo, hi])))
+    cosines = np.cos(np.pi * (np.arange(SPECTRUM) + 0.5) / SPECTRUM)
+    points = np.clip(potential.unflat(ends.mean() + 0.5 * (ends[1] - ends[0]) * cosines), lo, hi)
+    value = fn.value(torch.from_numpy(points)).numpy()
+    if not np.isfinite(value).all():
+        return np.full(SPECTRUM, np.inf), math.inf
+    size = np.abs(np.fft.rfft(np.concatenate([value, value[::-1]]))[:SPECTRUM]) / SPECTRUM
+    return np.cumsum(size[::-1])[::-1], 0.5 * float(np.ptp(value))
+
+
+def resolving(fn: Univariate, lo: float, hi: float, potentials: tuple[Potential, ...], eps: float | None = None) -> int:
+    """How many anchors resolve a function to eps, or to a share `RESOLVED` of its range, about; the least over
+    potentials, more than `MOST_ANCHORS` if none does.
+
+    Evenly spaced anchors need 2 for every wave where Chebyshev polynomials need pi. With fewer anchors than this the
+    error of a fit says nothing: it is as large as the function, however many they are.
+    """
+    counts = [SPECTRUM]
+    for potential in potentials:
+        left, half = spectrum(fn, lo, hi, potential)
+        goal = max(2 * RESOLVED * half if eps is None else eps, NOISE * float(left[0]))
+        if np.isfinite(goal) and left[-1] <= goal:
+            counts.append(math.ceil(2 / math.pi * int(np.argmax(left <= goal))))
+    return min(counts)
+
+
 @lru_cache(maxsize=256)
 def _sample(q: Question, potential: Potential, count: int) -> Sample:
     return Sample.draw(q.fn, q.lo, q.hi, potential, count, q.relative, q.outer)
@@ -323,17 +356,28 @@ def for_count(q: Question, count: int) -> Candidate | None:
     return best if count <= MANY else coarse(q, count, like=best.shape)
 
 
+def flat(q: Question) -> Candidate:
+    """The constant half way between the function's least and largest value: what every search can fall back on."""
+    sample = _sample(q, Potential("square"), SPECTRUM)
+    shape = Shape(Potential("square"), 2, 0, 1.0)
+    middle = _round(np.array(0.5 * (sample.value.max() + sample.value.min())), q.dtype)
+    blank = keys(shape, q.lo, q.hi, q.dtype)
+    weights = replace(blank, value=np.full(2, float(middle)))
+    return Candidate(shape, weights, Bench(blank, sample, q.dtype).estimate(weights))
+
+
 def for_eps(q: Question, eps: float) -> tuple[Candidate | None, Candidate | None]:
     """The smallest head that seems to reach eps, and the best one seen (for the message when none does).
 
-    Errors of a warm head fall geometrically with the number of anchors until rounding takes over: the search follows
-    the line through the last two points of log(error) against count, then bisects.
+    Errors of a warm head fall geometrically with the number of anchors, once these resolve the function and until
+    rounding takes over: the search follows the line through the last two points of log(error) against count, then
+    bisects.
     """
-    seen: dict[int, Candidate] = {}
+    seen: dict[int, Candidate] = {2: flat(q)}
 
     def at(count: int) -> float:
         if count not in seen:
-            fewer = [c for c in seen if c < count]
+            fewer = [c for c in seen if 2 < c < count]
             best = coarse(q, count, like=seen[max(fewer)].shape if fewer else None)
             if best is not None and count <= MANY and best.estimate > eps > 0.05 * best.estimate:
                 best = refine(q, best, rounds=2)
@@ -342,20 +386,21 @@ def for_eps(q: Question, eps: float) -> tuple[Candidate | None, Candidate | None
             seen[count] = best
         return seen[count].estimate
 
-    low, count = 2, 8
-    error = at(count)
+    low, count = 2, max(8, min(resolving(q.fn, q.lo, q.hi, q.potentials), MOST_ANCHORS))
+    goal = resolving(q.fn, q.lo, q.hi, q.potentials, None if q.relative else eps)
+    error = at(count) if seen[2].estimate > eps else seen[2].estimate
     while error > eps and count < MOST_ANCHORS:
         low, before, error_before = count, count, error
         count = min(MOST_ANCHORS, before * 2)
-        if len(seen) > 1:
-            ordered = sorted(seen)[-2:]
+        ordered = sorted(c for c in seen if c > 2)[-2:]
+        if len(ordered) > 1:
             fall = math.log(seen[ordered[0]].estimate / seen[ordered[1]].estimate) / (ordered[1] - ordered[0])
             if fall > 0:
                 count = min(count, max(before + 1, before + math.ceil(math.log(error_before / (0.8 * eps)) / fall)))
         error = at(count)
-        if count >= 2 * before > 32 and error > 0.7 * error_before:
+        if count >= 2 * before > 32 and error > 0.7 * error_before and not count < goal <= MOST_ANCHORS:
             break  # rounding, or a kink: more anchors do not help
-    best_seen = min(seen.values(), key=lambda c: c.estimate, default=None)
+    best_seen = min(seen.values(), key=lambda c: c.estimate)
     if error > eps:
         return None, best_seen
     while count - low > max(1, count // 16):
@@ -379,59 +424,85 @@ def for_eps(q: Question, eps: float) -> tuple[Candidate | None, Candidate | None
 def quick(
     fn: Univariate, lo: float, hi: float, dtype: torch.dtype, eps: float, relative: bool = False
 ) -> Candidate | None:
-    """A head for eps found with few trials: what a compiler asks for, many times. If none reaches eps, the best."""
+    """A head for eps found with few trials: what a compiler asks for, many times. If none reaches eps, the best.
+
+    The larger dtype may take what the smaller one found: it evaluates it at least as well.
+    """
     outer = (lo, hi)
     lo, hi = max(lo, fn.domain.lo), min(hi, fn.domain.hi)
-    choice = candidates(fn, lo, hi, None if relative else eps)
-    kinked = any(lo < k < hi for k in fn.knots)
-    kappas: tuple[float, ...] = (0.42, 1.0) if kinked else (0.14, 0.27)
+    q = Question(fn, lo, hi, dtype, relative, candidates(fn, lo, hi, None if relative else eps),
+                 outer=None if outer == (lo, hi) else outer)  # fmt: skip
+    best = _quick(q, eps)
+    if (best is None or best.estimate > eps) and not relative:
+        best = _better(best, iter([flat(q)]))
+    if (best is None or best.estimate > eps) and dtype == torch.float64:
+        smaller = quick(fn, *outer, torch.float32, eps, relative)
+        if smaller is not None:
+            sample = _sample(q, smaller.shape.potential, SPECTRUM)
+            again = Bench(smaller.weights, sample, dtype).estimate(smaller.weights)
+            best = _better(best, iter([replace(smaller, estimate=again)]))
+    return best
+
+
+def _quick(q: Question, eps: float) -> Candidate | None:
+    choice, relative = q.potentials, q.relative
+    kappas: tuple[float, ...] = (0.42, 1.0) if any(q.lo < k < q.hi for k in q.fn.knots) else (0.14, 0.27)
     singular = tuple(p for p in choice if p.floor > 1e-300)
     if singular:  # the interval touches a branch point: anchors must crowd there, however few there are at first
         choice, kappas = singular, (0.06, 0.12, 0.25)
 
-    def at(count: int, potentials: tuple[Potential, ...]) -> Candidate | None:
-        q = Question(fn, lo, hi, dtype, relative, potentials, outer=None if outer == (lo, hi) else outer)
-        deep = potentials[0].floor > 1e-300 or count < 14  # few anchors, or a singular end: few guards
-        guards = [g for g in ((1, 3) if deep else (3, 6)) if count - 2 * g >= 2] or [0]
+    def at(count: int, potentials: tuple[Potential, ...], like: Shape | None = None) -> Candidate | None:
+        if count > MANY and like is not None:
+            shapes = [replace(like, count=count, kappa=step * like.kappa) for step in (0.5, 1.0, 2.0)]
+        else:
+            deep = potentials[0].floor > 1e-300 or count < 14  # few anchors, or a singular end: few guards
+            guards = [g for g in ((1, 3) if deep else (3, 6)) if count - 2 * g >= 2] or [0]
+            shapes = [Shape(p, count, g, kappa) for p in potentials for g in guards for kappa in kappas]
         best: Candidate | None = None
-        for potential in potentials:
-            for g in guards:
-                for kappa in kappas:
-                    best = _better(best, _try(q, Shape(potential, count, g, kappa), (not relative,)))
+        for shape in shapes:
+            best = _better(best, _try(q, shape, (not relative,)))
         return best
 
-    first = at(12, choice)
+    start = max(12, resolving(q.fn, q.lo, q.hi, choice))
+    if start > MOST_ANCHORS:
+        return None
+    first = at(start, choice)
     if first is None:
         return None
     one = tuple(p for p in choice if p.name == first.shape.potential.name)  # near a singular end: all depths
     if first.estimate <= eps:
+        if start > 12:
+            return _trimmed(first, start // 2, eps, lambda n: at(n, one))
         for count in (6, 8, 10):
             found = at(count, one)
             if found is not None and found.estimate <= eps:
                 return found
         return first
-    before, best, count = first, first, 16
+    goal = resolving(q.fn, q.lo, q.hi, one, None if relative else eps)
+    before, best, count = first, first, start + 4
     while True:
-        found = at(count, one)
+        found = at(count, one, before.shape)
         if found is None:
             return best
         best = found if found.estimate < best.estimate else best
         if found.estimate <= eps:
-            return _trimmed(found, before, eps, lambda n: at(n, one))
+            return _trimmed(found, before.shape.count, eps, lambda n: at(n, one, before.shape))
         fall = math.log(before.estimate / found.estimate) / (count - before.shape.count)
-        if count >= MOST_ANCHORS // 2 or fall < 0.01 * math.log(2):
+        slow = fall < 0.01 * math.log(2)
+        if count >= MOST_ANCHORS or (slow and not count < goal <= MOST_ANCHORS):
             return best
-        step = math.ceil(math.log(found.estimate / (0.8 * eps)) / fall)
-        before, count = found, min(count + max(2, min(step, count)), MOST_ANCHORS // 2)
+        step = count if slow else math.ceil(math.log(found.estimate / (0.8 * eps)) / fall)
+        before, count = found, min(max(goal, count + 2) if slow else count + max(2, min(step, count)), MOST_ANCHORS)
 
 
-def _trimmed(found: Candidate, below: Candidate, eps: float, at: Callable[[int], Candidate | None]) -> Candidate:
-    """A smaller head than `found` that still reaches eps, between it and the size `below`, which does not."""
-    low, best = below.shape.count, found
+def _trimmed(found: Candidate, low: int, eps: float, at: Callable[[int], Candidate | None]) -> Candidate:
+    """A smaller head than `found` that still reaches eps, between it and the size `low`, which does not."""
+    best = found
     while best.shape.count - low > max(1, best.shape.count // 12):
-        middle = at((low + best.shape.count) // 2)
+        count = (low + best.shape.count) // 2
+        middle = at(count)
         if middle is not None and middle.estimate <= eps:
             best = middle
         else:
-            low = (low + best.shape.count) // 2
+            low = count
     return best
