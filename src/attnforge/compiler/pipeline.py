@@ -8,6 +8,7 @@ writing the target.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,11 +19,13 @@ from torch import nn
 from ..arguments import is_number
 from ..box import Box
 from ..census import structural
+from ..certificates.certificate import upper_text
 from ..dtypes import shipped
 from ..errors import ArgumentError, DomainError
 from ..heads.choose import expanded
 from ..heads.construction import Tactics
 from ..programs.enclose import Range, ranges
+from ..programs.interpret import values
 from ..programs.positions import prepared
 from ..programs.program import Program
 from ..progress import stages
@@ -33,8 +36,10 @@ from .layout import lower
 from .plan import make_plan
 from .propagation import FIRST, outward_cells
 from .search import Attempt, Problem, Search, Task, Tolerance
+from .shorten import shortened
 
 GRIDS = (FIRST, 16 * FIRST, 256 * FIRST)  # cells for the ranges heads are built for; the certificate starts from them
+SEEN = 4096  # points of the box that the range of the target is read from, for advice alone
 Say = Callable[[str], None]  # told the name of every stage as it begins
 Way = Callable[[], Program]  # one way of writing the target, made when it is wanted
 
@@ -75,17 +80,48 @@ def compiled(
     ways: list[Way], tolerance: Tolerance, boxes: tuple[Box, ...] = (), progress: Say | None = None
 ) -> CompiledNetwork:
     """A network that keeps the tolerance, for the first of several ways of writing the target that allows one."""
-    search = Search(tolerance)
     with stages(progress) as say, one_thread():
-        for program in capture(ways, say):
-            if search.done or search.knows(program):
-                continue
-            problem = enclose(program, tolerance, boxes, say)
-            for task in search.tasks(problem):
-                search.learn(attempt(problem, task, say))
+        search = searched(ways, tolerance, boxes, say)
+        if not search.done:
+            raise search.refusal(_reachable(search, ways, boxes, say))
         net = search.result()
     structural(net.network)
     return net
+
+
+def searched(ways: list[Way], tolerance: Tolerance, boxes: tuple[Box, ...], say: Say) -> Search:
+    """Everything that the compiler tries: each way of writing the target, then each with waves cut into pieces."""
+    search = Search(tolerance)
+    problems: list[Problem] = []
+    for program in capture(ways, say):
+        if search.done or search.knows(program):
+            continue
+        problems.append(enclose(program, tolerance, boxes, say))
+        _attempts(search, problems[-1], say)
+    for problem in problems:
+        short = shortened(problem.program, problem.found)
+        if not search.done and short is not problem.program:
+            _attempts(search, enclose(short, tolerance, boxes, say), say)
+    return search
+
+
+def _attempts(search: Search, problem: Problem, say: Say) -> None:
+    for task in search.tasks(problem):
+        search.learn(attempt(problem, task, say))
+
+
+def _reachable(search: Search, ways: list[Way], boxes: tuple[Box, ...], say: Say) -> float | None:
+    """A tolerance that the same search keeps, found by trying it; None if there is none below the target's range."""
+    assert search.best is not None
+    program, eps = search.best.net.program, search.best.bound.bound
+    seen = values(program, program.box.sample(SEEN))
+    width = float((seen.amax(0) - seen.amin(0)).max())
+    while eps < width:  # twice as much each time
+        eps = float(upper_text(eps))
+        if searched(ways, replace(search.tolerance, eps=eps), boxes, say).done:
+            return eps
+        eps *= 2
+    return None
 
 
 def attempt(problem: Problem, task: Task, say: Say) -> Attempt:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from ..box import Box
-from ..certificates.certificate import upper_text
 from ..dtypes import dtype_name
 from ..errors import PrecisionError
 from ..heads.construction import Tactics
@@ -116,11 +115,9 @@ class Search:
         self._last = attempt
 
     def result(self) -> CompiledNetwork:
-        """The network that keeps the tolerance, certified, or `PrecisionError` with what can be reached."""
+        """The network that keeps the tolerance, certified."""
         best = self.best
-        assert best is not None
-        if not self.done:
-            raise self._unreachable(best)
+        assert best is not None and self.done
         best.net.attach(best.net.certificate_of(best.propagation, best.bound))
         return best.net.eval()
 
@@ -173,15 +170,19 @@ class Search:
         assert self._last is not None, "every task is followed by what came of it"
         return self._last
 
-    def _unreachable(self, best: Attempt) -> PrecisionError:
+    def refusal(self, reachable: float | None) -> PrecisionError:
+        """That the tolerance cannot be kept, and a tolerance that was tried and can be."""
+        best = self.best
+        assert best is not None
         source = best.net.program.source
         name = source if len(source) <= 60 else source[:57] + "..."
         dtype = dtype_name(self.tolerance.dtype)
         wider = "" if self.tolerance.dtype == torch.float64 else ", use dtype=torch.float64"
-        if not np.isfinite(best.bound.bound):
-            return PrecisionError(f"no bound can be certified for '{name}' in {dtype}: choose a smaller box{wider}")
+        if reachable is None:
+            what = "no bound" if not np.isfinite(best.bound.bound) else "no bound below the range of its values"
+            return PrecisionError(f"{what} can be certified for '{name}' in {dtype}: choose a smaller box{wider}")
         return PrecisionError(
             f"eps = {self.tolerance.eps:g} cannot be certified for '{name}' in {dtype}: "
-            f"{upper_text(best.bound.bound)} can be; ask for that{wider}, or choose a smaller box",
-            reachable=best.bound.bound,
+            f"{reachable:g} can be; ask for that{wider}, or choose a smaller box",
+            reachable=reachable,
         )

@@ -135,7 +135,18 @@ def _steepest(fn: Univariate, first: Array, last: Array) -> Array:
         inside = a <= b
         if inside.any():
             steepest[inside] = np.maximum(steepest[inside], taylor(fn, a[inside], b[inside], 0).remainder)
+    exponent = _exponent(fn)
+    if exponent is not None and exponent > 1 and not exponent.is_integer():  # no series at 0, yet steepest far from it
+        with np.errstate(over="ignore"):
+            steepest = np.minimum(steepest, exponent * last ** (exponent - 1) * (1 + 2.0**-45))
     return steepest
+
+
+def _exponent(fn: Univariate) -> float | None:
+    """p, for the function y ** p."""
+    if fn.name == "sqrt":
+        return 0.5
+    return float(fn.name[6:-1]) if fn.name.startswith("power(") and fn.source is None else None
 
 
 def _steepest_on_grid(fn: Univariate, first: Array, last: Array) -> Array:
@@ -181,7 +192,7 @@ def modulus(fn: Univariate, e: Array) -> Array:
         # the root before the half, so that a subnormal e is not halved to 0; 2^-50 covers the two roundings
         half = np.sqrt(e) * math.sqrt(0.5) * (1 + 2.0**-50)
         return 2 * np.arcsin(np.minimum(half, 1.0)) * (1 + 2.0**-45)
-    exponent = 0.5 if fn.name == "sqrt" else None
-    if exponent is None and fn.name.startswith("power(") and 0 < float(fn.name[6:-1]) < 1:
-        exponent = float(fn.name[6:-1])
-    return np.full(e.shape, np.inf) if exponent is None else e**exponent * (1 + 2.0**-45)
+    exponent = _exponent(fn)
+    if exponent is None or not 0 < exponent < 1:
+        return np.full(e.shape, np.inf)
+    return e**exponent * (1 + 2.0**-45)

@@ -335,7 +335,7 @@ def _pieces(function: Univariate, inside: tuple[float, ...], lo: float, hi: floa
     for i in curved:
         left, right = borders[i : i + 2]
         ends = lo if left is None else left, hi if right is None else right
-        parts.append(Part(gate_of(_clip(left, right)), *ends, piece_of(function, first + i)))
+        parts.append(Part(clip_of(left, right), *ends, piece_of(function, first + i)))
     return Pieces(gate_of(line) if any(line.ys) else None, tuple(parts)) if parts else gate_of(line)
 
 
@@ -423,6 +423,52 @@ def _read_piece(text: str) -> Univariate:
 
 
 read_with("piece ", _read_piece)
+
+
+@functools.lru_cache(maxsize=512)
+def rise_of(function: Univariate, start: float) -> Univariate:
+    """function(y) - function(start): what a function without knots adds from a point on.
+
+    >>> rise = rise_of(parse("exp"), 1.0)
+    >>> rise.name, parse(rise.name) == rise, round(float(rise.ball(arb(2.0))), 4)
+    ('rise from 1.0 of exp', True, 4.6708)
+    """
+    series = function.series
+    if series is None or function.knots or not function.ball(arb(start)).is_finite():
+        raise ArgumentError(f"{function.name} has no rise from {start!r} on")
+    below = function.value(torch.tensor(start, dtype=torch.float64))
+
+    def level() -> arb:
+        return function.ball(arb(start))  # in the precision of whoever asks
+
+    return Univariate(
+        f"rise from {start!r} of {function.name}",
+        lambda y: function.value(y) - below.to(y),
+        lambda x: series(x) - level(),
+        lambda x: function.ball(x) - level(),
+        function.domain, (), function.potentials, turns=function.turns, source=function.source,
+    )  # fmt: skip
+
+
+def _read_rise(text: str) -> Univariate:
+    """The function that a name such as 'rise from 1.0 of exp' stands for."""
+    start, _, name = text.removeprefix("rise from ").partition(" of ")
+    try:
+        return rise_of(parse(name), float(start))
+    except ValueError as error:
+        raise ArgumentError(f"cannot read {text!r}; expected something like 'rise from 1.0 of exp'") from error
+
+
+read_with("rise from ", _read_rise)
+
+
+def clip_of(low: float | None, high: float | None) -> Gate:
+    """The gate that is max(y, low), min(y, high) or both.
+
+    >>> clip_of(0.0, None).name
+    'relu'
+    """
+    return gate_of(_clip(low, high))
 
 
 def _clip(low: float | None, high: float | None) -> Polyline:
