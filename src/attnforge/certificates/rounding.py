@@ -85,7 +85,9 @@ def largest_mean(weight: Array, size: Array) -> Array:
     return up(found, slots + 2)
 
 
-def softmax_rounding(weight: Array, logit_error: Array, value: Array, spread: Array, u: float, tiny: float) -> Array:
+def softmax_rounding(
+    weight: Array, logit_error: Array, value: Array, spread: Array, u: float, tiny: float, log_weight: Array | None = None
+) -> Array:
     """How far the computed output of a softmax head can be from its exact one (lemma A5), one number per row.
 
     All arguments are upper bounds over whatever a row stands for, shape (row, slot): the exact `weight` of a slot, the
@@ -96,14 +98,20 @@ def softmax_rounding(weight: Array, logit_error: Array, value: Array, spread: Ar
     weights are at most w exp(d + E d) and add up to 1, by no more than the largest mean of |V - h| that they allow:
     useful where a dtype cannot tell neighbouring anchors apart. Adding up, normalising and reading costs `terms`
     relative roundings of the computed E|V|. A slot whose share is below u / slots is not worth a rounding of its own:
-    adding it errs by at most its own size, and all of those together by at most u.
+    adding it errs by at most its own size, and all of those together by at most u. `log_weight`, an upper bound of the
+    logarithm of `weight`, tells how small weights are that underflow: without it, one whose logit errs much counts as 1.
     """
     d = up(logit_error + EXP_ULPS * u)
     slots = weight.shape[-1]
+    positive = np.maximum(weight, 5e-324)  # what underflows to 0 is no 0
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows, and 0 times that, counts as 1
-        shift = np.fmin(up(np.sum(weight * d, -1), slots + 2), np.max(d, -1))
-        computed = np.fmin(1.0, up(weight * np.exp(up(d + shift[..., None])), 16))
-        small = np.exp(shift) * np.sum(np.maximum(weight, 5e-324) * np.expm1(d) * spread, -1)
+        shift = np.fmin(up(np.sum(positive * d, -1), slots + 2), np.max(d, -1))
+        computed = np.fmin(1.0, up(positive * np.exp(up(d + shift[..., None])), 16))
+        lifted = positive * np.expm1(d)
+        if log_weight is not None:
+            computed = np.fmin(computed, up(np.exp(up(log_weight + d + shift[..., None], 8)), 16))
+            lifted = np.fmin(lifted, up(np.exp(up(log_weight + d, 8)), 16))
+        small = np.exp(shift) * np.sum(lifted * spread, -1)
         moved = up(np.fmin(small, largest_mean(computed, spread)), 4 * slots + 16)
     size = np.fmin(up(np.sum(computed * value, -1), slots + 2), np.max(value, -1))
     heavy_sum = np.sum(computed > u / slots, -1)

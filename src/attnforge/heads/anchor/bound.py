@@ -156,9 +156,8 @@ def _chunk(head: AnchorWeights, table: Taylor, dtype: torch.dtype, relative: boo
     weight, gap, logit, rest, scale = _weights_at(table.centre, head.centre, slope, offset)
     s = slope - np.sum(weight * slope, -1, keepdims=True)
     sr = np.abs(s) * r
-    lifted = np.exp((sr - gap) * (1 + 8 * U)) * (
-        scale * (1 + 16 * U)
-    )  # weight times e^{|s| r}, formed without overflow
+    exponent = up(sr - gap, 8)
+    lifted = np.exp(exponent) * (scale * (1 + 16 * U))  # weight times e^{|s| r}, formed without overflow
     slots = weight.shape[-1]
     # relative error of a weight, of s in the exponent, and of each term of a moment, whose sums run in extended
     # precision
@@ -216,8 +215,13 @@ def _chunk(head: AnchorWeights, table: Taylor, dtype: torch.dtype, relative: boo
     position = reach * np.abs(s) if head.centre else 0.0
     d = u * (np.abs(slope) * reach + logit_size + gap + bump + sr + position) * (1 + 8 * u) * (1 + 16 * U)
     spread = away_size + moved[:, None]
-    d = d + u * np.max(d, -1, keepdims=True)  # the largest logit is subtracted as computed
-    inner = softmax_rounding(lifted / least[:, None], d, np.abs(value), spread, u, TINY[dtype])
+    # The largest logit is subtracted as computed: it may be that of an anchor whose error bridges its gap to the top.
+    top = np.argmin(gap, -1)[:, None]
+    d_top, sr_top = (np.take_along_axis(np.broadcast_to(x, gap.shape), top, -1) for x in (d, sr))
+    largest = gap - sr <= (d + d_top + sr_top) * (1 + 16 * U) + 16 * U * gap
+    d = d + u * np.max(np.where(largest, d, 0.0), -1, keepdims=True)
+    log_weight = up(exponent + np.log(scale * (1 + 32 * U) / least[:, None]), 8)
+    inner = softmax_rounding(lifted / least[:, None], d, np.abs(value), spread, u, TINY[dtype], log_weight)
     inner += dropped * 8 * (np.max(np.abs(head.value)) + np.abs(h0) + moved)
     attention = np.abs(h0) + moved + inner
     through_skip = np.abs(a) * (np.abs(table.centre) + table.radius)

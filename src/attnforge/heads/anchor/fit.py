@@ -270,15 +270,15 @@ def resolving(fn: Univariate, lo: float, hi: float, potentials: tuple[Potential,
     """How many anchors resolve a function to eps, or to a share `RESOLVED` of its range, about; the least over
     potentials, more than `MOST_ANCHORS` if none does.
 
-    Evenly spaced anchors need 2 for every wave where Chebyshev polynomials need pi. With fewer anchors than this the
-    error of a fit says nothing: it is as large as the function, however many they are.
+    Evenly spaced anchors need 2 for every wave where Chebyshev polynomials need pi, and those of a warm head a quarter
+    more. With fewer anchors than this the error of a fit says nothing: it is as large as the function.
     """
     counts = [SPECTRUM]
     for potential in potentials:
         left, half = spectrum(fn, lo, hi, potential)
         goal = max(2 * RESOLVED * half if eps is None else eps, NOISE * float(left[0]))
         if np.isfinite(goal) and left[-1] <= goal:
-            counts.append(math.ceil(2 / math.pi * int(np.argmax(left <= goal))))
+            counts.append(math.ceil(1.25 * 2 / math.pi * int(np.argmax(left <= goal))))
     return min(counts)
 
 
@@ -386,9 +386,11 @@ def for_eps(q: Question, eps: float) -> tuple[Candidate | None, Candidate | None
             seen[count] = best
         return seen[count].estimate
 
+    if seen[2].estimate <= eps:
+        return seen[2], seen[2]
     low, count = 2, max(8, min(resolving(q.fn, q.lo, q.hi, q.potentials), MOST_ANCHORS))
     goal = resolving(q.fn, q.lo, q.hi, q.potentials, None if q.relative else eps)
-    error = at(count) if seen[2].estimate > eps else seen[2].estimate
+    error = at(count)
     while error > eps and count < MOST_ANCHORS:
         low, before, error_before = count, count, error
         count = min(MOST_ANCHORS, before * 2)
@@ -466,6 +468,10 @@ def _quick(q: Question, eps: float) -> Candidate | None:
     start = max(12, resolving(q.fn, q.lo, q.hi, choice))
     if start > MOST_ANCHORS:
         return None
+    if start > 12:  # many waves: the spectrum knows the potential, and with so many anchors a colder head rounds less
+        most = 1.1 * resolving(q.fn, q.lo, q.hi, choice, None if relative else eps)
+        choice = tuple(p for p in choice if resolving(q.fn, q.lo, q.hi, (p,), None if relative else eps) <= most)
+        kappas = (*kappas, 0.5)
     first = at(start, choice)
     if first is None:
         return None
@@ -491,7 +497,7 @@ def _quick(q: Question, eps: float) -> Candidate | None:
         slow = fall < 0.01 * math.log(2)
         if count >= MOST_ANCHORS or (slow and not count < goal <= MOST_ANCHORS):
             return best
-        step = count if slow else math.ceil(math.log(found.estimate / (0.8 * eps)) / fall)
+        step = 0 if slow else math.ceil(math.log(found.estimate / (0.8 * eps)) / fall)
         before, count = found, min(max(goal, count + 2) if slow else count + max(2, min(step, count)), MOST_ANCHORS)
 
 

@@ -252,6 +252,19 @@ class AnchorHead(CertifiedModule):
 
     @classmethod
     def _smallest(cls, question: search.Question, eps: float, strict: bool) -> AnchorHead:
+        """The smallest head for eps, or `PrecisionError` with a larger eps that was tried and can be reached."""
+        head = cls._searched(question, eps, strict)
+        reachable = head.bound
+        while reachable is not None and head._misses(eps):
+            reachable = float(upper_text(reachable))
+            if not cls._searched(question, reachable, strict)._misses(reachable):
+                break
+            reachable *= 2  # ends, because half the function's range can always be reached
+        return head._judged(eps, reachable)
+
+    @classmethod
+    def _searched(cls, question: search.Question, eps: float, strict: bool) -> AnchorHead:
+        """The smallest head whose bound is at most eps, or the best one found."""
         aim = eps
         for _ in range(6):
             with one_thread():
@@ -264,8 +277,7 @@ class AnchorHead(CertifiedModule):
             if bound <= eps:
                 return head
             aim *= max(0.5, min(0.97, 0.97 * eps / bound))
-        head = cls._built(question, best_seen, strict)
-        return head._judged(eps)
+        return cls._built(question, best_seen, strict)
 
     @classmethod
     def _cold(
@@ -322,17 +334,21 @@ class AnchorHead(CertifiedModule):
         head.attach(head.recertify())
         return head
 
-    def _judged(self, eps: float | None) -> AnchorHead:
+    def _misses(self, eps: float) -> bool:
+        return self.bound is None or self.bound > eps
+
+    def _judged(self, eps: float | None, reachable: float | None = None) -> AnchorHead:
         """This head if it has a finite bound that reaches eps; `PrecisionError` says what can be reached otherwise."""
-        if eps is not None and (self.bound is None or self.bound > eps):
+        if eps is not None and self._misses(eps):
+            reachable = self.bound if reachable is None else reachable
             name = dtype_name(self.dtype)
             wider = "" if self.dtype == torch.float64 else ", use dtype=torch.float64"
             kink = " (it has a kink inside: GateHead builds kinks exactly)" if self._kinked() else ""
             raise PrecisionError(
                 f"eps = {eps:g} cannot be reached for {self.function.name} on [{self.lo:g}, {self.hi:g}] in {name} "
                 f"with at most {search.MOST_ANCHORS} anchors{kink}; the smallest bound found is "
-                f"{upper_text(self.bound)}: ask for that{wider}, or shrink the interval",
-                reachable=self.bound,
+                f"{upper_text(reachable)}: ask for that{wider}, or shrink the interval",
+                reachable=reachable,
             )
         return self
 
