@@ -18,17 +18,25 @@ from . import fit
 from .bound import CELLS, AnchorWeights
 from .site import AnchorSite
 
+SHARED = 1.25  # a table for an interval so many times as wide rounds hardly more than one of its own
 MOST_DECADES = 1e4  # a table is fitted for relative error over at most so large a ratio of values
 
 
 @dataclass(frozen=True, eq=False)
 class AnchorTable:
-    """An anchor table: the function and interval it is for, and its numbers; sites may share it."""
+    """An anchor table: the function and interval it is for, its numbers, and its error, roughly; sites may share it."""
 
     function: str
     interval: Span
     weights: AnchorWeights
     edges: tuple[float, ...]
+    error: float
+
+    def serves(self, function: str, hull: Span, eps: float) -> bool:
+        """Whether the table does for the function on `hull`: no wider one reaches eps better than one of its own."""
+        (low, high), (first, last) = self.interval, hull
+        inside = low <= first and last <= high and self.function == function
+        return inside and (self.error <= eps or high - low <= SHARED * (last - first))
 
 
 class AnchorBuilder(HeadBuilder):
@@ -40,7 +48,7 @@ class AnchorBuilder(HeadBuilder):
         fn = order.op.function
         hull = order.hull(0, fn)
         tables = list({id(p.parts): p.parts for p in made if isinstance(p.parts, AnchorTable)}.values())
-        table = next((t for t in tables if t.function == fn.name and _inside(hull, t.interval)), None)
+        table = next((t for t in tables if t.serves(fn.name, hull, order.eps)), None)
         number = len(tables) if table is None else tables.index(table)
         table = table or _fitted(fn, hull, order)
         anchors = len(table.weights.slope)
@@ -68,10 +76,6 @@ class AnchorBuilder(HeadBuilder):
         )
 
 
-def _inside(inner: Span, outer: Span) -> bool:
-    return outer[0] <= inner[0] and inner[1] <= outer[1]
-
-
 def _fitted(fn: Univariate, hull: Span, order: Order) -> AnchorTable:
     """A new table, as small as the order's error allows."""
     low, high = max(hull[0], fn.domain.lo), min(hull[1], fn.domain.hi)
@@ -86,7 +90,8 @@ def _fitted(fn: Univariate, hull: Span, order: Order) -> AnchorTable:
         raise PrecisionError(f"no anchor head was found for {fn.name} on [{low:g}, {high:g}]")
     ends = np.sort(found.shape.potential.flat(np.array([low, high])))
     edges = found.shape.potential.unflat(np.linspace(ends[0], ends[1], CELLS + 1))
-    return AnchorTable(fn.name, hull, found.weights, tuple(edges.tolist()))
+    size = max(abs(smallest), abs(largest)) if relative else 1.0
+    return AnchorTable(fn.name, hull, found.weights, tuple(edges.tolist()), size * found.estimate)
 
 
 BUILDERS: dict[str, HeadBuilder] = {"anchor": AnchorBuilder()}
