@@ -109,8 +109,9 @@ class Potential:
                     0.25 * np.sinh(2 * flat) + 0.5 * flat,
                     -0.5 * np.sinh(flat) ** 2,
                 )
-            case _:
-                beta, slope, offset = kappa / step**2, 2 * flat, -flat * flat
+            case _:  # tangents of (z - z0)^2, which differs from z^2 by an affine function: logits are small about z0
+                away = flat - z0
+                beta, slope, offset = kappa / step**2, 2 * away, -away * (away + 2 * z0)
         offset = beta * (offset + slope * z0)
         slope = beta * slope * self.sign / self.scale
         order = np.argsort(self.sign * flat)
