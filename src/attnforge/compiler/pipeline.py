@@ -146,11 +146,12 @@ def ways(target: Any, boxes: tuple[Box, ...]) -> list[Way]:
         raise ArgumentError(f"box must be a Box, or a tuple of boxes for a function of several tensors, got {boxes!r}")
     tensors = isinstance(target, nn.Module) or (callable(target) and boxes[0].names is None)
     if isinstance(target, (str, list)) or not tensors:
+        from ..frontends.formula.normal import WRITINGS
         from ..frontends.formula.program import capture_formula
 
         if len(boxes) != 1:
             raise ArgumentError("a formula has one box, with an interval for each variable")
-        return [partial(capture_formula, target, boxes[0], style) for style in ("product", "log", "plain")]
+        return [partial(capture_formula, target, boxes[0], style) for style in WRITINGS]
     from ..frontends.module.program import capture_module
 
     return [partial(capture_module, target, boxes if len(boxes) > 1 else boxes[0])]

@@ -24,6 +24,7 @@ from ..programs.enclose import Range, normalised_size
 from ..programs.ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from ..programs.program import Program
 
+STEEP = 100.0  # times a function's mean slope: what a square's table errs near 0, such a slope multiplies
 Backward = Callable[[Op, Array, list[Range]], list[Array]]
 
 
@@ -163,12 +164,14 @@ def make_plan(
 
 
 def under_roots(program: Program, found: list[Range]) -> frozenset[int]:
-    """The squares whose sum is the argument of a function with infinite slope that the argument may reach."""
+    """The squares whose sum is the argument of a function that is very steep somewhere: a root at 0, 1/y near 0."""
     marked: set[int] = set()
     for op in program.ops:
         if isinstance(op, Apply):
             r = found[op.inputs[0]]
-            if not np.isfinite(lipschitz(op.function, r.low, r.high)).all():
+            low, high = float(np.min(r.low)), float(np.max(r.high))
+            rise = float(np.max(spread(op.function, np.array([low]), np.array([high]))))
+            if not np.max(lipschitz(op.function, r.low, r.high)) * (high - low) <= STEEP * rise:
                 marked |= set(op.inputs)
     for i in range(len(program.ops) - 1, -1, -1):
         if i in marked and isinstance(program.ops[i], Linear):

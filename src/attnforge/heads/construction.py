@@ -46,7 +46,7 @@ class Tactics:
 class Order:
     """What one operation asks for: its number, its arguments' ranges, and the error it may make.
 
-    `rooted` says that the result goes, by way of sums, under a function of infinite slope: an error that vanishes with
+    `rooted` says that the result goes, by way of sums, under a function of great slope: an error that vanishes with
     the argument is worth more there than a small one.
     """
 

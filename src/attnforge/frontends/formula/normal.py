@@ -11,7 +11,8 @@ scalars is its own cut.
 - Affine parts are merged, exactly, into the operations that read them; none is emitted singly.
 
 Writings: "product" as above; "log" writes monomials of three and more positive factors as exp(sum of logarithms);
-"plain" fuses nothing beyond the functions of the registry.
+"plain" fuses nothing beyond the functions of the registry and takes roots of factors one by one; "chord" writes
+u**2 + v**2 - 2*u*v*cos(t) as (u - v)**2 + (2*sqrt(u*v)*sin(t/2))**2, which rounds little where it is small.
 """
 
 from __future__ import annotations
@@ -306,7 +307,7 @@ def applies(program: Program) -> list[str]:
     return [op.function.name for op in program.ops if isinstance(op, Apply)]
 
 
-Writing = Literal["product", "log", "plain"]
+Writing = Literal["product", "log", "plain", "chord"]
 WRITINGS: tuple[Writing, ...] = get_args(Writing)
 #: Composites that have a name in the registry, and heads of their own.
 _KNOWN = {"y*sigmoid(y)": "silu", "y*tanh(softplus(y))": "mish"}
@@ -320,7 +321,7 @@ def written(
         raise ArgumentError(f"writing is one of {', '.join(WRITINGS)}, not {writing!r}")
     if writing == "log":
         roots = with_logarithms(cuts.graph, roots)
-    writer = _Writer(cuts, box, fuse=writing != "plain")
+    writer = _Writer(cuts, box, fuse=writing != "plain", chords=writing == "chord")
     forms = [writer.form(root) for root in roots]
     return writer.emit.program(forms, [root.short() for root in roots], source, several)
 
@@ -341,8 +342,8 @@ def with_logarithms(graph: Graph, roots: Sequence[Expr]) -> list[Expr]:
 
 
 class _Writer:
-    def __init__(self, cuts: Cuts, box: Box, fuse: bool):
-        self.graph, self.cuts, self.fuse = cuts.graph, cuts, fuse
+    def __init__(self, cuts: Cuts, box: Box, fuse: bool, chords: bool = False):
+        self.graph, self.cuts, self.fuse, self.chords = cuts.graph, cuts, fuse, chords
         self.emit = Emitter(box)
         self.columns = {name: j for j, name in enumerate(box.names or ())}
         self.forms: dict[Expr, Combination] = {}
@@ -374,9 +375,12 @@ class _Writer:
     # -- one scalar
 
     def _better_apart(self, node: Expr, scalar: Expr) -> bool:
-        """A bare power of a quotient: x**2/y**2 as two powers and a product is as cheap as (x/y)**2 and less deep."""
+        """A bare power of a quotient: x**2/y**2 as two powers and a product is as cheap as (x/y)**2 and less deep.
+        Roots of factors err less than the root of a product that is rounded near 0."""
         if not isinstance(node, Monomial) or primitive(self.graph, node)[0] is not scalar:
             return False
+        if not self.fuse and _rooted(node):
+            return True
         return isinstance(scalar, Monomial) and len({p for _, p in node.factors}) > 1
 
     def _fused(self, node: Expr, scalar: Expr) -> Combination | None:
@@ -406,6 +410,11 @@ class _Writer:
     def _sum(self, node: Sum) -> Combination:
         parts: list[tuple[Combination, Fraction]] = []
         loose = list(node.terms)
+        for term, _ in node.terms if self.chords else ():
+            chord = self._chord(dict(loose), term)
+            if chord is not None:
+                parts += chord[0]
+                loose = [pair for pair in loose if pair[0] not in chord[1]]
         for scalar, group in self._scalar_groups(node) if self.fuse else ():
             fused = self._fused(self.graph.sum(group), scalar)
             if fused is not None:
@@ -414,6 +423,31 @@ class _Writer:
         for term, coefficient in arranged(self.graph, self.cuts, loose, self.forms):
             parts.append((self.form(term), coefficient))
         return combined(parts, node.constant)
+
+    def _chord(
+        self, terms: dict[Expr, Fraction], term: Expr
+    ) -> tuple[list[tuple[Combination, Fraction]], set[Expr]] | None:
+        """a u^2 + c v^2 + d u v cos(t) with d^2 = 4 a c and u, v >= 0, as a (u - k v)^2 + 4 a k (sqrt(u v) w)^2, where
+        w is sin(t/2) for d < 0 and cos(t/2) for d > 0; and the terms that this takes. None for another term."""
+        d = terms.get(term)
+        if d is None or not isinstance(term, Monomial) or [p for _, p in term.factors] != [1, 1, 1]:
+            return None
+        waves = [b for b in term.children if isinstance(b, Call) and b.function.name == "cos"]
+        if len(waves) != 1:
+            return None
+        u, v = (base for base in term.children if base is not waves[0])
+        ends = [self.graph.product([(base, 2)]) for base in (u, v)]
+        if not (u.range[0] >= 0 and v.range[0] >= 0 and all(end in terms for end in ends)):
+            return None
+        a, c = (terms[end] for end in ends)
+        k = _root(c / a)
+        if k is None or d * d != 4 * a * c:
+            return None
+        half = self.graph.call("sin" if d * a < 0 else "cos", self.graph.sum([(waves[0].argument, Fraction(1, 2))]))
+        across = self.graph.product([(u, Fraction(1, 2)), (v, Fraction(1, 2)), (half, 1)])
+        square = self.emit.apply(self.form(across), power(2.0), f"({across.short()})**2", across.short())
+        along = self.form(self.graph.product([(self.graph.sum([(u, 1), (v, -k)]), 2)]))
+        return [(along, a), (square, 4 * a * k)], {term, *ends}
 
     def _scalar_groups(self, node: Sum) -> list[tuple[Expr, Factors]]:
         """Terms of one scalar, where bringing them together saves an application."""
@@ -465,7 +499,7 @@ class _Writer:
                 parts.append(self.graph.product(group))
         for p, factors in bare.items():
             whole_line = p.denominator == 1 or all(base.range[0] >= 0 for base, _ in factors)
-            together = whole_line and (len(bare) > 1 or bool(parts))
+            together = whole_line and (len(bare) > 1 or bool(parts)) and (self.fuse or p.denominator == 1)
             parts += [self.graph.product(factors)] if together else [self.graph.product([f]) for f in factors]
         return parts
 
@@ -491,6 +525,10 @@ class _Writer:
                 kept = self.cuts.cut(left)
                 if kept is not None:
                     groups.setdefault(kept, []).append((left, p))
+
+
+def _rooted(node: Monomial) -> bool:
+    return any(p.denominator != 1 and p > 0 for _, p in node.factors)
 
 
 def _univariate(graph: Graph, node: Expr, scalar: Expr) -> tuple[Expr, Fraction, Fraction]:

@@ -19,7 +19,7 @@ from .bound import CELLS, AnchorWeights
 from .site import AnchorSite
 
 SHARED = 1.25  # a table for an interval so many times as wide rounds hardly more than one of its own
-MOST_DECADES = 1e4  # a table is fitted for relative error over at most so large a ratio of values
+MOST_DECADES = 1e6  # a table is fitted for relative error over at most so large a ratio of values
 
 
 @dataclass(frozen=True, eq=False)

@@ -231,7 +231,7 @@ def _depths(fn: Univariate, end: float, width: float, sign: int, eps: float | No
     """How near a singular end anchors should go, as shares of the width: a few choices."""
     if eps is None:
         return FLOORS
-    shares = 10.0 ** -np.arange(2.0, 15.0, 0.25)
+    shares = 10.0 ** -np.arange(2.0, 30.0, 0.25)  # the fifth root is 1e-6 at 1e-30
     points = np.clip(end + sign * width * np.concatenate([[0.0], shares]), fn.domain.lo, fn.domain.hi)
     value = fn.value(torch.from_numpy(points)).numpy()
     moved = np.abs(value[1:] - value[0])

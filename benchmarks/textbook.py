@@ -1,0 +1,235 @@
+"""A hundred textbook formulas that people type first: how many compile, in both dtypes, and why the others do not.
+
+python benchmarks/textbook.py             compiles all of them, prints a table and what is refused, writes
+                                          benchmarks/results/textbook.json
+python benchmarks/textbook.py --quick     every eighth formula; nothing is written
+python benchmarks/textbook.py chirp ...   only formulas whose name has one of the words in it; nothing is written
+
+The goals are 0.001 of the formula's range in float32 and 0.000001 in float64. Formulas are grouped: elementary
+functions, signals, kinks, roots, physics, statistics. Every network is compared with sympy's reading of the formula at
+random points, corners and edges, evaluated by numpy in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
+
+from compile import GOALS, edges, errors, spread, truth_of  # noqa: E402
+
+import attnforge as af  # noqa: E402
+
+RESULTS = Path(__file__).parent / "results" / "textbook.json"
+POINTS = 40_000
+Interval = tuple[float, float]
+
+
+def _sines(amplitude: str, frequency: str, count: int) -> str:
+    """A sum of sines; amplitude and frequency are formulas in k."""
+    return " + ".join(f"sin({frequency}*t)*{amplitude}".replace("k", str(k)) for k in range(1, count + 1))
+
+
+#: name -> (formula, box, what is proved about dtypes that cannot); the group is the name's first word.
+FORMULAS: dict[str, tuple[str, dict[str, Interval]]] = {
+    "elementary exponential": ("exp(-x)", {"x": (0, 10)}),
+    "elementary logarithm": ("log(x)", {"x": (0.001, 10)}),
+    "elementary tangent": ("tan(x)", {"x": (-1.4, 1.4)}),
+    "elementary arcs": ("asin(x) + acos(x)*x", {"x": (-1, 1)}),
+    "elementary hyperbolic": ("sinh(x)/cosh(x)**2", {"x": (-5, 5)}),
+    "elementary power tower": ("x**x", {"x": (0.1, 3)}),
+    "elementary rational": ("(x**3 - 2*x + 1)/(x**2 + 1)", {"x": (-4, 4)}),
+    "elementary runge": ("1/(1 + 25*x**2)", {"x": (-1, 1)}),
+    "elementary polynomial": ("x**5 - 5*x**3 + 4*x", {"x": (-2.2, 2.2)}),
+    "elementary chebyshev": ("cos(12*acos(x))", {"x": (-1, 1)}),
+    "elementary witch": ("8/(x**2 + 4)", {"x": (-10, 10)}),
+    "elementary logistic": ("1/(1 + exp(-5*x))", {"x": (-4, 4)}),
+    "elementary softplus": ("log(1 + exp(x))", {"x": (-10, 10)}),
+    "elementary sinc": ("sin(x)/x", {"x": (-20, 20)}),
+    "elementary bump": ("exp(-1/(1 - x**2))", {"x": (-0.95, 0.95)}),
+    "elementary reciprocal": ("1/x", {"x": (0.01, 1)}),
+    "signal thirty": ("sin(x)", {"x": (-30, 30)}),
+    "signal hundred": ("sin(x)", {"x": (-100, 100)}),
+    "signal three hundred": ("cos(x)", {"x": (0, 300)}),
+    "signal ten periods": ("sin(2*pi*x)", {"x": (0, 10)}),
+    "signal fifty periods": ("sin(2*pi*t)", {"t": (0, 50)}),
+    "signal fast": ("sin(30*x)", {"x": (-1, 1)}),
+    "signal wave packet": ("cos(20*x)*exp(-x**2)", {"x": (-3, 3)}),
+    "signal topologist": ("sin(1/x)", {"x": (0.02, 1)}),
+    "signal ten sines": (_sines("1/k", "2*pi*k/10*10", 1).replace("/10*10", "") + " + " + " + ".join(
+        f"sin(2*pi*{k}/2*t)/{k}" for k in range(2, 11)), {"t": (0, 10)}),
+    "signal ten sines over fifty periods": (" + ".join(f"sin(2*pi*{f}*t)/{k}" for k, f in enumerate(
+        (5, 9, 14, 18, 23, 29, 33, 38, 44, 50), 1)), {"t": (0, 1)}),
+    "signal square wave": (" + ".join(f"sin({k}*t)/{k}" for k in range(1, 20, 2)), {"t": (-6.5, 6.5)}),
+    "signal sawtooth": (" + ".join(f"sin({k}*t)/{k}" for k in range(1, 11)), {"t": (-6.5, 6.5)}),
+    "signal linear chirp": ("sin(2*pi*(t + 4*t**2))", {"t": (0, 3)}),
+    "signal exponential chirp": ("sin(10*exp(t))", {"t": (0, 2)}),
+    "signal damped": ("exp(-t/5)*cos(2*pi*t)", {"t": (0, 20)}),
+    "signal two damped": ("exp(-t/5)*cos(2*pi*t) + exp(-t/2)*sin(7*t)", {"t": (0, 15)}),
+    "signal damped family": ("exp(-b*t)*cos(w*t)", {"b": (0.1, 1), "t": (0, 10), "w": (1, 5)}),
+    "signal modulated": ("(1 + cos(2*pi*t)/2)*sin(20*pi*t)", {"t": (0, 2)}),
+    "signal frequency modulated": ("sin(20*t + 5*sin(2*t))", {"t": (0, 6)}),
+    "signal beats": ("sin(10*t) + sin(11*t)", {"t": (0, 13)}),
+    "signal lissajous": ("sin(3*s)*cos(4*t)", {"s": (0, 6.3), "t": (0, 6.3)}),
+    "signal plane wave": ("cos(5*x + 7*y - 3*t)", {"x": (-2, 2), "y": (-2, 2), "t": (0, 4)}),
+    "signal standing wave": ("sin(6*x)*cos(9*t)", {"x": (0, 3.2), "t": (0, 3.2)}),
+    "signal ripples": ("cos(8*sqrt(x**2 + y**2 + 0.1))", {"x": (-2, 2), "y": (-2, 2)}),
+    "signal gabor": ("exp(-x**2 - y**2)*cos(10*x)", {"x": (-2, 2), "y": (-2, 2)}),
+    "signal squared": ("sin(5*x)**2 + cos(3*x)**3", {"x": (-3, 3)}),
+    "signal sine integral kernel": ("sin(40*x)/(x + 2)", {"x": (-1, 1)}),
+    "signal nested": ("sin(3*sin(4*x))", {"x": (-3, 3)}),
+    "kink absolute": ("abs(x)", {"x": (-1, 1)}),
+    "kink signed square": ("x*abs(x)", {"x": (-2, 2)}),
+    "kink wave": ("sin(x) + abs(x)", {"x": (-3, 3)}),
+    "kink rectified": ("abs(sin(3*x))", {"x": (-2, 2)}),
+    "kink half wave": ("max(sin(5*t), 0)", {"t": (0, 6)}),
+    "kink root": ("sqrt(abs(x))", {"x": (-1, 1)}),
+    "kink distance power": ("abs(x - y)**1.5", {"x": (-1, 1), "y": (-1, 1)}),
+    "kink hat": ("max(1 - abs(x), 0)", {"x": (-2, 2)}),
+    "kink clipped": ("clip(x**3, -1, 1)", {"x": (-2, 2)}),
+    "kink median": ("max(min(x, y), min(max(x, y), z))", {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}),
+    "kink payoff": ("max(s*exp(r) - k, 0)", {"s": (0.5, 1.5), "r": (0, 0.2), "k": (0.8, 1.2)}),
+    "kink huber": ("min(x**2/2, abs(x) - 0.5)", {"x": (-0.9, 0.9)}),
+    "kink soft threshold": ("max(x - 0.3, 0) - max(-x - 0.3, 0)", {"x": (-1, 1)}),
+    "kink laplace": ("exp(-abs(x - m)/b)/(2*b)", {"x": (-3, 3), "m": (-1, 1), "b": (0.5, 2)}),
+    "kink abs of product": ("abs(x*y - z)", {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}),
+    "kink log": ("log(1 + abs(x))", {"x": (-5, 5)}),
+    "kink manhattan": ("abs(x) + abs(y) + abs(z)", {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}),
+    "kink chebyshev norm": ("max(abs(x), abs(y), abs(z))", {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}),
+    "root norm": ("sqrt(x**2 + y**2)", {"x": (-1, 1), "y": (-1, 1)}),
+    "root of three": ("sqrt(x**2 + y**2 + z**2)", {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}),
+    "root semicircle": ("sqrt(1 - x**2)", {"x": (-1, 1)}),
+    "root cosine law": ("sqrt(x1**2 - 2*x1*x2*cos(t1 - t2) + x2**2)", {n: (1, 5) for n in ("x1", "x2", "t1", "t2")}),
+    "root guided wave": ("sqrt(-pi**2/d**2 + w**2/c**2)", {"w": (4, 6), "c": (1, 2), "d": (2, 4)}),
+    "root guided wave near cutoff": ("sqrt(-pi**2/d**2 + w**2/c**2)", {"w": (2, 4), "c": (1, 1.27), "d": (2, 4)}),
+    "root charged energy": (
+        "V*q + sqrt(c**4*m**2 + c**2*(p - A*q)**2)", {n: (1, 5) for n in ("V", "q", "c", "m", "p", "A")}),
+    "root cube": ("x**(1/3)", {"x": (0, 8)}),
+    "root geometric mean": ("sqrt(x*y)", {"x": (0, 1), "y": (0, 1)}),
+    "root quadratic": ("(-b + sqrt(b**2 - 4*c))/2", {"b": (3, 6), "c": (-1, 2)}),
+    "root heron": (
+        "sqrt((a + b + c)*(-a + b + c)*(a - b + c)*(a + b - c))/4", {"a": (3, 4), "b": (3, 4), "c": (3, 4)}),
+    "root standard deviation": (
+        "sqrt(((x - (x+y+z)/3)**2 + (y - (x+y+z)/3)**2 + (z - (x+y+z)/3)**2)/3)",
+        {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}),
+    "root harmonic": ("2*x*y/(x + y)", {"x": (0.1, 1), "y": (0.1, 1)}),
+    "root difference": ("sqrt(x + 1) - sqrt(x)", {"x": (0, 10)}),
+    "root ellipse": ("sqrt(1 - x**2/4)*3", {"x": (-2, 2)}),
+    "root relativistic energy": ("sqrt(p**2 + m**2)", {"p": (-5, 5), "m": (0, 1)}),
+    "physics kepler": ("a*(1 - e**2)/(1 + e*cos(f))", {"a": (1, 2), "e": (0, 0.8), "f": (0, 6.3)}),
+    "physics gamma factor": ("1/sqrt(1 - v**2)", {"v": (0, 0.99)}),
+    "physics planck": ("x**3/(exp(x) - 1)", {"x": (0.1, 20)}),
+    "physics fermi": ("1/(exp((e - m)/t) + 1)", {"e": (0, 2), "m": (0.5, 1.5), "t": (0.05, 0.5)}),
+    "physics lennard-jones": ("4*((1/r)**12 - (1/r)**6)", {"r": (0.9, 3)}),
+    "physics yukawa": ("exp(-m*r)/r", {"m": (0.5, 2), "r": (0.2, 5)}),
+    "physics breit-wigner": ("g**2/((e - m)**2 + g**2)", {"e": (-5, 5), "m": (-1, 1), "g": (0.2, 1)}),
+    "physics airy disc": ("(sin(x)/x)**2", {"x": (-30, 30)}),
+    "physics grating": ("(sin(8*x)/sin(x))**2/64", {"x": (0.1, 3)}),
+    "physics two body": ("1/sqrt((x - 1)**2 + y**2 + 0.01) + 1/sqrt((x + 1)**2 + y**2 + 0.01)",
+                         {"x": (-2, 2), "y": (-2, 2)}),
+    "physics projectile": ("x*tan(a) - 9.81*x**2/(2*v**2*cos(a)**2)", {"x": (0, 10), "a": (0.1, 1.3), "v": (5, 20)}),
+    "physics doppler": ("f*(343 + u)/(343 - v)", {"f": (100, 1000), "u": (-30, 30), "v": (-30, 30)}),
+    "physics resonance": ("1/sqrt((1 - w**2)**2 + (0.1*w)**2)", {"w": (0, 3)}),
+    "physics rc": ("V*(1 - exp(-t/(R*C)))", {"V": (1, 10), "t": (0, 10), "R": (1, 5), "C": (0.5, 2)}),
+    "physics pendulum energy": ("w**2/2 - cos(q)", {"w": (-3, 3), "q": (-6.3, 6.3)}),
+    "physics haversine": (
+        "2*asin(sqrt(sin((p2 - p1)/2)**2 + cos(p1)*cos(p2)*sin((l2 - l1)/2)**2))",
+        {"p1": (0, 0.5), "p2": (0.6, 1), "l1": (0, 0.5), "l2": (0.6, 1)}),
+    "statistics normal": ("exp(-(x - m)**2/(2*s**2))/(s*sqrt(2*pi))", {"x": (-4, 4), "m": (-1, 1), "s": (0.5, 2)}),
+    "statistics entropy": ("-p*log(p) - (1 - p)*log(1 - p)", {"p": (0.01, 0.99)}),
+    "statistics cauchy": ("1/(pi*s*(1 + ((x - m)/s)**2))", {"x": (-5, 5), "m": (-1, 1), "s": (0.5, 2)}),
+    "statistics correlation": ("(x*u + y*v)/sqrt((x**2 + y**2)*(u**2 + v**2))", {n: (0.2, 1) for n in ("x", "y", "u", "v")}),
+    "statistics softmax": ("exp(x)/(exp(x) + exp(y) + exp(z))", {"x": (-3, 3), "y": (-3, 3), "z": (-3, 3)}),
+    "statistics log sum": ("log(exp(x) + exp(y))", {"x": (-5, 5), "y": (-5, 5)}),
+    "statistics rosenbrock": ("(1 - x)**2 + 100*(y - x**2)**2", {"x": (-2, 2), "y": (-1, 3)}),
+    "statistics rastrigin": ("20 + x**2 + y**2 - 10*cos(2*pi*x) - 10*cos(2*pi*y)", {"x": (-5, 5), "y": (-5, 5)}),
+    "statistics ackley": (
+        "-20*exp(-0.2*sqrt((x**2 + y**2)/2)) - exp((cos(2*pi*x) + cos(2*pi*y))/2)", {"x": (-4, 4), "y": (-4, 4)}),
+    "statistics himmelblau": ("(x**2 + y - 11)**2 + (x + y**2 - 7)**2", {"x": (-5, 5), "y": (-5, 5)}),
+    "statistics gaussian mixture": ("exp(-(x - 2)**2)/3 + 2*exp(-(x + 2)**2/2)/3", {"x": (-6, 6)}),
+    "statistics discount": ("c*(1 - (1 + r)**(-10))/r", {"c": (1, 10), "r": (0.01, 0.2)}),
+}  # fmt: skip
+
+
+def measured(name: str, goal: str) -> dict[str, Any]:
+    """One formula in one dtype."""
+    formula, sides = FORMULAS[name]
+    box = af.Box(sides)
+    truth = truth_of(formula, box.names or ())
+    dtype, share = GOALS[goal]
+    eps = share * spread(truth, box)
+    row: dict[str, Any] = {"name": name, "formula": formula, "variables": box.dim, "eps": eps}
+    start = time.perf_counter()
+    try:
+        net = af.compile(formula, box, eps, dtype=dtype)
+    except af.AttnforgeError as error:
+        return {**row, "seconds": time.perf_counter() - start, "refused": str(error).splitlines()[0]}
+    seconds = time.perf_counter() - start
+    points = torch.cat([box.corners(4096, dtype), edges(box, POINTS // 3, dtype), box.sample(POINTS, 1, dtype)])
+    found = errors(net, points, truth)
+    size = net.size
+    return {
+        **row, "seconds": seconds, "bound": net.bound, "found": float(found.max()),
+        "broken": int((found > net.bound).sum()), "layers": size.layers, "heads": size.heads, "anchors": size.anchors,
+    }  # fmt: skip
+
+
+def show(data: dict[str, list[dict[str, Any]]]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    for goal, rows in data.items():
+        table = Table("name", "formula", "s", "layers", "heads", "anchors", "bound/eps", "bound/found", title=goal)
+        for row in rows:
+            start = [row["name"], row["formula"][:40], f"{row['seconds']:.2f}"]
+            if "refused" in row:
+                table.add_row(*start, "", "", "", "refused", "")
+                continue
+            tight = f"{row['bound'] / row['found']:.1f}" if row["found"] else "exact"
+            counts = (str(row[key]) for key in ("layers", "heads", "anchors"))
+            table.add_row(*start, *counts, f"{row['bound'] / row['eps']:.2f}", tight)
+        console.print(table)
+    for goal, rows in data.items():
+        done = [row for row in rows if "bound" in row]
+        tight = statistics.median(row["bound"] / row["found"] for row in done if row["found"] > 0)
+        seconds = statistics.median(row["seconds"] for row in rows)
+        broken = sum(row["broken"] for row in done)
+        console.print(
+            f"{goal}: {len(done)} of {len(rows)} compile; median {seconds:.2f} s; median bound / found {tight:.2f}; "
+            f"bounds broken: {broken}"
+        )
+        for row in rows:
+            if "refused" in row:
+                console.print(f"  refused: {row['name']}, eps = {row['eps']:.3g}: {row['refused']}", markup=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="only formulas whose name has one of these words in it")
+    parser.add_argument("--quick", action="store_true", help="every eighth formula; nothing is written")
+    wanted = parser.parse_args()
+    torch.set_num_threads(1)
+    names = [name for name in FORMULAS if not wanted.words or any(word in name for word in wanted.words)]
+    names = names[::8] if wanted.quick else names
+    data: dict[str, list[dict[str, Any]]] = {}
+    for goal in GOALS:
+        data[goal] = []
+        for name in names:
+            data[goal].append(measured(name, goal))
+            sys.stderr.write(f"{goal} {len(data[goal])}/{len(names)} {name}{' refused' * ('refused' in data[goal][-1])}\n")
+    show(data)
+    if len(names) == len(FORMULAS):
+        RESULTS.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()
