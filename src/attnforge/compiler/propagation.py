@@ -12,7 +12,7 @@ The bound of a network over its box is the largest over cells (`network_bound`),
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -24,13 +24,14 @@ from ..certificates.rounding import TINY, gamma, unit, up
 from ..dtypes import Array, stored
 from ..errors import CertificateError
 from ..heads.families import rule_of
+from ..heads.product.rule import ProductLocal
 from ..heads.rule import Local, Moved, Setting
 from ..heads.site import Site
 from ..heads.stored import StoredHeads, refuse_endless, require_shapes, skip_of
 from ..network import AttentionLayer, AttentionOnly
 from ..programs.affine import Column, Form, affine_map, folding_error, forms
 from ..programs.enclose import Range, cells, ranges
-from ..programs.ops import Constant
+from ..programs.ops import Apply, Constant
 from ..programs.positions import reads as values_read
 from ..programs.program import Program
 from .layout import Layout, Step
@@ -224,6 +225,17 @@ class StoredLayers(Reading):
         return self._through(carried, step.columns, step.carried, seen, found)
 
 
+@dataclass(frozen=True, eq=False)
+class Squared:
+    """A square that heads computed: errors of what it read, the error of the result that comes of these and of the
+    heads themselves, and that the latter is at most `slope` times what is squared, plus `lost`."""
+
+    coming: Array
+    born: Array
+    slope: float
+    lost: float
+
+
 class Propagation:
     """The error analysis of one network: local bounds once, then the rules on as many cells as wanted."""
 
@@ -253,6 +265,7 @@ class Propagation:
         """The errors of the outputs, (cell, token, channel, source); `seen` collects those of every step's reads."""
         layout, reading = self.layout, self.reading
         state = reading.start(found, len(layout.sites) + 1)
+        squares: dict[int, Squared] = {}
         for number, step in enumerate(layout.steps):
             reads = reading.reads(number, state, found)
             if seen is not None:
@@ -262,7 +275,7 @@ class Propagation:
                 values = values_read(layout.program, site.op)
                 ranges = [found[value] for value in values]
                 inputs = [np.stack([reads[v, c] for c in range(layout.program.ops[v].width)], 2) for v in values]
-                out = self._site(site, ranges, inputs)
+                out = self._site(site, ranges, inputs, squares)
                 state |= {(site.op, c): out[:, :, c] for c in range(out.shape[2])}
             if seen is not None:
                 seen.append(state)
@@ -270,13 +283,18 @@ class Propagation:
         output = np.stack([last[column] for column in layout.output], 2)
         return output if layout.program.output_rows == "all" else output[:, :1]
 
-    def _site(self, site: Site, ranges: list[Range], inputs: list[Array]) -> Array:
-        """The error of a site's result: what comes in, passed on, and what its own heads add."""
+    def _site(self, site: Site, ranges: list[Range], inputs: list[Array], squares: dict[int, Squared]) -> Array:
+        """The error of a site's result: what comes in, passed on, and what its own heads add; squares are remembered."""
         rule, local, mine = rule_of(site.family), self.local[site.op], self.layout.order[site.op]
         moved = self.reading.moved(site, inputs, ranges)
         out, added = rule.passes(site, self.setting, local, ranges, moved.inputs)
+        norm = self._norm(site, moved.inputs[0], squares)
+        if norm is not None:
+            out = np.where((norm.sum(-1) < out.sum(-1))[..., None], norm, out)
         out = out * (1 + 2.0**-48)
         out[..., mine] += added
+        if isinstance(local, ProductLocal) and site.family == "square" and local.scale is not None:
+            squares[site.op] = Squared(moved.inputs[0], out.sum(-1), local.total / local.scale, local.lost)
         out[..., mine] += up(moved.extra, 8) * (moved.extra > 0)
         outside = moved.broken.copy()
         for (low, high), r, e in zip(local.intervals, ranges, moved.inputs, strict=False):
@@ -285,6 +303,25 @@ class Propagation:
             outside |= np.any(~((inner_low - total >= low) & (inner_high + total <= high)), axis=(1, 2))
         out[outside] = np.inf
         return out
+
+    def _norm(self, site: Site, e: Array, squares: Mapping[int, Squared]) -> Array | None:
+        """The error that the root of a sum of squares passes on (lemma H6): no more than its coordinates err, however
+        small the sum is; None for any other site."""
+        op = self.layout.program.ops[site.op]
+        if not isinstance(op, Apply) or op.function.name != "sqrt" or op.function.source is not None:
+            return None
+        form = self.reading.forms[op.input]
+        apart = all(atom in squares and (weight >= 0).all() for atom, weight in form.weight.items())
+        if form.terms or not form.weight or not apart or (form.bias < 0).any():
+            return None
+        out, rest = np.zeros_like(e), e.sum(-1) * (1 + 2.0**-40)  # what the squares do not account for
+        for atom, weight in form.weight.items():
+            one, root = squares[atom], up(np.sqrt(weight))
+            out += np.einsum("ctas,aw->ctws", one.coming, root)
+            out[..., self.layout.order[atom]] += up(root.sum(0) * one.slope, 8 + len(root))
+            rest = rest - one.born @ weight + one.lost * weight.sum(0) * (1 + 2.0**-40)
+        out[..., -1] += np.sqrt(np.maximum(rest, 0.0)) * (1 + 2.0**-50)
+        return out * (1 + 2.0**-40)
 
 
 def roundings(matrix: Array, bias: Array) -> Array:
