@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -85,10 +85,12 @@ class AttentionLocal(Local):
     """How the stored head differs from the operation: its scale, and the mask that ships, (query, key) or None.
 
     `stretch` is how much larger the stored scale is, `drift` (a share of the content) and `offset` (query, key) how far
-    scale and mask are off beyond one rounding each, which every bound here counts anyway.
+    scale and mask are off beyond one rounding each, which every bound here counts anyway. `plain` says that the scale
+    is exactly the operation's, and a power of two: nothing is rounded on its account.
     """
 
     scale: float
+    plain: bool
     mask: Array | None
     stretch: float
     drift: float
@@ -120,14 +122,15 @@ class AttentionRule(Rule):
         if not math.isfinite(ratio):
             raise CertificateError(f"the scale of %{site.op} is 0 and that of its heads is not")
         stretch = max(1.0, ratio / (1 + 2 * u)) * (1 + (2.0**-50 if ratio > 1 + 2 * u else 0.0))
-        about = AttentionLocal(site.intervals, 0.0, 0.0, scale, mask, stretch, drift, beyond)
+        plain = scale == op.scale and math.frexp(abs(scale))[0] == 0.5
+        about = AttentionLocal(site.intervals, 0.0, 0.0, scale, plain, mask, stretch, drift, beyond)
         query, key, value = (np.full((1, tokens, 1), max(abs(a), abs(b))) for a, b in site.intervals)
         logit = abs(op.scale) * stretch * site.width * query * key.transpose(0, 2, 1)
         offset = np.where(visible, np.abs(np.where(visible, exact, 0.0)), 0.0)
-        d = np.where(visible, self._logits(setting, about, logit, offset, site.width + 2), 0.0).max(-1)[..., None]
+        d = np.where(visible, self._logits(setting, about, logit, offset, site.width), 0.0).max(-1)[..., None]
         low, high = site.intervals[2]
         error = float(np.max(self._reading(setting, d, high - low, value[:, :1])))
-        return AttentionLocal(site.intervals, error, error, scale, mask, stretch, drift, beyond)
+        return replace(about, total=error, rounding=error)
 
     def _stored(
         self, site: AttentionSite, setting: Setting, own: StoredHeads, op: Attention
@@ -163,13 +166,17 @@ class AttentionRule(Rule):
     def _logits(self, setting: Setting, local: AttentionLocal, content: Array, offset: Array, terms: int) -> Array:
         """How far computed logits (cell, query, key) are from the exact ones of the same queries and keys.
 
-        `content` bounds |scale| sum |q| |k|, `offset` is |mask|. An inner product in any order, the rounded scale and
-        mask, and, for the softmax, the difference to the largest logit and the exponential.
+        `content` bounds |scale| sum |q| |k|, `offset` is |mask|. An inner product of `terms` in any order; a scale that
+        is no power of two is rounded, and so is its product with q; a mask is rounded, and joins the sum. For the
+        softmax, the difference to the largest logit is rounded, at most the sum of both (which 2^-10 lets err), and the
+        exponential.
         """
         u = setting.u
         size = content + offset
         largest = size.max(-1, keepdims=True)
-        rounding = (gamma(terms, u) + 2 * u) * size + 2 * u * (size + largest) + EXP_ULPS * u
+        more = (not local.plain) + (local.mask is not None)
+        inexact = gamma(terms + more, u) + more * u
+        rounding = inexact * size + u * (1 + 2.0**-10) * (size + largest) + EXP_ULPS * u
         return up(rounding + local.drift * content + local.offset, 16)
 
     def _reading(self, setting: Setting, d: Array, spread: Array | float, value: Array) -> Array:
@@ -187,13 +194,13 @@ class AttentionRule(Rule):
         tokens, width, mask = value.low.shape[1], q.shape[-1], local.mask
         content = np.einsum("cik,cjk->cij", q + e_q.sum(-1), k + e_k.sum(-1)) * (1 + (width + 16) * 2.0**-52)
         content = content * local.stretch
-        terms = width + 2
+        terms = width
         if mask is not None:
             e_p = inputs[3]
             e_row = np.einsum("cjts,pt->cjps", e_p, np.abs(mask))
             q, k = _wider(q, np.eye(tokens)), _wider(k, np.abs(mask).T)
             e_q, e_k = np.concatenate([e_q, e_p], 2), np.concatenate([e_k, e_row], 2)
-            terms += 2 * tokens if e_p.any() else 1
+            terms += 2 * tokens if e_p.any() else 0
         parts = np.einsum("cik,cjks->cijs", q, e_k) + np.einsum("cjk,ciks->cijs", k + e_k.sum(-1), e_q)
         parts *= 1 + (2 * q.shape[-1] + parts.shape[-1] + 8) * 2.0**-52
         exact_mask = op.logit_mask(tokens)
@@ -218,7 +225,7 @@ class AttentionRule(Rule):
             if mask is None:
                 return passed, np.full_like(added, np.inf)
             deepest = float(np.abs(mask).max())
-            slip = content + parts.sum(-1) + 4 * gamma(terms + 4, setting.u) * (content + deepest)
+            slip = content + parts.sum(-1) + 4 * gamma(terms + 7, setting.u) * (content + deepest)
             above = np.where(hidden, slip + mask, -np.inf).max(-1)
             best = np.where(visible, mask - slip, -np.inf).max(-1)
             dead = (above + DEAD[setting.dtype] < best)[..., None]
