@@ -14,7 +14,7 @@ from ..box import Box
 from ..certificates.certificate import upper_text
 from ..dtypes import dtype_name
 from ..errors import ArgumentError, AttnforgeError
-from .pipeline import Way, attempt, capture, enclose, tolerance_of, ways
+from .pipeline import Way, attempt, capture, enclose, searched, tolerance_of, ways
 from .plan import sensitivities
 from .search import Attempt, Problem, Task, Tolerance
 
@@ -96,25 +96,26 @@ def plan(
     else:
         asked = eps
     wanted = tolerance_of(asked, 0.0, dtype)
-    names = ("compile", "compile, products by logarithms")
+    names = ("compile", "compile, products by logarithms", "compile, functions one by one", "compile, chords")
     routes: list[Route] = []
-    source, problem = "", None
+    problems: list[Problem] = []
     for name, way in zip(names, ways(target, boxes), strict=False):
         try:
             other = _problem([way], wanted)
-            if problem is not None and other.program == problem.program:
+            if any(other.program == known.program for known in problems):
                 continue
-            problem = problem or other
-            routes.append(_compiled(name, other))
-            source = problem.program.source
+            problems.append(other)
+            # so many anchors are those of the first network; for eps, the search of `compile` itself
+            found = _first(other) if anchors is not None else searched([way], wanted, (), _quiet).best
+            assert found is not None
+            routes.append(_compiled(name, found, asked))
         except AttnforgeError as error:
             if name == names[0]:
                 raise
             routes.append(Route(name, 0, 0, 0, 0, None, str(error).splitlines()[0]))
-    assert problem is not None
-    routes.append(_grid(problem, eps))
+    routes.append(_grid(problems[0], eps))
     ordered = sorted(routes, key=lambda r: (r.bound is None or r.bound > eps, r.parameters))
-    return Sizes(source, eps, dtype_name(wanted.dtype), tuple(ordered))
+    return Sizes(problems[0].program.source, eps, dtype_name(wanted.dtype), tuple(ordered))
 
 
 def _problem(ways_: list[Way], tolerance: Tolerance) -> Problem:
@@ -130,11 +131,10 @@ def _first(problem: Problem) -> Attempt:
     return attempt(problem, Task(problem.even_shares()), _quiet)
 
 
-def _compiled(name: str, problem: Problem) -> Route:
-    """The first network that the compiler would try."""
-    found = _first(problem)
+def _compiled(name: str, found: Attempt, eps: float) -> Route:
+    """A network that the compiler builds, or the best it comes to."""
     size = found.net.size
-    note = "certified" if found.bound.bound <= problem.tolerance.eps else "the compiler would tighten this"
+    note = "certified" if found.bound.bound <= eps else "eps cannot be certified this way"
     bound = found.bound.bound if math.isfinite(found.bound.bound) else None
     return Route(name, size.layers, size.heads, size.anchors, size.parameters, bound, note)
 
