@@ -305,7 +305,7 @@ class Propagation:
         return out
 
     def _norm(self, site: Site, e: Array, squares: Mapping[int, Squared]) -> Array | None:
-        """The error that the root of a sum of squares passes on (lemma H6): no more than its coordinates err, however
+        """The error that the root of a sum of squares passes on (lemma H4): no more than its coordinates err, however
         small the sum is; None for any other site."""
         op = self.layout.program.ops[site.op]
         if not isinstance(op, Apply) or op.function.name != "sqrt" or op.function.source is not None:

@@ -1,0 +1,159 @@
+"""What bounded formulas can have, they get: waves, kinks, roots; and a refusal names a tolerance that can be had."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from flint import arb, ctx
+
+import attnforge as af
+from attnforge import Box
+from attnforge.certificates.rounding import TINY, UNIT, softmax_rounding
+from attnforge.compiler.pipeline import capture, ways
+from attnforge.compiler.shorten import pieces, shortened
+from attnforge.errors import PrecisionError
+from attnforge.functions.registry import parse
+from attnforge.heads.choose import rise_of
+from attnforge.programs.enclose import cells, ranges
+from attnforge.programs.interpret import values
+
+F32, F64 = torch.float32, torch.float64
+WAVES = [
+    ("sin(x)", (-30.0, 30.0), torch.sin),
+    ("sin(x)", (-100.0, 100.0), torch.sin),
+    ("sin(2*pi*x)", (0.0, 10.0), lambda x: torch.sin(2 * math.pi * x)),
+    ("sin(30*x)", (-1.0, 1.0), lambda x: torch.sin(30 * x)),
+    ("cos(20*x)*exp(-x**2)", (-2.0, 2.0), lambda x: torch.cos(20 * x) * torch.exp(-x * x)),
+    ("sin(1/x)", (0.02, 1.0), lambda x: torch.sin(1 / x)),
+]
+
+
+@pytest.mark.parametrize(("formula", "interval", "truth"), WAVES)
+def test_waves_compile(formula, interval, truth) -> None:
+    net = af.compile(formula, Box(x=interval), eps=1e-3)
+    x = torch.linspace(*interval, 20001, dtype=F64).float()[1:-1]
+    assert (net(x[:, None]).double() - truth(x.double())).abs().max() <= net.bound <= 1e-3
+
+
+def test_a_wave_head_is_not_refused_for_few_anchors() -> None:
+    head = af.AnchorHead.fit("sin", -100, 100, eps=1e-3, dtype=F64)
+    assert head.bound <= 1e-3 and head.size <= 128
+
+
+KINKS = {
+    "sqrt(abs(x))": (Box(x=(-1, 1)), lambda x: x[:, 0].abs().sqrt()),
+    "abs(x - y)**1.5": (Box(x=(-1, 1), y=(-1, 1)), lambda x: (x[:, 0] - x[:, 1]).abs() ** 1.5),
+    "x*abs(x)": (Box(x=(-2, 2)), lambda x: x[:, 0] * x[:, 0].abs()),
+}
+
+
+@pytest.mark.parametrize(("formula", "goal"), itertools.product(KINKS, [(F32, 1e-3), (F64, 1e-6)]))
+def test_kinks_compile_in_both_dtypes(formula, goal) -> None:
+    (box, truth), (dtype, eps) = KINKS[formula], goal
+    net = af.compile(formula, box, eps=eps, dtype=dtype)
+    point = box.sample(4000, 3, dtype)
+    point[1000:2000] = 10.0 ** -(point[1000:2000].abs() * 12)  # on one side of the kink, ever nearer
+    point[2000:2100, :] = point[2000:2100, :1]  # on it
+    assert (net(point).double() - truth(point.double())).abs().max() <= net.bound <= eps
+
+
+def _chord(row: list[float]) -> arb:
+    x1, x2, t1, t2 = map(arb, row)
+    half = ((t1 - t2) / 2).sin()
+    return ((x1 - x2) ** 2 + 4 * x1 * x2 * half * half).sqrt()
+
+
+@pytest.mark.parametrize(("dtype", "eps"), [(F32, 9.8e-3), (F64, 9.8e-6)])
+def test_the_law_of_cosines_down_to_no_distance(dtype, eps) -> None:
+    box = Box({name: (1, 5) for name in ("x1", "x2", "t1", "t2")})
+    net = af.compile("sqrt(x1**2 - 2*x1*x2*cos(t1 - t2) + x2**2)", box, eps=eps, dtype=dtype)
+    point = box.sample(400, 0, dtype)
+    step = (10.0 ** -(12 * torch.rand(400, generator=torch.Generator().manual_seed(1)))).to(dtype)
+    point[:, 1] = (point[:, 0] + step).clamp(1, 5)
+    point[:, 3] = (point[:, 2] - step.flip(0)).clamp(1, 5)
+    point[:40, 1], point[:40, 3] = point[:40, 0], point[:40, 2]
+    found = net(point).double().tolist()
+    ctx.dps = 60
+    try:
+        worst = max(abs(float(arb(y) - _chord(row))) for y, row in zip(found, point.double().tolist(), strict=True))
+    finally:
+        ctx.dps = 15
+    assert worst <= net.bound <= eps
+
+
+def test_squares_of_other_sizes_do_not_share_a_table() -> None:
+    box = Box({name: (1, 5) for name in ("V", "q", "c", "m", "p", "A")})
+    assert af.compile("V*q + sqrt(c**4*m**2 + c**2*(p - A*q)**2)", box, eps=0.02).bound <= 0.02
+
+
+REFUSED = [
+    ("sin(x)", Box(x=(-30, 30)), 1e-7, F32),
+    ("exp(x)*y", Box(x=(-2, 2), y=(-1, 1)), 1e-8, F32),
+    ("x**2/y", Box(x=(-1, 1), y=(0.1, 1)), 1e-8, F32),
+    ("abs(x)*y + cos(x)", Box(x=(-1, 1), y=(0, 1)), 1e-9, F32),
+    ("sqrt(x)", Box(x=(0, 1)), 1e-18, F64),
+    ("sin(1/x)", Box(x=(0.001, 1)), 1e-3, F64),
+]
+
+
+@pytest.mark.parametrize(("formula", "box", "eps", "dtype"), REFUSED)
+def test_advice_can_be_taken(formula, box, eps, dtype) -> None:
+    with pytest.raises(PrecisionError) as refused:
+        af.compile(formula, box, eps=eps, dtype=dtype)
+    reachable = refused.value.reachable
+    (program,) = capture(ways(formula, (box,))[:1], lambda stage: None)
+    seen = values(program, box.sample(2000))
+    if reachable is None:
+        assert "range of its values" in str(refused.value)
+        return
+    assert eps < reachable <= float(seen.max() - seen.min()) and f"{reachable:g} can be" in str(refused.value)
+    assert af.compile(formula, box, eps=reachable, dtype=dtype).bound <= reachable
+    routes = {asked: af.plan(formula, box, eps=asked, dtype=dtype).routes for asked in (eps, reachable)}
+    certified = {asked: [r for r in found if r.note == "certified"] for asked, found in routes.items()}
+    assert not certified[eps] and certified[reachable]
+
+
+def test_float64_is_never_worse_than_float32() -> None:
+    cases = [("sin", -40, 40), ("sqrt", 0, 2), ("gelu", -8, 8), ("log", 1e-3, 4), ("abs", -1, 1), ("asin", -1, 1)]
+    for (name, lo, hi), eps in itertools.product(cases, (3e-2, 1e-3)):
+        reach = {}
+        for dtype in (F32, F64):
+            try:
+                reach[dtype] = max(eps, af.compile(f"{name}(x)", Box(x=(lo, hi)), eps=eps, dtype=dtype).bound)
+            except PrecisionError as error:
+                reach[dtype] = math.inf if error.reachable is None else error.reachable
+        assert reach[F64] <= reach[F32], name
+
+
+def test_pieces_add_up_to_the_function() -> None:
+    rise = rise_of(parse("sin"), 0.75)
+    assert parse(rise.name) == rise and abs(float(rise.ball(arb(2))) - (math.sin(2) - math.sin(0.75))) < 1e-15
+    box = Box(x=(0.01, 2))
+    (program,) = capture(ways("sin(1/x) + x", (box,))[:1], lambda stage: None)
+    short = shortened(program, ranges(program, *cells(program, 256)))
+    assert len(short.ops) > len(program.ops) and len(pieces(parse("sin"), -100.0, 100.0)) > 4
+    x = box.sample(500)
+    assert (values(short, x) - values(program, x)).abs().max() < 1e-12
+
+
+def test_the_rounding_of_weights_that_underflow() -> None:
+    """Logits that err in proportion to their gap, however far below the largest: bounded, and not by the spread."""
+    rng, u, tiny = np.random.default_rng(0), UNIT[F32], TINY[F32]
+    for _ in range(100):
+        gap = np.concatenate([[0.0], 10.0 ** rng.uniform(-2, 11, 7)])
+        log_weight = -gap - np.log(np.exp(-gap).sum())
+        weight, error = np.exp(log_weight), 8 * u * (1 + gap)
+        value = rng.normal(size=8)
+        spread = np.abs(value - weight @ value)
+        args = (weight[None], error[None], np.abs(value)[None], spread[None], u, tiny)
+        bound, loose = softmax_rounding(*args, log_weight[None])[0], softmax_rounding(*args)[0]
+        for _ in range(20):
+            moved = -gap + error * rng.uniform(-1, 1, 8)
+            again = np.exp(moved - moved.max())
+            assert abs(again @ value / again.sum() - weight @ value) <= bound <= loose * (1 + 1e-12)
+        assert bound < 1e-3
+    head = af.AnchorHead.fit("sqrt", 0, 1, eps=2e-6)
+    y = torch.cat([torch.linspace(0, 1, 5001), 10.0 ** -torch.linspace(0, 44, 2001)])
+    assert (head(y).double() - y.double().sqrt()).abs().max() <= head.bound <= 2e-6
