@@ -86,7 +86,13 @@ def largest_mean(weight: Array, size: Array) -> Array:
 
 
 def softmax_rounding(
-    weight: Array, logit_error: Array, value: Array, spread: Array, u: float, tiny: float, log_weight: Array | None = None
+    weight: Array,
+    logit_error: Array,
+    value: Array,
+    spread: Array,
+    u: float,
+    tiny: float,
+    log_weight: Array | None = None,
 ) -> Array:
     """How far the computed output of a softmax head can be from its exact one (lemma A5), one number per row.
 
@@ -99,7 +105,7 @@ def softmax_rounding(
     useful where a dtype cannot tell neighbouring anchors apart. Adding up, normalising and reading costs `terms`
     relative roundings of the computed E|V|. A slot whose share is below u / slots is not worth a rounding of its own:
     adding it errs by at most its own size, and all of those together by at most u. `log_weight`, an upper bound of the
-    logarithm of `weight`, tells how small weights are that underflow: without it, one whose logit errs much counts as 1.
+    logarithm of `weight`, tells how small weights are that underflow: without it, one whose logit errs much is 1.
     """
     d = up(logit_error + EXP_ULPS * u)
     slots = weight.shape[-1]

@@ -284,7 +284,7 @@ class Propagation:
         return output if layout.program.output_rows == "all" else output[:, :1]
 
     def _site(self, site: Site, ranges: list[Range], inputs: list[Array], squares: dict[int, Squared]) -> Array:
-        """The error of a site's result: what comes in, passed on, and what its own heads add; squares are remembered."""
+        """The error of a site's result: what comes in, passed on, and what its own heads add. Remembers squares."""
         rule, local, mine = rule_of(site.family), self.local[site.op], self.layout.order[site.op]
         moved = self.reading.moved(site, inputs, ranges)
         out, added = rule.passes(site, self.setting, local, ranges, moved.inputs)

@@ -117,7 +117,7 @@ class Search:
     def result(self) -> CompiledNetwork:
         """The network that keeps the tolerance, certified."""
         best = self.best
-        assert best is not None and self.done
+        assert best is not None, "there is a result once the search is done"
         best.net.attach(best.net.certificate_of(best.propagation, best.bound))
         return best.net.eval()
 

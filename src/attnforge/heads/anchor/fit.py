@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -156,7 +156,7 @@ def _round(x: Array, dtype: torch.dtype) -> Array:
 
 
 MOST_ANCHORS = 512  # what `eps` may ask for on its own
-SPECTRUM = 2048  # Chebyshev points of a spectrum: more than MOST_ANCHORS times pi/2, so that no head resolves what is lost
+SPECTRUM = 2048  # Chebyshev points of a spectrum: more than MOST_ANCHORS times pi/2, beyond which no head resolves
 NOISE = 1e-13  # of a function's size: spectra fall no lower in float64
 RESOLVED = 0.1  # of a function's range: a head that leaves more than this has seen nothing of the function yet
 MANY = 96  # above this many anchors a search follows what was best with fewer
@@ -478,7 +478,7 @@ def _quick(q: Question, eps: float) -> Candidate | None:
     one = tuple(p for p in choice if p.name == first.shape.potential.name)  # near a singular end: all depths
     if first.estimate <= eps:
         if start > 12:
-            return _trimmed(first, start // 2, eps, lambda n: at(n, one))
+            return _trimmed(first, start // 2, eps, partial(at, potentials=one))
         for count in (6, 8, 10):
             found = at(count, one)
             if found is not None and found.estimate <= eps:
@@ -492,7 +492,7 @@ def _quick(q: Question, eps: float) -> Candidate | None:
             return best
         best = found if found.estimate < best.estimate else best
         if found.estimate <= eps:
-            return _trimmed(found, before.shape.count, eps, lambda n: at(n, one, before.shape))
+            return _trimmed(found, before.shape.count, eps, partial(at, potentials=one, like=found.shape))
         fall = math.log(before.estimate / found.estimate) / (count - before.shape.count)
         slow = fall < 0.01 * math.log(2)
         if count >= MOST_ANCHORS or (slow and not count < goal <= MOST_ANCHORS):
