@@ -116,11 +116,12 @@ def _reachable(search: Search, ways: list[Way], boxes: tuple[Box, ...], say: Say
     program, eps = search.best.net.program, search.best.bound.bound
     seen = values(program, program.box.sample(SEEN))
     width = float((seen.amax(0) - seen.amin(0)).max())
-    while eps < width:  # twice as much each time
+    more = 2  # ever larger steps, so that there are few
+    while eps < width:
         eps = float(upper_text(eps))
         if searched(ways, replace(search.tolerance, eps=eps), boxes, say).done:
             return eps
-        eps *= 2
+        eps, more = more * eps, 2 * more
     return None
 
 

@@ -255,13 +255,14 @@ def _sharpest(fn: Univariate, lo: float, hi: float) -> tuple[float, float]:
 @lru_cache(maxsize=1024)
 def spectrum(fn: Univariate, lo: float, hi: float, potential: Potential) -> tuple[Array, float]:
     """What Chebyshev polynomials of degree < k leave of a function in the flat coordinate of a potential, for each k,
-    at most; and half the function's range. Where the function is not finite, nothing is known: infinity."""
+    at most; and half the function's range. Where a value is not finite nothing is known, and nothing is said to be
+    left."""
     ends = np.sort(potential.flat(np.array([lo, hi])))
     cosines = np.cos(np.pi * (np.arange(SPECTRUM) + 0.5) / SPECTRUM)
     points = np.clip(potential.unflat(ends.mean() + 0.5 * (ends[1] - ends[0]) * cosines), lo, hi)
     value = fn.value(torch.from_numpy(points)).numpy()
     if not np.isfinite(value).all():
-        return np.full(SPECTRUM, np.inf), math.inf
+        return np.zeros(SPECTRUM), 0.0
     size = np.abs(np.fft.rfft(np.concatenate([value, value[::-1]]))[:SPECTRUM]) / SPECTRUM
     return np.cumsum(size[::-1])[::-1], 0.5 * float(np.ptp(value))
 
@@ -277,7 +278,7 @@ def resolving(fn: Univariate, lo: float, hi: float, potentials: tuple[Potential,
     for potential in potentials:
         left, half = spectrum(fn, lo, hi, potential)
         goal = max(2 * RESOLVED * half if eps is None else eps, NOISE * float(left[0]))
-        if np.isfinite(goal) and left[-1] <= goal:
+        if left[-1] <= goal:
             counts.append(math.ceil(1.25 * 2 / math.pi * int(np.argmax(left <= goal))))
     return min(counts)
 
@@ -360,10 +361,11 @@ def flat(q: Question) -> Candidate:
     """The constant half way between the function's least and largest value: what every search can fall back on."""
     sample = _sample(q, Potential("square"), SPECTRUM)
     shape = Shape(Potential("square"), 2, 0, 1.0)
-    middle = _round(np.array(0.5 * (sample.value.max() + sample.value.min())), q.dtype)
-    blank = keys(shape, q.lo, q.hi, q.dtype)
-    weights = replace(blank, value=np.full(2, float(middle)))
-    return Candidate(shape, weights, Bench(blank, sample, q.dtype).estimate(weights))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what overflows has an endless estimate
+        middle = _round(np.array(0.5 * sample.value.max() + 0.5 * sample.value.min()), q.dtype)
+        blank = keys(shape, q.lo, q.hi, q.dtype)
+        weights = replace(blank, value=np.full(2, float(middle)))
+        return Candidate(shape, weights, Bench(blank, sample, q.dtype).estimate(weights))
 
 
 def for_eps(q: Question, eps: float) -> tuple[Candidate | None, Candidate | None]:
@@ -388,7 +390,9 @@ def for_eps(q: Question, eps: float) -> tuple[Candidate | None, Candidate | None
 
     if seen[2].estimate <= eps:
         return seen[2], seen[2]
-    low, count = 2, max(8, min(resolving(q.fn, q.lo, q.hi, q.potentials), MOST_ANCHORS))
+    low, count = 2, max(8, resolving(q.fn, q.lo, q.hi, q.potentials))
+    if count > MOST_ANCHORS:
+        return None, seen[2]
     goal = resolving(q.fn, q.lo, q.hi, q.potentials, None if q.relative else eps)
     error = at(count)
     while error > eps and count < MOST_ANCHORS:
@@ -441,7 +445,8 @@ def quick(
         smaller = quick(fn, *outer, torch.float32, eps, relative)
         if smaller is not None:
             sample = _sample(q, smaller.shape.potential, SPECTRUM)
-            again = Bench(smaller.weights, sample, dtype).estimate(smaller.weights)
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                again = Bench(smaller.weights, sample, dtype).estimate(smaller.weights)
             best = _better(best, iter([replace(smaller, estimate=again)]))
     return best
 
