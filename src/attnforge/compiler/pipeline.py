@@ -39,6 +39,8 @@ from .search import Attempt, Problem, Search, Task, Tolerance
 from .shorten import shortened
 
 GRIDS = (FIRST, 16 * FIRST, 256 * FIRST)  # cells for the ranges heads are built for; the certificate starts from them
+PIECES_GAIN = 100.0  # times: eight pieces for a table of 256 anchors round 8 times less; more are rarely cut
+LOST = 0.1  # of the range: a table that is off by more has lost the wave, whatever its rounding
 SEEN = 4096  # points of the box that the range of the target is read from, for advice alone
 Say = Callable[[str], None]  # told the name of every stage as it begins
 Way = Callable[[], Program]  # one way of writing the target, made when it is wanted
@@ -99,10 +101,19 @@ def searched(ways: list[Way], tolerance: Tolerance, boxes: tuple[Box, ...], say:
         problems.append(enclose(program, tolerance, boxes, say))
         _attempts(search, problems[-1], say)
     for problem in problems:
-        short = shortened(problem.program, problem.found)
-        if not search.done and short is not problem.program:
-            _attempts(search, enclose(short, tolerance, boxes, say), say)
+        if not search.done and _wavy(search, problem):
+            short = shortened(problem.program, problem.found)
+            if short is not problem.program:
+                _attempts(search, enclose(short, tolerance, boxes, say), say)
     return search
+
+
+def _wavy(search: Search, problem: Problem) -> bool:
+    """Whether pieces may help: a little is missing, or so much that waves were not followed at all."""
+    assert search.best is not None
+    output, bound = problem.found[problem.program.output], search.best.bound.bound
+    width = float(np.max(output.high) - np.min(output.low))
+    return bound <= PIECES_GAIN * search.tolerance.eps or bound >= LOST * width
 
 
 def _attempts(search: Search, problem: Problem, say: Say) -> None:
