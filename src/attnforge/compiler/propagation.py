@@ -29,7 +29,7 @@ from ..heads.rule import Local, Moved, Setting
 from ..heads.site import Site
 from ..heads.stored import StoredHeads, refuse_endless, require_shapes, skip_of
 from ..network import AttentionLayer, AttentionOnly
-from ..programs.affine import Column, Form, affine_map, folding_error, forms
+from ..programs.affine import Column, Form, affine_map, dropped, folding_error, forms
 from ..programs.enclose import Range, cells, ranges
 from ..programs.ops import Apply, Constant
 from ..programs.positions import reads as values_read
@@ -140,8 +140,8 @@ class Reading(ABC):
             if isinstance(op, Constant):
                 if given is None or given.shape[0] != tokens or at >= given.shape[1]:
                     raise CertificateError("the constants next to the input are not those of the program")
-                off = np.abs(given[:, at] - op.value[:, channel]) * (1 + 2.0**-50)
-                errors[value, channel][..., -1] = off
+                off = np.abs(given[:, at] - op.value[:, channel]) * (1 + 2.0**-50) + op.slack[:, channel]
+                errors[value, channel][..., -1] = np.where(off > 0, up(off), 0.0)
                 at += 1
         return errors
 
@@ -161,6 +161,14 @@ class Reading(ABC):
     @abstractmethod
     def carry(self, number: int, seen: Errors, found: list[Range]) -> Errors:
         """Errors of the columns that a step carries on, from those that its heads see."""
+
+    def undropped(self, before: Sequence[Column], after: Sequence[Column], errors: Errors, found: list[Range]) -> Errors:
+        """Errors of columns, and of those that should read what is not before, since its weight cancels, that too."""
+        for i, (value, channel), weight in dropped(self.forms, before, after):
+            column = after[i]
+            errors[column] = errors[column].copy()
+            errors[column][..., -1] += up(found[value].size[..., channel] * weight)
+        return errors
 
     def moved(self, site: Site, inputs: list[Array], ranges: list[Range]) -> Moved:
         """What separate rounding of coordinates does to a site: nothing, where a head reads one state."""
@@ -209,7 +217,8 @@ class StoredLayers(Reading):
             exact, slack = affine_map(self.forms, before, after), folding_error(self.forms, before, after)
             mine = skip_of(layer, len(before))
             self._maps[2 * number] = StoredMap.of(mine, exact, slack, self.setting.dtype)
-        return self._through(self._maps[2 * number], before, after, errors, found)
+        out = self._through(self._maps[2 * number], before, after, errors, found)
+        return self.undropped(before, after, out, found)
 
     def carry(self, number: int, seen: Errors, found: list[Range]) -> Errors:
         step, index = self.layout.steps[number], 2 * number + 1

@@ -1,8 +1,8 @@
 """Composites: one univariate function made of many, such as 1/(exp(y) - 1) (fusion, mathematics H1, item 2).
 
-A composite is made from an expression in y, and named by its text, "expr: 1/(exp(y) - 1)". Before that every constant
-of the expression becomes the one that the text spells, so that the name says all: `composite` reads it back, from files
-and from users, through the parser of the formula language. Series and ranges are compositions in ball arithmetic.
+A composite is made from an expression in y, and named by its text, "expr: 1/(exp(y) - 1)". The text spells every
+constant exactly (a third is 1/3, pi is pi), so that the name says all: `composite` reads it back, from files and from
+users, through the parser of the formula language; what has no such text is no composite. Series and ranges are compositions in ball arithmetic.
 
 *Removable singularities*: sin(y)/y, y/(exp(y) - 1), (1 - cos(y))/y**2 are analytic at 0. A product of powers of bases
 b_i, of which some vanish at y0 to exact orders m_i, equals
@@ -43,7 +43,7 @@ from ..functions.piecewise import piece_of, series_between, touched
 from ..functions.registry import parse, power, read_with
 from ..functions.univariate import REALS, Domain, Searched, Series, Univariate, Value
 from . import evaluate
-from .constants import ball, settled
+from .constants import Inexact, ball
 from .evaluate import UNKNOWN, Formula, Special, plain_product, series
 from .expression import Call, Expr, Graph, Monomial, Sum, Variable, reachable, rebuilt
 from .grammar import DEEPEST, read
@@ -52,7 +52,6 @@ from .interval import WHOLE
 PREFIX = "expr:"
 VARIABLE = "y"
 _KEPT = 512  # composites that are remembered: a handful for each formula, and building one takes milliseconds
-_PASSES = 8  # over the constants of a composite, until none changes; the first settles them but where two of them meet
 _TERMS = 30  # of the Taylor polynomial that stands for a quotient next to its removable singularity
 # what bends near 0 and is straight or flat far out, and what has a singularity: they choose the order of potentials
 _BENT = {"atan", "tanh", "sigmoid", "erf", "erfc", "softplus", "gelu", "silu", "mish", "asinh", "logsigmoid"}
@@ -98,13 +97,12 @@ class _Spelt:
 
 
 def _spelt(node: Expr) -> _Spelt:
-    """The expression with every constant replaced by the one that its text spells."""
-    graph = node.graph if node.graph.intervals == {VARIABLE: WHOLE} else Graph({VARIABLE: WHOLE})
-    for _ in range(_PASSES):
-        before, (node,) = node, rebuilt(graph, [node], settled)
-        if before is node and node.text is not None:
-            return _Spelt(node.text, node)
-    raise ArgumentError("the composite function is too long to be written down")
+    """The expression with its text."""
+    if node.graph.intervals != {VARIABLE: WHOLE}:
+        (node,) = rebuilt(Graph({VARIABLE: WHOLE}), [node])
+    if node.text is None:
+        raise ArgumentError("the composite function is too long to be written down")
+    return _Spelt(node.text, node)
 
 
 def _levels(root: Expr) -> int:
@@ -281,6 +279,8 @@ def affine(node: Expr, variable: Variable) -> tuple[Fraction, Fraction] | None:
 
 def exact_float(value: Fraction) -> float | None:
     """The float64 equal to a rational, if there is one."""
+    if isinstance(value, Inexact):
+        return None
     try:
         near = float(value)
     except OverflowError:
@@ -362,7 +362,7 @@ def _quotient(
         for base, p in point.node.factors:
             order = point.orders.get(base)
             inner = found[base] if order is None else _shifted(above[base], order, count)
-            out = out * power(float(p)).series(inner)  # type: ignore[misc]
+            out = out * power(p).series(inner)  # type: ignore[misc]
     return out
 
 

@@ -16,8 +16,10 @@ import torch
 from flint import arb, arb_series, fmpq
 from torch import Tensor
 
+from ..functions.directed import BITS, precision
 from ..functions.registry import power
 from ..functions.univariate import Series, Univariate
+from .constants import Inexact, ball
 from .expression import Call, Expr, Monomial, Number, Sum, Variable, reachable
 
 UNKNOWN = (ValueError, ZeroDivisionError)  # python-flint's way to say that a series may not exist
@@ -32,7 +34,7 @@ class Formula:
     roots: tuple[Expr, ...]
     order: tuple[Expr, ...] = ()
     powers: Mapping[Expr, tuple[tuple[Expr, Univariate], ...]] = field(default_factory=dict)
-    exact: Mapping[Fraction, fmpq] = field(default_factory=dict)
+    exact: Mapping[Fraction, fmpq | arb] = field(default_factory=dict)
 
     @classmethod
     def of(cls, *roots: Expr) -> Formula:
@@ -42,8 +44,10 @@ class Formula:
             if isinstance(node, Sum):
                 constants |= {node.constant, *(c for _, c in node.terms)}
         powers: dict[Expr, tuple[tuple[Expr, Univariate], ...]] = {}
-        powers |= {n: tuple((b, power(float(p))) for b, p in n.factors) for n in order if isinstance(n, Monomial)}
-        return cls(roots, order, powers, {c: fmpq(c.numerator, c.denominator) for c in constants})
+        powers |= {n: tuple((b, power(p)) for b, p in n.factors) for n in order if isinstance(n, Monomial)}
+        with precision(2 * BITS):
+            exact = {c: ball(c) if isinstance(c, Inexact) else fmpq(c.numerator, c.denominator) for c in constants}
+        return cls(roots, order, powers, exact)
 
 
 def inside(function: Univariate, u: Tensor) -> Tensor:

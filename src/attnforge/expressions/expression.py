@@ -31,7 +31,7 @@ from ..box import Interval
 from ..errors import ArgumentError, UnsupportedOperation
 from ..functions.registry import get
 from ..functions.univariate import NON_NEGATIVE, POSITIVE, Domain, Univariate
-from .constants import LARGEST_EXPONENT, constant_call, constant_power, constant_text, rational, within_range
+from .constants import LARGEST_EXPONENT, Inexact, constant_call, constant_power, constant_text, rational, within_range
 from .interval import WHOLE, added, called, point, powered, product, scaled
 from .special import ALIASES, POWERS, SPECIAL, words
 
@@ -225,14 +225,14 @@ class Expr(Operators):
         self.depth = 1 + max((child.depth for child in self.children), default=0)
         self.variables = frozenset().union(*(child.variables for child in self.children))
         text = None if None in self._texts() else self.spelled()
-        self.text = text if text is not None and len(text) <= LONGEST_TEXT else None
+        self.text = text if text is not None and len(text) <= LONGEST_TEXT and "?" not in text else None
         self.order = (rank, self.text if self.text is not None else self._digest())
 
     def _digest(self) -> str:
         parts = [type(self).__name__]
         for item in self.fields():
             flat: Iterable[object] = [x for pair in item for x in pair] if isinstance(item, tuple) else [item]
-            parts += [x.order[1] if isinstance(x, Expr) else str(getattr(x, "name", x)) for x in flat]
+            parts += [x.order[1] if isinstance(x, Expr) else _exactly(x) for x in flat]
         return "\x7f" + hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
     def short(self, limit: int = 60) -> str:
@@ -346,6 +346,13 @@ class Call(Expr):
         return f"{name}({self.argument.text}{extra})"
 
 
+def _exactly(field: object) -> str:
+    """What a field of a node is, all digits of a number included."""
+    if isinstance(field, Fraction):
+        return f"{field.numerator:x}/{field.denominator:x} {field.atoms if isinstance(field, Inexact) else ''}"
+    return str(getattr(field, "name", field))
+
+
 def _term(term: Expr, coefficient: Fraction) -> tuple[str, str]:
     """Sign and text of coefficient * term."""
     text, size = term.text or "", abs(coefficient)
@@ -353,6 +360,8 @@ def _term(term: Expr, coefficient: Fraction) -> tuple[str, str]:
     if size == 1:
         return sign, text
     spelling = constant_text(size)
+    if isinstance(size, Inexact):
+        return sign, f"{spelling}*{text}"
     numerator, _, denominator = spelling.partition("/")
     if text.startswith("1/"):
         text = numerator + text[1:]
@@ -475,7 +484,7 @@ class Graph:
                         collected[term] = collected.get(term, Fraction(0)) + coefficient * inner
                 case _:
                     collected[node] = collected.get(node, Fraction(0)) + coefficient
-        kept = [(node, within_range(Fraction(c))) for node, c in collected.items() if c]
+        kept = [(node, within_range(rational(c))) for node, c in collected.items() if c]
         if not kept:
             return self.number(within_range(constant))
         if len(kept) == 1 and kept[0][1] == 1 and not constant:
@@ -564,10 +573,10 @@ class Graph:
 
     def power(self, base: Expr, exponent: Expr) -> Expr:
         """base ** exponent; a variable exponent needs a positive base."""
-        if isinstance(exponent, Number):
+        if isinstance(exponent, Number) and isinstance(base, Number):
+            return self.number(constant_power(base.value, exponent.value))
+        if isinstance(exponent, Number) and not isinstance(exponent.value, Inexact):
             p = exponent.value
-            if isinstance(base, Number):
-                return self.number(constant_power(base.value, p))
             if _exponent(p).denominator != 1 and not base.range[0] > 0:
                 self._need(self._node(Monomial(((base, p),))).short(), base, NON_NEGATIVE if p > 0 else POSITIVE)
             return self.product([(base, p)])
@@ -578,12 +587,12 @@ class Graph:
     def call(self, function: str | Univariate, argument: Expr) -> Expr:
         """A registered function of an argument."""
         fn = get(function)
-        if isinstance(argument, Number):
-            return self.number(constant_call(fn, argument.value))
         if fn.name in POWERS:
             return self.power(argument, self.number(POWERS[fn.name]))
+        if isinstance(argument, Number):
+            return self.number(constant_call(fn, argument.value))
         if fn.name.startswith("power("):
-            return self.power(argument, self.number(float(fn.name[6:-1])))
+            return self.power(argument, self.number(Fraction(fn.name[6:-1]) if "/" in fn.name else float(fn.name[6:-1])))
         if touches(fn.domain, argument.range):
             self._need(f"{fn.name}({argument.short()})", argument, fn.domain)
         rewritten = self._rewritten(fn.name, argument)
@@ -681,7 +690,6 @@ def _exponent(p: Fraction) -> Fraction:
 def rebuilt(
     graph: Graph,
     roots: Iterable[Expr],
-    constant: Callable[[Fraction], Fraction] = lambda c: c,
     replace: Mapping[Expr, Expr] | None = None,
     rewrite: Callable[[Expr], Expr] = lambda node: node,
     split: Callable[[Monomial], Terms] = lambda node: node.factors,
@@ -695,14 +703,13 @@ def rebuilt(
     for node in _below(wanted, new, split):
         match node:
             case Number():
-                new[node] = graph.number(constant(node.value))
+                new[node] = graph.number(node.value)
             case Variable():
                 new[node] = graph.variable(node.name)
             case Sum():
-                terms = [(new[term], constant(c)) for term, c in node.terms]
-                new[node] = graph.sum(terms, constant(node.constant))
+                new[node] = graph.sum([(new[term], c) for term, c in node.terms], node.constant)
             case Monomial():
-                new[node] = graph.product([(new[base], constant(p)) for base, p in split(node)])
+                new[node] = graph.product([(new[base], p) for base, p in split(node)])
             case Call():
                 new[node] = graph.call(node.function, new[node.argument])
         new[node] = rewrite(new[node])

@@ -8,16 +8,19 @@ from fractions import Fraction
 from ..box import Interval
 from ..functions.registry import enclose, power
 from ..functions.univariate import Univariate
+from .constants import rounded
 
 WHOLE: Interval = (-math.inf, math.inf)
 
 
 def point(value: Fraction) -> Interval:
-    """The smallest float64 interval around a rational."""
-    near = float(value)
-    if Fraction(near) == value:
+    """The smallest float64 interval around a constant."""
+    near, off = rounded(value)
+    if not off:
         return near, near
-    return (near, _up(near)) if near < value else (_down(near), near)
+    if off > math.ulp(near):
+        return _down(near - off), _up(near + off)
+    return (near, _up(near)) if value > Fraction(near) else (_down(near), near) if value < Fraction(near) else (_down(near), _up(near))
 
 
 def scaled(x: Interval, factor: Fraction) -> Interval:
@@ -52,7 +55,7 @@ def called(function: Univariate, x: Interval) -> Interval:
 
 def powered(x: Interval, exponent: Fraction) -> Interval:
     """x ** exponent; over the non-negative part where the exponent is not whole."""
-    function = power(float(exponent))
+    function = power(exponent)
     if exponent < 0 and x[0] > 0 and math.isinf(x[1]):
         return 0.0, called(function, (x[0], x[0]))[1]
     if exponent.denominator == 1 and exponent > 0 and not (math.isfinite(x[0]) and math.isfinite(x[1])):

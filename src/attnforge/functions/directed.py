@@ -87,6 +87,13 @@ def down(x: Array) -> Array:
     return np.nextafter(x, -np.inf)
 
 
+def dot_up(a: Array, b: Array) -> Array:
+    """An upper bound of a @ b for non-negative entries; 0 where every product has a factor 0, and only there."""
+    found = a @ b
+    some = (a > 0).astype(np.float64) @ (b > 0).astype(np.float64)  # how many products: each may underflow
+    return np.where(some > 0, up(up(found * (1 + (2 * a.shape[-1] + 4) * U)) + 2.0**-1074 * some), 0.0)
+
+
 def polynomial_upper(coefficient: Array, radius: Array) -> Array:
     """Upper bound on sum_j coefficient[:, j] * radius^j for non-negative entries; infinite entries stay infinite."""
     total = coefficient[:, -1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
@@ -107,6 +108,7 @@ def lookup(fn: Univariate, low: float, high: float) -> Lookup:
     return _lookup(fn, low, high) if poles or fn.domain.period is not None else _lookup(fn, lo, hi)
 
 
+WIDER = 1 + 2.0**-42  # on e ** p: a rounded p moves it by |log e| 2^-53, at most 2^-43, and the power itself rounds
 TILE = 128  # cells of a grid that are bounded together, and as many as the span of the intervals asked about has
 
 
@@ -136,17 +138,17 @@ def _steepest(fn: Univariate, first: Array, last: Array) -> Array:
         if inside.any():
             steepest[inside] = np.maximum(steepest[inside], taylor(fn, a[inside], b[inside], 0).remainder)
     exponent = _exponent(fn)
-    if exponent is not None and exponent > 1 and not exponent.is_integer():  # no series at 0, yet steepest far from it
+    if exponent is not None and exponent > 1 and exponent.denominator > 1:  # no series at 0, yet steepest far from it
         with np.errstate(over="ignore"):
-            steepest = np.minimum(steepest, exponent * last ** (exponent - 1) * (1 + 2.0**-45))
+            steepest = np.minimum(steepest, float(exponent) * last ** float(exponent - 1) * WIDER)
     return steepest
 
 
-def _exponent(fn: Univariate) -> float | None:
+def _exponent(fn: Univariate) -> Fraction | None:
     """p, for the function y ** p."""
     if fn.name == "sqrt":
-        return 0.5
-    return float(fn.name[6:-1]) if fn.name.startswith("power(") and fn.source is None else None
+        return Fraction(1, 2)
+    return Fraction(fn.name[6:-1]) if fn.name.startswith("power(") and fn.source is None else None
 
 
 def _steepest_on_grid(fn: Univariate, first: Array, last: Array) -> Array:
@@ -195,4 +197,4 @@ def modulus(fn: Univariate, e: Array) -> Array:
     exponent = _exponent(fn)
     if exponent is None or not 0 < exponent < 1:
         return np.full(e.shape, np.inf)
-    return e**exponent * (1 + 2.0**-45)
+    return e ** float(exponent) * WIDER

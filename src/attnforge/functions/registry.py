@@ -17,11 +17,12 @@ import json
 import math
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import overload
 
 import numpy as np
 import torch
-from flint import arb, arb_series
+from flint import arb, arb_series, fmpq
 from torch import Tensor
 
 from ..arguments import is_number, is_whole
@@ -196,6 +197,7 @@ _ALIASES = {
 _READERS: dict[str, Callable[[str], Univariate]] = {}  # names that begin so are read by somebody else
 #: Exponents whose power is a registered function.
 _SPECIAL_POWERS = {1.0: "identity", 2.0: "square", 3.0: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
+_RATIO = re.compile(r"-?[0-9]{1,400}/[0-9]{1,400}")  # an exponent that is no float64
 _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 
@@ -247,43 +249,45 @@ def parse(text: str) -> Univariate:
     if arguments is None:
         raise ArgumentError(f"{word} needs its arguments, for example {_EXAMPLES[word]}")
     try:
+        if word == "power" and _RATIO.fullmatch(arguments):
+            return power(Fraction(arguments))
         return _MAKERS[word](*json.loads(f"[{arguments}]"))
-    except (json.JSONDecodeError, TypeError) as error:
+    except (json.JSONDecodeError, TypeError, ZeroDivisionError) as error:
         raise ArgumentError(f"cannot read {text!r}; expected something like {_EXAMPLES[word]}") from error
 
 
 @functools.lru_cache(maxsize=256)
-def _power(p: float) -> Univariate:
-    exponent = int(p) if p.is_integer() else p
-    even = p.is_integer() and int(p) % 2 == 0
-    whole = Domain(poles=(0.0,)) if p < 0 else REALS
-    fractional = NON_NEGATIVE if p > 0 else POSITIVE
+def _power(p: Fraction) -> Univariate:
+    whole, near = p.denominator == 1, float(p)
+    exponent = int(p) if whole else fmpq(p.numerator, p.denominator)
+    even = whole and int(p) % 2 == 0
     return analytic(
-        f"power({exponent!r})",
-        lambda y: torch.pow(y, exponent),
+        f"power({exponent if whole else near if Fraction(near) == p else p!s})",
+        lambda y: torch.pow(y, int(p) if whole else near),
         lambda x: x**exponent,
-        lambda x: x**exponent if isinstance(exponent, int) else x ** arb(exponent),
-        whole if p.is_integer() else fractional,
-        ("square", "atan") if p.is_integer() and p > 0 else ("log", "square"),
+        lambda x: x**exponent if whole else x ** arb(exponent),
+        (Domain(poles=(0.0,)) if p < 0 else REALS) if whole else NON_NEGATIVE if p > 0 else POSITIVE,
+        ("square", "atan") if whole and p > 0 else ("log", "square"),
         (arb(0),) if even and p > 0 else (),
-        (0.0, math.inf) if even or not p.is_integer() else (-math.inf, math.inf),
+        (0.0, math.inf) if even or not whole else (-math.inf, math.inf),
     )
 
 
-def power(exponent: float) -> Univariate:
+def power(exponent: float | Fraction) -> Univariate:
     """y ** exponent for a constant real exponent.
 
-    Whole exponents take any y (negative ones have a pole at 0), others y >= 0, where 0 itself needs exponent > 0.
+    Whole exponents take any y (negative ones have a pole at 0), others y >= 0, where 0 itself needs exponent > 0. A
+    fraction is taken as it is: power(Fraction(1, 3)) is the cube root, power(1 / 3) is not.
 
-    >>> power(-2), power(0.5)
-    (Univariate(power(-2)), Univariate(sqrt))
+    >>> power(-2), power(0.5), power(Fraction(1, 3))
+    (Univariate(power(-2)), Univariate(sqrt), Univariate(power(1/3)))
     """
-    if not is_number(exponent):
+    if not isinstance(exponent, Fraction) and not is_number(exponent):
         raise ArgumentError(f"the exponent must be a finite real number, got {exponent!r}")
     if abs(exponent) > 1000:
         raise ArgumentError(f"the exponent must lie in [-1000, 1000], got {exponent!r}")
-    special = _SPECIAL_POWERS.get(float(exponent))
-    return _REGISTRY[special] if special else _power(float(exponent))
+    special = _SPECIAL_POWERS.get(exponent)
+    return _REGISTRY[special] if special else _power(Fraction(exponent))
 
 
 _MAKERS: dict[str, Callable[..., Univariate]] = {

@@ -9,7 +9,7 @@ what the state of a network carries from layer to layer.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Generic, TypeVar
@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from ..dtypes import Array
+from ..functions.directed import dot_up, up
 from .ops import Constant, Input, Linear
 from .program import Program
 
@@ -62,16 +63,25 @@ def fold_affine(
 
 @dataclass(frozen=True)
 class Form:
-    """value = sum over atoms of atom @ weight + bias; `size` and `terms` bound how far float64 folding may be off.
+    """value = sum over atoms of atom @ weight + bias; `size`, `terms` and `slip` bound how far that may be off.
 
-    The folded weight is within `terms` * 2^-53 * size of the exact product of the program's own matrices.
+    The folded weight is within `terms` * 2^-53 * size of the exact product of the program's own matrices, and that
+    within `slip` of the product of the matrices that are meant.
     """
 
     weight: dict[int, Array]
     size: dict[int, Array]
+    slip: dict[int, Array]
     bias: Array
     bias_size: Array
+    bias_slip: Array
     terms: int
+
+    def error(self, atom: int | None = None) -> Array:
+        """How far the weight of an atom, or the bias, can be from the one that is meant, entry by entry."""
+        size, slip = (self.bias_size, self.bias_slip) if atom is None else (self.size[atom], self.slip[atom])
+        off = self.terms * 2.0**-52 * size + slip
+        return np.where(off > 0, up(up(off)), 0.0)
 
     @property
     def atoms(self) -> tuple[int, ...]:
@@ -84,21 +94,35 @@ def forms(program: Program) -> list[Form]:
     found: list[Form] = []
     for i, op in enumerate(program.ops):
         if not isinstance(op, Linear):
-            eye = np.eye(op.width)
-            found.append(Form({i: eye}, {i: eye}, np.zeros(op.width), np.zeros(op.width), 0))
+            eye, nothing = np.eye(op.width), np.zeros(op.width)
+            found.append(Form({i: eye}, {i: eye}, {i: np.zeros_like(eye)}, nothing, nothing, nothing, 0))
             continue
         exact: list[tuple[int | Affine[int, Array], Array]] = []
         sizes: list[tuple[int | Affine[int, Array], Array]] = []
         terms = len(op.inputs) if len(set(op.inputs)) < len(op.inputs) else 0  # weights of one atom are added up
-        for j, matrix in zip(op.inputs, op.weights, strict=True):
+        slip: dict[int, Array] = {}
+        *offs, bias_slip = op.slack
+        for j, matrix, off in zip(op.inputs, op.weights, offs, strict=True):
             inner, folded = found[j], isinstance(program.ops[j], Linear)
             exact.append((Affine(inner.weight, inner.bias) if folded else j, matrix))
             sizes.append((Affine(inner.size, inner.bias_size) if folded else j, np.abs(matrix)))
             # an inner product of matrix.shape[0] terms, the sum over the inputs, and the bias
             terms = max(terms, inner.terms + matrix.shape[0] + len(op.inputs) + 2 if folded else 0)
+            for atom, own in inner.slip.items():
+                more = _slipped(inner.size[atom], own, inner.terms, matrix, off)
+                slip[atom] = _sum_up(slip[atom], more) if atom in slip else more
+            bias_slip = _sum_up(bias_slip, _slipped(inner.bias_size, inner.bias_slip, inner.terms, matrix, off))
         value, size = fold_affine(exact, op.bias), fold_affine(sizes, np.abs(op.bias))
-        found.append(Form(value.weight, size.weight, value.bias, size.bias, terms))
+        found.append(Form(value.weight, size.weight, slip, value.bias, size.bias, bias_slip, terms))
     return found
+
+
+def _slipped(size: Array, slip: Array, terms: int, matrix: Array, off: Array) -> Array:
+    """How far (w + d)(m + o) can be from w m, for |w| of at most `size`, |d| of at most `slip` and |o| of `off`."""
+    if not (slip.any() or off.any()):
+        return np.zeros((*size.shape[:-1], matrix.shape[1]))
+    wide = _sum_up(size * (1 + (terms + 2) * 2.0**-52), slip)
+    return _sum_up(dot_up(slip, np.abs(matrix)), dot_up(wide, off))
 
 
 def levels(program: Program, of: list[Form]) -> list[int]:
@@ -132,16 +156,30 @@ def affine_map(of: list[Form], before: Sequence[Column], after: Sequence[Column]
 
 
 def folding_error(of: list[Form], before: Sequence[Column], after: Sequence[Column]) -> tuple[Array, Array]:
-    """How far `affine_map` can be from the exact product of the program's matrices, entry by entry."""
+    """How far `affine_map` can be from the product of the matrices that are meant, entry by entry."""
+    matrix, bias = np.zeros((len(before), len(after))), np.array([of[value].error()[c] for value, c in after])
     rows = {column: i for i, column in enumerate(before)}
-    matrix, bias = np.zeros((len(before), len(after))), np.zeros(len(after))
+    for i, column, error in _errors(of, after):
+        if column in rows:
+            matrix[rows[column], i] = error
+    return matrix, bias
+
+
+def dropped(of: list[Form], before: Sequence[Column], after: Sequence[Column]) -> list[tuple[int, Column, float]]:
+    """Which column of `after` should read which atom that is not `before`, since its weight cancels in float64, and
+    how large that weight may be."""
+    return [entry for entry in _errors(of, after) if entry[1] not in set(before)]
+
+
+def _errors(of: list[Form], after: Sequence[Column]) -> Iterator[tuple[int, Column, float]]:
     for i, (value, channel) in enumerate(after):
         form = of[value]
-        unit = form.terms * 2.0**-52
-        bias[i] = unit * form.bias_size[channel]
-        if form.terms:
-            for atom, size in form.size.items():
-                for k in np.flatnonzero(size[:, channel]):
-                    if (atom, int(k)) in rows:
-                        matrix[rows[atom, int(k)], i] = unit * size[k, channel]
-    return matrix, bias
+        for atom in form.size:
+            error = form.error(atom)[:, channel]
+            for k in np.flatnonzero(error):
+                yield i, (atom, int(k)), float(error[k])
+
+
+def _sum_up(a: Array, b: Array) -> Array:
+    """An upper bound of a + b for non-negative numbers; 0 where both are."""
+    return np.where(a + b > 0, up(a + b), 0.0)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..dtypes import Array
-from ..functions.directed import U, down, up
+from ..functions.directed import U, dot_up, down, up
 from ..functions.queries import lookup
 from ..functions.registry import enclose, taylor
 from ..functions.univariate import Univariate
@@ -63,19 +63,30 @@ def normed(i: int, largest: Array, eps: float, width: int) -> Ball:
     return Ball({i: Part(radius, np.eye(width), np.zeros((width, width)))}, nothing, nothing)
 
 
-def affine(reads: list[tuple[Ball | None, Array, Array]], weights: tuple[Array, ...], bias: Array) -> Ball | None:
-    """The ball of sum_i value_i @ weight_i + bias; a value without a ball joins the rest with its interval."""
+def affine(
+    reads: list[tuple[Ball | None, Array, Array]],
+    weights: tuple[Array, ...],
+    bias: Array,
+    off: tuple[Array, ...] | None = None,
+) -> Ball | None:
+    """The ball of sum_i value_i @ weight_i + bias; a value without a ball joins the rest with its interval.
+
+    `off` is as `Linear` has it: how far the numbers that are meant may be from weights and bias.
+    """
     if all(ball is None for ball, _, _ in reads):
         return None
     parts: dict[int, Part] = {}
     low, high, size = bias, bias, np.abs(bias)
-    for (ball, first, last), weight in zip(reads, weights, strict=True):
+    spread = 0.0 if off is None else off[-1]
+    for at, ((ball, first, last), weight) in enumerate(zip(reads, weights, strict=True)):
         if ball is not None:
             first, last = ball.low, ball.high
             for i, part in ball.parts.items():
                 steps = (len(weight) + len(weights) + 2) * U
                 new = part.weight @ weight
                 slip = part.slip @ np.abs(weight) * (1 + steps) + steps * (np.abs(part.weight) @ np.abs(weight))
+                if off is not None:
+                    slip = up(slip + dot_up(up(np.abs(part.weight) + part.slip), off[at]))
                 old = parts.get(i)
                 if old is not None:
                     slip = slip + old.slip + 2 * U * (np.abs(new) + np.abs(old.weight))
@@ -83,8 +94,10 @@ def affine(reads: list[tuple[Ball | None, Array, Array]], weights: tuple[Array, 
                 parts[i] = Part(part.radius, new, slip)
         plus, minus = _signs(weight)
         low, high = low + first @ plus + last @ minus, high + last @ plus + first @ minus
-        size = size + np.maximum(np.abs(first), np.abs(last)) @ np.abs(weight)
-    margin = (sum(len(w) for w in weights) + 2 * len(weights) + 3) * U * size
+        reach = np.maximum(np.abs(first), np.abs(last))
+        size = size + reach @ np.abs(weight)
+        spread = spread if off is None else up(spread + dot_up(reach, off[at]))
+    margin = (sum(len(w) for w in weights) + 2 * len(weights) + 3) * U * size + spread
     return Ball(parts, low - margin, high + margin)
 
 
@@ -148,7 +161,7 @@ def _in_ball(i: int, op: Op, reads: list[Range], r: Range) -> Range:
         return replace(r, ball=normed(i, largest, 0.0 if op.centred else op.eps, op.width))
     if not isinstance(op, Linear):
         return r
-    ball = affine([(read.ball, read.low, read.high) for read in reads], op.weights, op.bias)
+    ball = affine([(read.ball, read.low, read.high) for read in reads], op.weights, op.bias, op.off)
     if ball is None:
         return r
     low, high = ball.interval()
@@ -201,10 +214,11 @@ def _input(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
 
 def _constant(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     assert isinstance(op, Constant)
-    value = np.broadcast_to(op.value, (len(low), *op.value.shape))
+    ends = (op.value, op.value) if op.off is None else (down(op.value - op.slack), up(op.value + op.slack))
+    least, most = (np.broadcast_to(end, (len(low), *end.shape)) for end in ends)
     symbols = low.shape[1] * low.shape[2]
     tilted = symbols <= MOST_SYMBOLS
-    return Range(value, value, Tilt(np.zeros((*value.shape, symbols)), value, value) if tilted else None)
+    return Range(least, most, Tilt(np.zeros((*least.shape, symbols)), least, most) if tilted else None)
 
 
 def _linear(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
@@ -217,6 +231,10 @@ def _linear(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
         size = size + read.size @ np.abs(weight)
     terms = sum(w.shape[0] for w in op.weights) + 3
     margin = terms * U * size
+    if op.off is not None:
+        for read, off in zip(reads, op.off, strict=False):
+            margin = up(margin + dot_up(read.size, off))
+        margin = up(margin + op.off[-1])
     tilts = [read.tilt for read in reads if read.tilt is not None]
     if len(tilts) < len(reads):
         return Range(total_low - margin, total_high + margin)

@@ -74,15 +74,23 @@ class Input(Op):
 
 @dataclass(frozen=True, eq=False)
 class Constant(Op):
-    """A fixed array of shape (tokens, width)."""
+    """A fixed array of shape (tokens, width); `off` bounds how far the numbers that are meant may be from it."""
 
     word = "constant"
     value: Any
+    off: Any = None
     width: int = field(init=False)
 
     def __post_init__(self) -> None:
         array = frozen(self.value, "the value of a constant", 2)
         self._set(value=array, width=array.shape[1])
+        if self.off is not None:
+            self._set(off=distances((self.off,), (array,), "constant"))
+
+    @property
+    def slack(self) -> Array:
+        """`off` as an array, also where it is nothing."""
+        return np.zeros_like(self.value) if self.off is None else self.off[0]
 
     def problem(self, tokens: int, widths: tuple[int, ...]) -> str | None:
         rows = self.value.shape[0]
@@ -91,12 +99,17 @@ class Constant(Op):
 
 @dataclass(frozen=True, eq=False)
 class Linear(Op):
-    """sum_i value_i @ weights_i + bias, the same for each token."""
+    """sum_i value_i @ weights_i + bias, the same for each token.
+
+    `off` bounds, entry by entry, how far the numbers that are meant (0.1, pi) may be from the weights and the bias:
+    an array for each weight, and one for the bias. None where they are meant as they stand.
+    """
 
     word = "linear"
     inputs_: tuple[int, ...]
     weights: Any
     bias: Any
+    off: Any = None
     width: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,13 +123,20 @@ class Linear(Op):
         if wrong:
             raise ArgumentError(f"linear has a bias of length {len(offset)} and a weight of shape {wrong[0]}")
         self._set(inputs_=tuple(self.inputs_), weights=matrices, bias=offset, width=len(offset))
+        if self.off is not None:
+            self._set(off=distances(self.off, (*matrices, offset), "linear"))
+
+    @property
+    def slack(self) -> tuple[Array, ...]:
+        """`off` as arrays, also where it is nothing."""
+        return tuple(np.zeros_like(x) for x in (*self.weights, self.bias)) if self.off is None else self.off
 
     @property
     def inputs(self) -> tuple[int, ...]:
         return self.inputs_
 
     def renamed(self, new: Mapping[int, int]) -> Linear:
-        return Linear(tuple(new[i] for i in self.inputs_), self.weights, self.bias)
+        return Linear(tuple(new[i] for i in self.inputs_), self.weights, self.bias, self.off)
 
     def problem(self, tokens: int, widths: tuple[int, ...]) -> str | None:
         rows = tuple(w.shape[0] for w in self.weights)
@@ -269,6 +289,14 @@ def frozen(value: npt.ArrayLike, what: str, ndim: int, hidden: bool = False) -> 
         raise ArgumentError(f"{what} must be finite{' or -inf' if hidden else ''}")
     array.setflags(write=False)
     return array
+
+
+def distances(given: Any, of: tuple[Array, ...], what: str) -> tuple[Array, ...] | None:
+    """Arrays of distances, one for each array of numbers; None when there are none."""
+    found = tuple(frozen(x, f"a distance of {what}", y.ndim) for x, y in zip(given, of, strict=True))
+    if any(x.shape != y.shape or (x < 0).any() for x, y in zip(found, of, strict=True)):
+        raise ArgumentError(f"the distances of {what} must be non-negative and of the shapes of its numbers")
+    return found if any(x.any() for x in found) else None
 
 
 def _hashable(value: object) -> object:

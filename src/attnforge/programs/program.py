@@ -177,12 +177,11 @@ class Builder:
     def width(self, i: int) -> int:
         return self.ops[i].width
 
-    def constant(self, value: npt.ArrayLike, label: str = "") -> int:
-        """A constant; a number or a row is repeated for every token."""
-        array = np.asarray(value, dtype=np.float64)
-        if array.ndim < 2:
-            array = np.tile(array.reshape(1, -1), (self.tokens, 1))
-        return self.add(Constant(array), label)
+    def constant(self, value: npt.ArrayLike, label: str = "", off: npt.ArrayLike | None = None) -> int:
+        """A constant, and how far what is meant may be from it; a number or a row is repeated for every token."""
+        arrays = [None if x is None else np.asarray(x, dtype=np.float64) for x in (value, off)]
+        rows = [np.tile(x.reshape(1, -1), (self.tokens, 1)) if x is not None and x.ndim < 2 else x for x in arrays]
+        return self.add(Constant(*rows), label)
 
     def column(self, j: int, label: str | None = None) -> int:
         """Column j of the input as a value of width 1; the input itself when it has only that column."""
@@ -194,9 +193,15 @@ class Builder:
         pick[j] = 1.0
         return self.add(Linear((self.input,), (pick,), np.zeros(1)), name)
 
-    def linear(self, terms: list[tuple[int, npt.ArrayLike]], bias: npt.ArrayLike, label: str = "") -> int:
-        """sum of value_i @ weight_i + bias for the pairs (i, weight)."""
-        return self.add(Linear(tuple(i for i, _ in terms), tuple(w for _, w in terms), bias), label)
+    def linear(
+        self,
+        terms: Sequence[tuple[int, npt.ArrayLike]],
+        bias: npt.ArrayLike,
+        label: str = "",
+        off: tuple[npt.ArrayLike, ...] | None = None,
+    ) -> int:
+        """sum of value_i @ weight_i + bias for the pairs (i, weight); `off` as `Linear` has it."""
+        return self.add(Linear(tuple(i for i, _ in terms), tuple(w for _, w in terms), bias, off), label)
 
     def combination(self, terms: list[tuple[int, float]], bias: float = 0.0, label: str = "") -> int:
         """A linear combination of values of equal width with numbers as coefficients, plus a number."""
@@ -285,8 +290,10 @@ def _write(i: int, op: Op, arrays: dict[str, Array]) -> dict[str, Any]:
         if isinstance(value, np.ndarray):
             arrays[f"op{i}.{field.name}"] = value
             value = {"array": f"op{i}.{field.name}"}
-        elif field.name == "weights":
-            names = [f"op{i}.weights.{j}" for j in range(len(value))]
+        elif field.name == "off" and value is None:
+            continue
+        elif field.name in ("weights", "off"):
+            names = [f"op{i}.{field.name}.{j}" for j in range(len(value))]
             arrays.update(zip(names, value, strict=True))
             value = [{"array": name} for name in names]
         elif isinstance(value, Univariate):
@@ -308,8 +315,8 @@ def _function_text(function: Univariate, i: int) -> str:
 
 _READERS: dict[type[Op], Callable[[_Fields], Op]] = {
     Input: lambda f: Input(f["width"]),
-    Constant: lambda f: Constant(f["value"]),
-    Linear: lambda f: Linear(tuple(f["inputs"]), tuple(f["weights"]), f["bias"]),
+    Constant: lambda f: Constant(f["value"], f["off"][0] if "off" in f else None),
+    Linear: lambda f: Linear(tuple(f["inputs"]), tuple(f["weights"]), f["bias"], tuple(f["off"]) if "off" in f else None),
     Mix: lambda f: Mix(f["input"], f["matrix"], f["width"]),
     Apply: lambda f: Apply(f["input"], named(f["function"]), f["width"]),
     Product: lambda f: Product(f["left"], f["right"], f["width"]),

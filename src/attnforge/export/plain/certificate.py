@@ -224,8 +224,9 @@ class FoldedLayers(Reading):
             out[..., -1] += self.rho
         out *= 1 + (len(before) + out.shape[-1] + 8) * 2.0**-52
         out[self.bad] = np.inf
-        self.coming = {column: up(out[:, :, i].sum(-1), out.shape[-1]) for i, column in enumerate(after)}
-        return {column: out[:, :, i] for i, column in enumerate(after)}
+        reads = self.undropped(before, after, {column: out[:, :, i] for i, column in enumerate(after)}, found)
+        self.coming = {column: up(errors.sum(-1), out.shape[-1]) for column, errors in reads.items()}
+        return reads
 
     def carry(self, number: int, seen: Errors, found: list[Range]) -> Errors:
         return {column: self.state[column] for column in self.layout.steps[number].carried}

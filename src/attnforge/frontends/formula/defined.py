@@ -232,7 +232,7 @@ def _cancelled(
 ) -> list[Partial]:
     """What the formula was written with and is not in its normal form any more, where it has poles or open ends."""
     left = {(partial.argument, partial.domain) for node in reachable(roots) for partial in _partials(node)}
-    powers = [Partial(base.graph.product([(base, p)]).short(), base, power(float(p)).domain) for base, p in inverted]
+    powers = [Partial(base.graph.product([(base, p)]).short(), base, power(p).domain) for base, p in inverted]
     found = {(p.argument, p.domain): p for p in (*written, *powers) if _has_edge(p.domain)}
     return [partial for key, partial in found.items() if key not in left]
 
@@ -248,7 +248,7 @@ def _partials(node: Expr) -> list[Partial]:
         return [Partial(node.short(), node.argument, node.function.domain)]
     if isinstance(node, Monomial):
         single = [node.graph.product([factor]).short() for factor in node.factors]
-        return [Partial(t, b, power(float(p)).domain) for t, (b, p) in zip(single, node.factors, strict=True)]
+        return [Partial(t, b, power(p).domain) for t, (b, p) in zip(single, node.factors, strict=True)]
     return []
 
 

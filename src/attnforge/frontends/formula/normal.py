@@ -26,13 +26,11 @@ from fractions import Fraction
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from ...box import Box
-from ...dtypes import Array
 from ...errors import ArgumentError
 from ...expressions.composite import VARIABLE, affine, composed
-from ...expressions.constants import settled
+from ...expressions.constants import Inexact, rounded
 from ...expressions.expression import Call, Expr, Graph, Monomial, Number, Sum, Terms, Variable, reachable, rebuilt
 from ...expressions.interval import WHOLE
 from ...functions.registry import get, power
@@ -204,7 +202,7 @@ def is_bare(graph: Graph, cuts: Cuts, base: Expr) -> bool:
 
 def _root(x: Fraction) -> Fraction | None:
     """The rational square root of a positive rational, if there is one."""
-    if x <= 0:
+    if isinstance(x, Inexact) or x <= 0:
         return None
     root = Fraction(math.isqrt(x.numerator), math.isqrt(x.denominator))
     return root if root * root == x else None
@@ -261,21 +259,28 @@ class Emitter:
     def value(self, form: Combination, label: str) -> int:
         """The index of a value that equals the combination."""
         if not form.weight:
-            return self._settle(self.build.constant([float(form.bias)], label))
+            value, off = rounded(form.bias)
+            return self._settle(self.build.constant([value], label, [off]))
         ((i, c), weight), *more = form.weight.items()
         if not more and weight == 1 and not form.bias:
             return self._settle(i or self.build.column(c))
-        return self._settle(self.build.linear(self._weights([form]), [float(form.bias)], label))
+        return self._settle(self._linear([form], label))
 
-    def _weights(self, forms: list[Combination]) -> list[tuple[int, npt.ArrayLike]]:
-        """For every value that the combinations read, the matrix of coefficients with one column for each of them."""
-        out: dict[int, Array] = {}
-        for i in sorted({i for form in forms for i, _ in form.weight}):
-            out[i] = np.zeros((self.build.width(i), len(forms)))
+    def _linear(self, forms: list[Combination], label: str) -> int:
+        """The combinations side by side, every coefficient and constant rounded once; what that loses is recorded."""
+        reads = sorted({i for form in forms for i, _ in form.weight})
+        bias, bias_off = (np.array(part) for part in zip(*(rounded(form.bias) for form in forms), strict=True))
+        if not reads:
+            return self.build.constant(bias, label, bias_off)
+        weights, off = ([np.zeros((self.build.width(i), len(forms))) for i in reads] for _ in range(2))
         for k, form in enumerate(forms):
             for (i, c), weight in form.weight.items():
-                out[i][c, k] = float(weight)
-        return list(out.items())
+                at = reads.index(i)
+                near, far = rounded(weight)
+                if not near:  # a weight that is not 0: what is read must be there, to be counted
+                    near, far = 2.0**-1074, far + 2.0**-1074
+                weights[at][c, k], off[at][c, k] = near, far
+        return self.build.linear(list(zip(reads, weights, strict=True)), bias, label, (*off, bias_off))
 
     def apply(self, form: Combination, function: Univariate, label: str, argument: str) -> Combination:
         return self._result(self.build.apply(self.value(form, argument), function, label))
@@ -296,10 +301,7 @@ class Emitter:
     def program(self, forms: list[Combination], labels: list[str], source: str, several: bool) -> Program:
         if not several:
             return self.build.program(self.value(forms[0], labels[0]), source, ())
-        weights = self._weights(forms)
-        bias = np.array([float(form.bias) for form in forms])
-        output = self.build.linear(weights, bias, "outputs") if weights else self.build.constant(bias, "outputs")
-        return self.build.program(output, source, (len(forms),))
+        return self.build.program(self._linear(forms, "outputs"), source, (len(forms),))
 
 
 def applies(program: Program) -> list[str]:
@@ -464,7 +466,7 @@ class _Writer:
     def _product(self, node: Monomial) -> Combination:
         if len(node.factors) == 1:
             ((base, p),) = node.factors
-            return self.emit.apply(self.form(base), power(float(p)), node.short(), base.short())
+            return self.emit.apply(self.form(base), power(p), node.short(), base.short())
         coefficient = Fraction(1)
         heap: list[tuple[int, int, int]] = []
         parts = self._parts(node)
@@ -541,13 +543,13 @@ def _univariate(graph: Graph, node: Expr, scalar: Expr) -> tuple[Expr, Fraction,
             if base is scalar and isinstance(part, Monomial):
                 replace[part] = own.product([(y, a)])
             elif base is scalar:
-                replace[part] = own.sum([(y, settled(a))], settled(b))
-    inner = rebuilt(own, [node], settled, replace, split=lambda part: extracted(part, scalar))[0]
+                replace[part] = own.sum([(y, a)], b)
+    inner = rebuilt(own, [node], replace, split=lambda part: extracted(part, scalar))[0]
     parents = [part for part in reachable([inner]) if y in part.children]
     if len(parents) == 1 and parents[0] is not inner:
         line = affine(parents[0], y)
         if line is not None:
-            return rebuilt(own, [inner], settled, {parents[0]: y})[0], *line
+            return rebuilt(own, [inner], {parents[0]: y})[0], *line
     return inner, Fraction(1), Fraction(0)
 
 
@@ -558,5 +560,5 @@ def _registered(node: Expr) -> Univariate | None:
     if node.text in _KNOWN:
         return get(_KNOWN[node.text])
     if isinstance(node, Monomial) and len(node.factors) == 1 and isinstance(node.factors[0][0], Variable):
-        return power(float(node.factors[0][1]))
+        return power(node.factors[0][1])
     return None
