@@ -6,7 +6,6 @@ from fractions import Fraction
 import pytest
 import torch
 from flint import arb, fmpq
-from torch import nn
 
 import attnforge as af
 from attnforge.functions.directed import precision

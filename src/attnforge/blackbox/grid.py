@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ..box import Box
 from ..certificates.certificate import Certificate, Term, total, upper_text
-from ..certificates.rounding import ASSUMPTIONS, EXP_ULPS, TINY, UNIT, gamma, unit, up
+from ..certificates.rounding import TINY, UNIT, assumptions, exp_ulps, gamma, unit, up
 from ..dtypes import Array, dtype_name, rounded, stored
 from ..errors import ArgumentError, CertificateError, PrecisionError
 from ..network import AttentionLayer
@@ -214,7 +214,7 @@ class Grid:
         """What the certificate will say, roughly and a little too much, without making the table."""
         u, dim = unit(dtype), len(self.cells)
         logit = 3 * self.kappa * sum((c / 2) ** 2 for c in self.cells)
-        d = (dim + 4) * u * logit + EXP_ULPS * u
+        d = (dim + 4) * u * logit + exp_ulps() * u
         reach = math.sqrt(self.moment * float(np.sum(self.step**2)))
         factor = math.exp(min(d + u * self.kappa * self.live, 50.0))
         return lipschitz * reach * factor + u * (2 * self.heavy(math.log(u) - self.log_count) + 6) * scale
@@ -259,7 +259,7 @@ class GridApproximation(TableApproximation):
             f"|f(x) - f(y)| <= {self.lipschitz:g} |x - y| on the box, declared and not contradicted by samples",
             f"values of f within {VALUE_ULPS:g} roundoffs",
         )
-        assumed = (*trusted, *ASSUMPTIONS)
+        assumed = (*trusted, *assumptions())
         return replace(measured, kind="certified", bound=bound, terms=terms, lemmas=("E3", "A5"), assumptions=assumed)
 
     def _check_structure(self) -> None:
@@ -296,7 +296,7 @@ class GridApproximation(TableApproximation):
         spread = np.append(reach, 1.0)
         size, exact = np.abs(key) @ spread, np.abs(ideal) @ spread
         off = np.abs(key - ideal) @ spread + 128 * (dim + 2) * 2.0**-53 * np.max(exact)
-        d = float(up(np.max(off + gamma(dim + 2, u) * size), 64 + dim)) * (1 + 4 * u) + 1.01 * EXP_ULPS * u
+        d = float(up(np.max(off + gamma(dim + 2, u) * size), 64 + dim)) * (1 + 4 * u) + 1.01 * exp_ulps() * u
         moment, steps = grid.moment, float(up(np.sum(grid.step**2), dim + 4))
         best = float(up(lipschitz * float(up(math.sqrt(float(up(0.25 * steps)))))))
         real = float(up(lipschitz * float(up(math.sqrt(float(up(moment * steps)))))))

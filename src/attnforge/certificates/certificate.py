@@ -43,6 +43,9 @@ class Certificate:
     `kind` is "certified" when `bound` is proved for every point of the box and every way of rounding that the stated
     `assumptions` allow, and "calibrated" when there is only `measured`, the largest error seen: then `bound` is None.
     The terms add up to the bound (they are the error at the worst place, split by site and source).
+
+    Where the target is a `program`, that is what was checked, printed in full; `verified` says whether the text of the
+    target was parsed again and found to be that program. Neither is written to files: a reader finds out for itself.
     """
 
     kind: Kind
@@ -56,6 +59,8 @@ class Certificate:
     weights: str = ""
     lemmas: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = field(default=())
+    program: str = field(default="", compare=False)
+    verified: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in ("certified", "calibrated"):
@@ -117,7 +122,8 @@ class Certificate:
             head = f"calibrated, not certified: largest error measured {self.measured:.3e}{unit}"
         else:
             head = f"certified: |network - target| <= {upper_text(self.bound, 4)}{unit}"
-        lines = [head, f"target {self.target} on {self.box!r}, {self.dtype}"]
+        doubt = ", text not verified: the target is the program below" if self.program and not self.verified else ""
+        lines = [head, f"target {self.target} on {self.box!r}, {self.dtype}{doubt}"]
         if self.terms:
             shown: list[tuple[str, ...]] = [(t.site, t.source, upper_text(t.value, 4), t.note) for t in self.terms]
             shown.append(("total", "", upper_text(self.bound, 4), ""))
@@ -125,6 +131,10 @@ class Certificate:
             lines += ["", *table, table[1], total_row]
         if self.lemmas:
             lines.append(f"by {', '.join(self.lemmas)}")
+        if self.assumptions:
+            lines.append(f"assuming {'; '.join(self.assumptions)}")
+        if self.program:
+            lines += ["", self.program]
         return "\n".join(lines)
 
 

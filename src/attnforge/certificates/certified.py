@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable, without loading the compiler
 
 from ..box import Box
-from ..errors import ArgumentError, AttnforgeError, CertificateError, DomainError, DomainWarning
+from ..errors import ArgumentError, AttnforgeError, CertificateError, DomainError, DomainWarning, PrecisionError
 from . import storage
 from .certificate import Certificate, weights_hash
-from .rounding import refuse_reduced_precision
+from .rounding import EXP_ULPS, exponential_within, refuse_reduced_precision, stated_ulps
 
 #: Where the classes of families are defined that a file may name before anyone has loaded them: family -> module.
 HOMES: dict[str, str] = {}
@@ -26,7 +27,8 @@ class CertifiedModule(nn.Module):
     """Base of everything that ships with a certificate: heads, compiled networks, theorem constructions.
 
     A subclass gives `core` (attention and affine maps only: what is exported, saved and certified), `recertify`,
-    `config` and `rebuild`. Checks of the input live in `forward`, around the core, and are skipped while tracing.
+    `config` and `rebuild`. Checks of the input live in `forward`, around the core; they are left out of exported graphs,
+    and under torch.compile they run before the graph (with fullgraph=True there is no place for them: it refuses).
     """
 
     family: ClassVar[str] = ""
@@ -35,6 +37,7 @@ class CertifiedModule(nn.Module):
     strict: bool = False
     _certificate: Certificate | None = None
     _warned: bool = False
+    _ulps: float = EXP_ULPS  # what the certificate allows the exponential
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -95,11 +98,14 @@ class CertifiedModule(nn.Module):
     def attach(self, certificate: Certificate) -> Certificate:
         """Tie a certificate to the weights as they are now."""
         self._certificate = dataclasses.replace(certificate, weights=weights_hash(self))
+        self._ulps = stated_ulps(certificate.assumptions)
         return self._certificate
 
     def forward(self, *inputs: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
             self.guard(*inputs)
+        elif not torch.compiler.is_exporting():
+            _guard_outside(self, *inputs)
         return self.core(*inputs)
 
     def guard(self, *inputs: Tensor) -> None:
@@ -134,6 +140,11 @@ class CertifiedModule(nn.Module):
                 f"convert the input, or build with dtype={x.dtype}"
             )
         refuse_reduced_precision(x)
+        if x.device.type != "cpu" and self._ulps < EXP_ULPS:
+            raise PrecisionError(
+                f"the certificate of this network allows exponentials within {self._ulps:g} u, which '{x.device}' may "
+                f"not keep; af.certify(net) computes one that allows {EXP_ULPS:g} u, or move network and input to the CPU"
+            )
 
     def check_shape(self, x: Tensor) -> None:
         """Raise unless x is a batch of points of the box."""
@@ -160,6 +171,12 @@ class CertifiedModule(nn.Module):
         """Write weights, description and certificate to one safetensors file; `attnforge.load` reads it back."""
         header = {"family": self.family, "config": self.config(), "certificate": self.certificate.to_json()}
         storage.write(path, header, weights_hash(self), self.state_dict())
+
+
+@_disable_dynamo
+def _guard_outside(module: CertifiedModule, *inputs: Tensor) -> None:
+    """The guard of a network under torch.compile: outside of its graph, so that it sees every call."""
+    module.guard(*inputs)
 
 
 def certify(net: CertifiedModule) -> Certificate:
@@ -207,7 +224,8 @@ def check(path: str | Path) -> Certificate:
     module, name = load(path), Path(path).name
     stated = module.certificate
     try:
-        found = module.recertify()
+        with exponential_within(stated_ulps(stated.assumptions)):
+            found = module.recertify()
     except CertificateError:
         raise
     except AttnforgeError as error:

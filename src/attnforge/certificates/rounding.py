@@ -4,30 +4,74 @@ The model, which every certificate states:
 
 - additions, subtractions, multiplications and divisions are IEEE, rounded to nearest (fused multiply-add or not);
 - sums and inner products are added up in any order;
-- the exponential is within `EXP_ULPS` units of roundoff, relatively; normalising by the sum costs two more operations;
+- the exponential is within `exp_ulps()` units of roundoff, relatively; normalising by the sum costs two operations;
 - no TF32, no autocast, no reduced-precision matrix products: `refuse_reduced_precision` raises on them;
 - no result that matters is subnormal: what underflows is counted as an absolute error of `tiny`.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import numpy as np
 import torch
 
 from ..dtypes import Array
-from ..errors import PrecisionError
+from ..errors import CertificateError, PrecisionError
 
-EXP_ULPS = 2.0  # exp(x) computed = exp(x) (1 + d), |d| <= EXP_ULPS * u
+#: exp(x) computed = exp(x) (1 + d), |d| <= EXP_ULPS * u: an H200 was measured at 2.56 u, processors stay below 2 u.
+EXP_ULPS = 3.0
+#: What files of version 0.1 allow, which was enough for processors; no file may state less.
+LEAST_ULPS = 2.0
 #: The unit roundoff 2^-p of a dtype with p bits.
 UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 #: The smallest normal number of a dtype.
 TINY = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-14}
-ASSUMPTIONS = (
-    "IEEE operations rounded to nearest, fused or not",
-    "sums in any order",
-    f"exponential within {EXP_ULPS:g} u",
-    "no TF32, autocast or reduced-precision matrix products",
-)
+_ALLOWED = ContextVar("exponential", default=EXP_ULPS)
+_STATED = re.compile(r"exponential within ([0-9]{1,3}(?:\.[0-9]{1,6})?) u")
+
+
+def exp_ulps() -> float:
+    """The allowance of the exponential, in units of roundoff, that bounds are computed for at present."""
+    return _ALLOWED.get()
+
+
+@contextmanager
+def exponential_within(ulps: float) -> Iterator[None]:
+    """Compute bounds for another allowance of the exponential: the one that a file states."""
+    token = _ALLOWED.set(ulps)
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def assumptions(heads: bool = True) -> tuple[str, ...]:
+    """The rounding model in words, as certificates state it; without `heads` there is no exponential.
+
+    >>> stated_ulps(assumptions()) == exp_ulps()
+    True
+    """
+    return (
+        "IEEE operations rounded to nearest, fused or not",
+        "sums in any order",
+        *((f"exponential within {exp_ulps():g} u",) if heads else ()),
+        "no TF32, autocast or reduced-precision matrix products",
+    )
+
+
+def stated_ulps(stated: Iterable[str]) -> float:
+    """The allowance of the exponential that assumptions state; the present one where they are silent."""
+    found = [float(match[1]) for text in stated if (match := _STATED.fullmatch(text))]
+    if found and min(found) < LEAST_ULPS:
+        raise CertificateError(
+            f"an exponential within {min(found):g} u is assumed, which machines do not keep; expected at least "
+            f"{LEAST_ULPS:g} u"
+        )
+    return min(found, default=exp_ulps())
 
 
 def unit(dtype: torch.dtype) -> float:
@@ -107,7 +151,7 @@ def softmax_rounding(
     adding it errs by at most its own size, and all of those together by at most u. `log_weight`, an upper bound of the
     logarithm of `weight`, tells how small weights are that underflow: without it, one whose logit errs much is 1.
     """
-    d = up(logit_error + EXP_ULPS * u)
+    d = up(logit_error + exp_ulps() * u)
     slots = weight.shape[-1]
     positive = np.maximum(weight, 5e-324)  # what underflows to 0 is no 0
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows, and 0 times that, counts as 1

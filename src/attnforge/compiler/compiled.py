@@ -16,7 +16,7 @@ from ..arguments import number, whole
 from ..box import Box
 from ..certificates.certificate import Certificate, Term, total, weights_hash
 from ..certificates.certified import CertifiedModule
-from ..certificates.rounding import ASSUMPTIONS
+from ..certificates.rounding import assumptions
 from ..dtypes import DTYPES, Array, dtype_name, shipped
 from ..errors import ArgumentError, CertificateError
 from ..heads.families import site_type
@@ -24,6 +24,7 @@ from ..heads.stored import TABLES
 from ..network import AttentionLayer, AttentionOnly, Heads
 from ..programs.ops import Constant
 from ..programs.program import Program
+from .enclosure import spells
 from .layout import Layout, lower
 from .lipschitz import EFFORT as STEEP
 from .lipschitz import Lipschitz, lipschitz
@@ -199,15 +200,18 @@ class CompiledNetwork(CertifiedModule):
         rest = found.bound - total(t.value for t in terms)
         if self.rtol and rest > 0:
             terms.append(Term("elsewhere", "propagation", rest, "where the relative tolerance allows more"))
+        sites = self.layout.sites
         return Certificate(
             "certified",
-            float(np.nextafter(found.bound, np.inf)),
+            float(np.nextafter(found.bound, np.inf)) if found.bound else 0.0,
             dtype_name(self.dtype),
             self.program.source,
             self.box,
             tuple(terms),
-            lemmas=("A4", "A5", "B", "C1", "H"),
-            assumptions=ASSUMPTIONS,
+            lemmas=tuple(dict.fromkeys([*(lemma for site in sites for lemma in site.lemmas), "R2", "H1"])),
+            assumptions=assumptions(heads=bool(sites)),
+            program=self.program.written(),
+            verified=spells(self.program, self.dtype),
         )
 
     def config(self) -> dict[str, Any]:

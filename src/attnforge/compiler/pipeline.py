@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,10 +20,7 @@ from ..box import Box
 from ..census import structural
 from ..certificates.certificate import upper_text
 from ..dtypes import shipped
-from ..errors import ArgumentError, DomainError
-from ..heads.choose import expanded
-from ..heads.construction import Tactics
-from ..programs.enclose import Range, ranges
+from ..errors import ArgumentError
 from ..programs.interpret import values
 from ..programs.positions import prepared
 from ..programs.program import Program
@@ -32,13 +28,12 @@ from ..progress import stages
 from ..threads import one_thread
 from .assemble import assemble
 from .compiled import CompiledNetwork
+from .enclosure import taken_apart
 from .layout import lower
 from .plan import make_plan
-from .propagation import FIRST, outward_cells
 from .search import Attempt, Problem, Search, Task, Tolerance
 from .shorten import shortened
 
-GRIDS = (FIRST, 16 * FIRST, 256 * FIRST)  # cells for the ranges heads are built for; the certificate starts from them
 PIECES_GAIN = 100.0  # times: eight pieces for a table of 256 anchors round 8 times less; more are rarely cut
 LOST = 0.1  # of the range: a table that is off by more has lost the wave, whatever its rounding
 SEEN = 4096  # points of the box that the range of the target is read from, for advice alone
@@ -179,25 +174,8 @@ def capture(ways: list[Way], say: Say) -> Iterator[Program]:
 def enclose(program: Program, tolerance: Tolerance, boxes: tuple[Box, ...], say: Say) -> Problem:
     """The ranges of all values, on a grid fine enough that every one is finite."""
     say("enclose")
-    found, grid = _ranges(program, tolerance.dtype)
-    apart = expanded(program, found, Tactics().margin)  # functions with kinks as gates, products and smooth pieces
-    if apart is not program:
-        found, grid = _ranges(apart, tolerance.dtype)
+    apart, found, grid = taken_apart(program, tolerance.dtype)
     return Problem(apart, found, grid, tolerance, boxes)
-
-
-def _ranges(program: Program, dtype: torch.dtype) -> tuple[list[Range], int]:
-    for grid in GRIDS:
-        with np.errstate(invalid="ignore", over="ignore"):
-            found = ranges(program, *outward_cells(program, grid, dtype))
-        endless = [i for i, r in enumerate(found) if not (np.isfinite(r.low).all() and np.isfinite(r.high).all())]
-        if not endless:
-            return found, grid
-    name = program.labels[endless[0]] or program.ops[endless[0]].word
-    raise DomainError(
-        f"'{name}' cannot be shown to be bounded on {program.box!r}: its argument may come too close to a singularity; "
-        "choose a smaller box"
-    )
 
 
 def tolerance_of(eps: float | None, rtol: float, dtype: torch.dtype) -> Tolerance:

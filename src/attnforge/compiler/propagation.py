@@ -162,7 +162,9 @@ class Reading(ABC):
     def carry(self, number: int, seen: Errors, found: list[Range]) -> Errors:
         """Errors of the columns that a step carries on, from those that its heads see."""
 
-    def undropped(self, before: Sequence[Column], after: Sequence[Column], errors: Errors, found: list[Range]) -> Errors:
+    def undropped(
+        self, before: Sequence[Column], after: Sequence[Column], errors: Errors, found: list[Range]
+    ) -> Errors:
         """Errors of columns, and of those that should read what is not before, since its weight cancels, that too."""
         for i, (value, channel), weight in dropped(self.forms, before, after):
             column = after[i]
@@ -413,10 +415,8 @@ def network_bound(
     at = int(np.argmax(known.excess))
     up = 1 + known.parts.shape[-1] * 2.0**-52
     bound, excess_up = float(known.largest.max()) * up, float(known.parts[at].sum()) * up - float(known.allowance[at])
-    return NetworkBound(
-        float(np.nextafter(bound, np.inf)), float(np.nextafter(excess_up, np.inf)), known.parts[at], known.low[at],
-        known.high[at], evaluated,
-    )  # fmt: skip
+    bound, excess_up = (float(np.nextafter(x, np.inf)) if x else 0.0 for x in (bound, excess_up))
+    return NetworkBound(bound, excess_up, known.parts[at], known.low[at], known.high[at], evaluated)
 
 
 def outward_cells(program: Program, count: int, dtype: torch.dtype) -> tuple[Array, Array]:

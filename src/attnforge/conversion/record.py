@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..arguments import is_number
 from ..certificates.certificate import aligned, upper_text
+from ..certificates.rounding import EXP_ULPS, LEAST_ULPS
 from ..errors import ArgumentError
 from .page import write
 
@@ -129,8 +131,12 @@ class Conversion:
     census: Mapping[str, int] = field(default_factory=dict)
     """At level "pure": how many operations of each category the exported graph has, as `attnforge.purity` counts."""
     notes: tuple[str, ...] = ()
+    exponential: float = EXP_ULPS
+    """What the bounds allow the exponential, in units of roundoff."""
 
     def __post_init__(self) -> None:
+        if not is_number(self.exponential) or self.exponential < LEAST_ULPS:
+            raise ArgumentError(f"bounds allow the exponential at least {LEAST_ULPS:g} u, got {self.exponential!r}")
         if self.level not in LEVELS:
             raise ArgumentError(f"level must be one of {', '.join(LEVELS)}, got {self.level!r}")
         if not self.eps > 0:
@@ -180,7 +186,8 @@ class Conversion:
     def from_json(cls, data: Mapping[str, Any]) -> Conversion:
         """The report that `to_json` described; raises `ArgumentError` on anything else."""
         try:
-            given = {f.name: data[f.name] for f in fields(cls)}
+            given = {f.name: data[f.name] for f in fields(cls) if f.name != "exponential"}
+            given["exponential"] = data.get("exponential", LEAST_ULPS)  # which version 0.1 did not write down
             given["sites"] = tuple(map(Replacement.from_json, given["sites"]))
             given["left"] = tuple(Left(**left) for left in given["left"])
             given["notes"] = tuple(map(str, given["notes"]))

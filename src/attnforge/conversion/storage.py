@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from ..arguments import is_number
 from ..certificates.certificate import weights_hash
 from ..certificates.certified import CertifiedModule
+from ..certificates.rounding import exponential_within
 from ..dtypes import DTYPES, dtype_name
 from ..errors import ArgumentError, AttnforgeError, CertificateError
 from ..extras import transformers_without_bars
@@ -134,7 +135,8 @@ def recertified(model: nn.Module, conversion: Conversion) -> Conversion:
     dtype, sites, wrong = _dtype_around(model, conversion), [], []
     for site in conversion.sites:
         try:
-            bound = _bound(model.get_submodule(site.path), site, dtype)
+            with exponential_within(conversion.exponential):
+                bound = _bound(model.get_submodule(site.path), site, dtype)
         except AttnforgeError as error:
             wrong.append(f"  {site.path}: {error}")
             continue

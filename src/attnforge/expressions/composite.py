@@ -2,7 +2,8 @@
 
 A composite is made from an expression in y, and named by its text, "expr: 1/(exp(y) - 1)". The text spells every
 constant exactly (a third is 1/3, pi is pi), so that the name says all: `composite` reads it back, from files and from
-users, through the parser of the formula language; what has no such text is no composite. Series and ranges are compositions in ball arithmetic.
+users, through the parser of the formula language; what has no such text is no composite. Series and ranges are
+compositions in ball arithmetic.
 
 *Removable singularities*: sin(y)/y, y/(exp(y) - 1), (1 - cos(y))/y**2 are analytic at 0. A product of powers of bases
 b_i, of which some vanish at y0 to exact orders m_i, equals

@@ -301,10 +301,7 @@ def constant_power(base: Fraction, exponent: Fraction) -> Fraction:
     if exact is not None:
         return within_range(exact)
     with precision(_BITS + 64):
-        if whole:
-            result = ball(base) ** int(exponent)
-        else:
-            result = ball(base) ** ball(exponent)
+        result = ball(base) ** (int(exponent) if whole else ball(exponent))
         if not result.is_finite():
             raise ArgumentError(f"{constant_text(base)} ** {constant_text(exponent)} cannot be computed as a constant")
         text, above = _spelled(base), _spelled(exponent)

@@ -592,7 +592,8 @@ class Graph:
         if isinstance(argument, Number):
             return self.number(constant_call(fn, argument.value))
         if fn.name.startswith("power("):
-            return self.power(argument, self.number(Fraction(fn.name[6:-1]) if "/" in fn.name else float(fn.name[6:-1])))
+            text = fn.name[6:-1]
+            return self.power(argument, self.number(Fraction(text) if "/" in text else float(text)))
         if touches(fn.domain, argument.range):
             self._need(f"{fn.name}({argument.short()})", argument, fn.domain)
         rewritten = self._rewritten(fn.name, argument)

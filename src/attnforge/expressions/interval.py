@@ -20,7 +20,8 @@ def point(value: Fraction) -> Interval:
         return near, near
     if off > math.ulp(near):
         return _down(near - off), _up(near + off)
-    return (near, _up(near)) if value > Fraction(near) else (_down(near), near) if value < Fraction(near) else (_down(near), _up(near))
+    above, below = value > Fraction(near), value < Fraction(near)  # neither, where it cannot be told
+    return near if above else _down(near), near if below else _up(near)
 
 
 def scaled(x: Interval, factor: Fraction) -> Interval:

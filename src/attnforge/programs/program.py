@@ -10,6 +10,7 @@ trusts nothing: anything that is not a valid program raises `ArgumentError`.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -102,6 +103,15 @@ class Program:
         head = f"program of {self.tokens} token{plural}: {self.source}"
         return "\n".join([head, *lines, f"  output %{self.output}{rest}{shape}"])
 
+    def written(self) -> str:
+        """The program with every number in it; of large arrays the shape and the SHA-256."""
+        lines = [f"program of {self.tokens} token{'' if self.tokens == 1 else 's'}"]
+        for i, op in enumerate(self.ops):
+            given = {field.name: getattr(op, field.name) for field in fields(op)}  # type: ignore[arg-type]
+            shown = [f"{name.rstrip('_')} {_number_text(value)}" for name, value in given.items() if value is not None]
+            lines.append(f"  %{i} = {op.word}: {', '.join(shown)}")
+        return "\n".join([*lines, f"  output %{self.output}, {self.output_rows} rows, shape {self.output_shape}"])
+
     def to_json(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """A header of plain JSON values and the arrays it refers to by name; `from_json` reads both back, exactly."""
         return program_to_json(self)
@@ -145,6 +155,20 @@ def _text(op: Op) -> str:
             return f"normalise {reads} eps {op.eps:.6g}{'' if op.centred else ' uncentred'}"
         case _:
             return f"{op.word} {reads}"
+
+
+_MOST_SHOWN = 64  # entries of an array that are printed: enough for formulas, short enough to read
+
+
+def _number_text(value: object) -> str:
+    """A field of an operation in full."""
+    if isinstance(value, np.ndarray):
+        if value.size <= _MOST_SHOWN:
+            return str(value.tolist())
+        return f"{'x'.join(map(str, value.shape))} array of SHA-256 {hashlib.sha256(value.tobytes()).hexdigest()}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_number_text, value))})"
+    return value.name if isinstance(value, Univariate) else str(value)
 
 
 class Builder:
@@ -316,7 +340,7 @@ def _function_text(function: Univariate, i: int) -> str:
 _READERS: dict[type[Op], Callable[[_Fields], Op]] = {
     Input: lambda f: Input(f["width"]),
     Constant: lambda f: Constant(f["value"], f["off"][0] if "off" in f else None),
-    Linear: lambda f: Linear(tuple(f["inputs"]), tuple(f["weights"]), f["bias"], tuple(f["off"]) if "off" in f else None),
+    Linear: lambda f: Linear(tuple(f["inputs"]), tuple(f["weights"]), f["bias"], f.get("off")),
     Mix: lambda f: Mix(f["input"], f["matrix"], f["width"]),
     Apply: lambda f: Apply(f["input"], named(f["function"]), f["width"]),
     Product: lambda f: Product(f["left"], f["right"], f["width"]),

@@ -50,7 +50,7 @@ from torch import Tensor
 
 from ..box import Box, round_outward
 from ..certificates.certificate import Term
-from ..certificates.rounding import EXP_ULPS, TINY, gamma, largest_mean, softmax_rounding, unit, up
+from ..certificates.rounding import TINY, exp_ulps, gamma, largest_mean, softmax_rounding, unit, up
 from ..dtypes import Array, dtype_name
 from ..errors import CertificateError, PrecisionError
 from ..functions.registry import piecewise_linear
@@ -751,7 +751,7 @@ def hats_ledger(asked: Hats, stored: Mapping[str, Array], dtype: torch.dtype, me
     )
     reach = float(up(math.sqrt(square) * (1 + 1e-12)))
     slots, logit = grid.size * max(1, asked.tokens), asked.beta * D * (1 + hat)
-    d = float(up(float(gamma(D + 3, u)) * logit + (EXP_ULPS + 1) * u, 8))
+    d = float(up(float(gamma(D + 3, u)) * logit + (exp_ulps() + 1) * u, 8))
     if d > 0.2 or slots * u >= MOST_TERMS:
         raise PrecisionError(f"logits of {logit:.3g} over {slots} keys leave no bound in {dtype_name(dtype)}")
     if asked.modulus is None:
@@ -837,7 +837,7 @@ def cells_ledger(
     off = np.abs(keys - ideal) + 2.0**-52 * np.abs(ideal)
     moved = np.array([float(abs(Fraction(x) - m)) for x, m in zip(middle.tolist(), asked.middle, strict=True)])
     lost = float(np.max(off[:, :-1] @ half + off[:, -1] + np.abs(keys[:, :-1]) @ moved))
-    d = float(up(float(gamma(D + 5, u)) * 2 * logit + lost * (1 + 1e-9) + (EXP_ULPS + 1) * u, 8))
+    d = float(up(float(gamma(D + 5, u)) * 2 * logit + lost * (1 + 1e-9) + (exp_ulps() + 1) * u, 8))
     if asked.tokens and asked.dead < 4 * logit + DEAD:
         raise PrecisionError(f"logits of up to {logit:.3g} are too large for keys at -{asked.dead:.3g}")
     _alive(logit, depth)

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..arguments import is_whole
 from ..certificates.certificate import Certificate, Term, total, upper_text
 from ..certificates.certified import CertifiedModule
-from ..certificates.rounding import ASSUMPTIONS
+from ..certificates.rounding import assumptions
 from ..charts.chart import Figure, Heat, Level, Panel, Series, error_panel
 from ..charts.drawing import matplotlib_figure, save
 from ..dtypes import SHIPPED, Array, dtype_name
@@ -196,7 +196,7 @@ class Construction(CertifiedModule):
             return Certificate("calibrated", None, name, found.target, self.box, measured=found.measured)
         return Certificate(
             "certified", total(term.value for term in found.terms), name, found.target, self.box, found.terms,
-            measured=found.measured, lemmas=found.lemmas, assumptions=(*ASSUMPTIONS, *found.assumptions),
+            measured=found.measured, lemmas=found.lemmas, assumptions=(*assumptions(), *found.assumptions),
         )  # fmt: skip
 
     @property

@@ -21,7 +21,7 @@ from ...arguments import is_number, is_whole
 from ...box import Box, round_outward
 from ...certificates.certificate import Certificate, Term, total, upper_text
 from ...certificates.certified import CertifiedModule
-from ...certificates.rounding import ASSUMPTIONS
+from ...certificates.rounding import assumptions
 from ...dtypes import DTYPES, SHIPPED, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...functions.registry import Univariate, check_domain, from_callable, get, parse
@@ -453,11 +453,12 @@ class AnchorHead(CertifiedModule):
             term = Term(site, "rounding", found.worst_rounding, dtype)
             bound = total([term.value])
             return replace(
-                blank, kind="certified", bound=bound, terms=(term,), lemmas=("B4", "A5"), assumptions=ASSUMPTIONS
+                blank, kind="certified", bound=bound, terms=(term,), lemmas=("B4", "A5"), assumptions=assumptions()
             )
         terms = (Term(site, "interpolation", found.interpolation, where), Term(site, "rounding", found.rounding, dtype))
         lemmas = ("A1", "A4", "A5")
-        return replace(blank, kind="certified", bound=found.bound, terms=terms, lemmas=lemmas, assumptions=ASSUMPTIONS)
+        stated = assumptions()
+        return replace(blank, kind="certified", bound=found.bound, terms=terms, lemmas=lemmas, assumptions=stated)
 
     def lipschitz(self) -> float:
         """How steep the stored head is on its interval, at most (lemma H2): certified, for real arithmetic.

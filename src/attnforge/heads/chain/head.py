@@ -19,7 +19,7 @@ from ...arguments import interval, positive
 from ...box import Box, round_outward
 from ...certificates.certificate import Certificate, Term, total, upper_text
 from ...certificates.certified import CertifiedModule
-from ...certificates.rounding import ASSUMPTIONS
+from ...certificates.rounding import assumptions
 from ...dtypes import SHIPPED, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...functions.registry import Univariate, get, parse
@@ -200,7 +200,7 @@ class ChainHead(CertifiedModule):
             terms=tuple(terms),
             measured=self._measure() if dtype == torch.float32 else None,  # float64 has no finer reference
             lemmas=tuple(dict.fromkeys(lemma for one in found.values() for lemma in one.lemmas)),
-            assumptions=tuple(dict.fromkeys((*ASSUMPTIONS, *(a for one in found.values() for a in one.assumptions)))),
+            assumptions=tuple(dict.fromkeys((*assumptions(), *(a for one in found.values() for a in one.assumptions)))),
         )
 
     def _check_kinds(self) -> None:

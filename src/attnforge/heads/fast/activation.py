@@ -22,7 +22,7 @@ from ...arguments import interval, is_whole, positive
 from ...box import Box, round_outward
 from ...certificates.certificate import Certificate, Term, total, upper_text
 from ...certificates.certified import CertifiedModule
-from ...certificates.rounding import ASSUMPTIONS, up
+from ...certificates.rounding import assumptions, up
 from ...dtypes import DTYPES, dtype_name, stored
 from ...errors import ArgumentError, CertificateError, PrecisionError, closest
 from ...functions.registry import Univariate, parse
@@ -250,7 +250,7 @@ class FastActivation(CertifiedModule):
             terms=tuple(terms),
             measured=None if self.dtype == torch.float64 else self._measure(),  # float64 has no finer reference
             lemmas=lemmas,
-            assumptions=(*ASSUMPTIONS, DIVISIONS),
+            assumptions=(*assumptions(), DIVISIONS),
         )
 
     def _check_keys(self) -> None:

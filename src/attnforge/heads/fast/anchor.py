@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...certificates.certificate import Certificate, Term, total
-from ...certificates.rounding import ASSUMPTIONS, gamma, unit, up
+from ...certificates.rounding import assumptions, gamma, unit, up
 from ...errors import ArgumentError, CertificateError
 from ...functions.registry import enclose
 from ..anchor.bound import AnchorWeights, anchor_bound
@@ -133,5 +133,5 @@ def fast_certificate(head: AnchorHead, lattice: Lattice, blank: Certificate) -> 
     terms.append(Term(site, "rounding", float(up(error.max(), 8)), f"{blank.dtype}, one exponential per element"))
     return replace(
         blank, kind="certified", bound=total(t.value for t in terms), terms=tuple(terms),
-        lemmas=("A1", "A4", "A8"), assumptions=(*ASSUMPTIONS, DIVISIONS),
+        lemmas=("A1", "A4", "A8"), assumptions=(*assumptions(), DIVISIONS),
     )  # fmt: skip

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import torch
 
 from ...box import round_outward
-from ...certificates.rounding import EXP_ULPS, TINY, gamma, unit, up
+from ...certificates.rounding import TINY, exp_ulps, gamma, unit, up
 from ...dtypes import Array
 from ..self_head import SelfSpec, power_of_two
 from ..slopes import Steepness, lines_of, steepness
@@ -195,7 +195,7 @@ class _State:
         gap_error = logit_error + np.take_along_axis(logit_error, winner, -1)
         above = np.maximum((highest + gap_error).max(-1, keepdims=True), 0.0)
         # the softmax subtracts the largest logit, which may be a third one, and takes two exponentials
-        gap_error = gap_error + both * (up(np.abs(gap).max(0)) + 2 * above) + 2 * EXP_ULPS * u
+        gap_error = gap_error + both * (up(np.abs(gap).max(0)) + 2 * above) + 2 * exp_ulps() * u
         gap_error = up(gap_error * (1 + 16 * u), 16)
 
         first = ends[..., None].astype(LONG) * spec.W_V[:, 0, 0] + spec.b_V[:, 0]

@@ -40,7 +40,7 @@ from ...arguments import interval, number, positive
 from ...box import Box
 from ...certificates.certificate import Certificate, Term, total
 from ...certificates.certified import CertifiedModule
-from ...certificates.rounding import ASSUMPTIONS
+from ...certificates.rounding import assumptions
 from ...dtypes import dtype_name, shipped
 from ...errors import ArgumentError, PrecisionError
 from ..packing import self_layer
@@ -227,7 +227,7 @@ class GateHead(CertifiedModule):
             box=self.box,
             terms=terms,
             lemmas=(self.spec.target.lemma, "A5"),
-            assumptions=(*ASSUMPTIONS, "exp(0) = 1"),
+            assumptions=(*assumptions(), "exp(0) = 1"),
         )
 
     def lipschitz(self) -> float:

@@ -21,7 +21,7 @@ class GateSite(Site):
     """A gate by name and parameters, its sharpness, and the interval it is meant for."""
 
     family: ClassVar[str] = "gate"
-    lemmas: ClassVar[tuple[str, ...]] = ("B", "A5")
+    lemmas: ClassVar[tuple[str, ...]] = ("B5", "A5")
 
     name: str
     parameters: Mapping[str, Any] = field(hash=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...certificates.certificate import Source, Term
-from ...certificates.rounding import EXP_ULPS, TINY, UNIT, gamma, up
+from ...certificates.rounding import TINY, UNIT, exp_ulps, gamma, up
 from ...dtypes import Array
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def fit_error(
 
     *Evaluation* with roundoff u (lemma A5). Logits err by d = u|s v| + u|z|; the larger of the logit and 0 is
     subtracted exactly; two exponentials, a sum and a quotient follow: a sigmoid errs by
-    (1 - sigmoid) expm1(d + 2 EXP_ULPS u) + gamma(3) relatively. `reads` more roundings for values, products and the sum
-    over heads. Where the logit is one inner product of `dot` roundings instead (shift included, in any order), it errs
-    by d = gamma(dot) (|s v| + |b|).
+    (1 - sigmoid) expm1(d + 2 exp_ulps() u) + gamma(3) relatively. `reads` more roundings for values, products and the
+    sum over heads. Where the logit is one inner product of `dot` roundings instead (shift included, in any order), it
+    errs by d = gamma(dot) (|s v| + |b|).
     """
     u64 = 2.0**-53
     count = max(16, math.ceil(CELLS * math.log((hi + eps) / (lo + eps))))
@@ -73,7 +73,7 @@ def fit_error(
         rest = up(1 / (1 + np.exp(ends.min(0) - slip)), 16)
         d = u * np.abs(s) * right * (1 + u) + u * (np.abs(ends).max(0) + slip)
         d = np.maximum(d, gamma(dot, u) * (np.abs(s) * right + np.abs(b)))
-        d = up(d + 2 * EXP_ULPS * u, 16)
+        d = up(d + 2 * exp_ulps() * u, 16)
         relative = up(rest * np.expm1(d) * (1 + gamma(3, u)) + gamma(3, u), 16)
         read = gamma(reads, u)
         evaluated = up((np.abs(a) * high * (relative + read * (1 + relative))).sum(-1) * top, 4 * len(a) + 32)

@@ -26,7 +26,7 @@ from ...arguments import is_number, is_whole
 from ...box import Box
 from ...certificates.certificate import Certificate, total
 from ...certificates.certified import CertifiedModule
-from ...certificates.rounding import ASSUMPTIONS, UNIT
+from ...certificates.rounding import UNIT, assumptions
 from ...dtypes import dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from .bound import WIDEN, Roundings, fit_error, ledger
@@ -333,7 +333,7 @@ class NormHead(CertifiedModule):
             terms=terms,
             relative=True,
             lemmas=("G1", "A5"),
-            assumptions=ASSUMPTIONS,
+            assumptions=assumptions(),
         )
 
     def config(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from ...arguments import number, positive
 from ...box import Box, round_outward
 from ...certificates.certificate import Certificate, Term, total
 from ...certificates.certified import CertifiedModule
-from ...certificates.rounding import ASSUMPTIONS
+from ...certificates.rounding import assumptions
 from ...dtypes import dtype_name, shipped
 from ...errors import ArgumentError, PrecisionError
 from ..packing import self_layer
@@ -180,7 +180,7 @@ class ProductHead(CertifiedModule):
             box=self.box,
             terms=terms,
             lemmas=("C1" if self.method == "gauss" else "C2", "A5"),
-            assumptions=ASSUMPTIONS,
+            assumptions=assumptions(),
         )
 
     def config(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ...certificates.certificate import Term
-from ...certificates.rounding import EXP_ULPS, TINY, UNIT, gamma, softmax_rounding, up
+from ...certificates.rounding import TINY, UNIT, exp_ulps, gamma, softmax_rounding, up
 from ...dtypes import Array, stored
 from ...errors import CertificateError
 from ...network import Heads
@@ -67,7 +67,7 @@ def fixed_terms(heads: Heads, target: Array, channels: int, lo: float, hi: float
         # Whatever the weights are, they are weights: the output stays among the values.
         rows = np.fmin(rows, up(spread[g] + gamma(2 * like.shape[-1] + 8, u) * value[g]))
         rows = np.where(even[h], up(gamma(count + 2, u) * value[g] + 2 * count * tiny), rows)
-        read = np.where(count == 1, 0.0, rows) + slip[g] * (1 + EXP_ULPS * u)
+        read = np.where(count == 1, 0.0, rows) + slip[g] * (1 + exp_ulps() * u)
         through = np.abs(out[h]).sum(0).max()
         rounding += _up(read * through + _matrix_slip(out[h], u) * through * (value[g] + read))
     mixed = (out != 0).sum((0, 1)).max()
@@ -102,7 +102,7 @@ def peak_error(n: int, beta: float, lo: float, hi: float, u: float, tiny: float)
         return 0.0, 0.0
     size = max(abs(lo), abs(hi))
     leak = up(lambert_upper(n) / beta)
-    d = up(u * beta * (size + (hi - lo) * (1 + 2 * u)) + EXP_ULPS * u + 4 * tiny, 8)
+    d = up(u * beta * (size + (hi - lo) * (1 + 2 * u)) + exp_ulps() * u + 4 * tiny, 8)
     with np.errstate(over="ignore", invalid="ignore"):
         moved = np.fmin(up(np.exp(d) * np.expm1(d) * 2 * leak, 16), up(2 * d / beta, 8))
         rounding = up(moved + gamma(2 * n + 4, u) * (size + moved) + 2 * n * tiny, 8)

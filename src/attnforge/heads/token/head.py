@@ -25,7 +25,7 @@ from ...arguments import is_whole
 from ...box import Box
 from ...certificates.certificate import Certificate, total
 from ...certificates.certified import CertifiedModule
-from ...certificates.rounding import ASSUMPTIONS
+from ...certificates.rounding import assumptions
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...network import Heads
 from .bound import UNDERFLOW, fixed_terms, peak_terms
@@ -229,7 +229,7 @@ class TokenHead(CertifiedModule):
             box=self.box,
             terms=terms,
             lemmas=lemmas,
-            assumptions=(*ASSUMPTIONS, UNDERFLOW),
+            assumptions=(*assumptions(), UNDERFLOW),
         )
 
     def _described(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...certificates.rounding import EXP_ULPS, gamma, up
+from ...certificates.rounding import exp_ulps, gamma, up
 from ...dtypes import Array, stored
 from ...errors import CertificateError
 from ...network import Heads
@@ -54,7 +54,7 @@ class SoftmaxRule(Rule):
         """What evaluating a softmax costs a weight: shifted logits err by u reach, the exponential by its units, sum
         and quotient by `width` + 3 roundings, underflow by `tiny`; selections cost nothing."""
         u = setting.u
-        d = up(u * reach + EXP_ULPS * u)
+        d = up(u * reach + exp_ulps() * u)
         moved = np.minimum(up(weight * np.expm1(2 * d), 8), weights_move(d))
         return up(moved + gamma(width + 3, u) * (weight + moved) + 4 * width * setting.tiny, 8)
 
@@ -176,7 +176,7 @@ class AttentionRule(Rule):
         largest = size.max(-1, keepdims=True)
         more = (not local.plain) + (local.mask is not None)
         inexact = gamma(terms + more, u) + more * u
-        rounding = inexact * size + u * (1 + 2.0**-10) * (size + largest) + EXP_ULPS * u
+        rounding = inexact * size + u * (1 + 2.0**-10) * (size + largest) + exp_ulps() * u
         return up(rounding + local.drift * content + local.offset, 16)
 
     def _reading(self, setting: Setting, d: Array, spread: Array | float, value: Array) -> Array:

@@ -1,0 +1,64 @@
+"""Guards hold under torch.compile: what is refused without it is refused with it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import attnforge as af
+
+X = torch.tensor([[0.5, 0.25], [-1.0, 1.0]])
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Callable[[Tensor], Tensor]:
+    net = af.compile("x*y", af.Box(x=(-1, 1), y=(0, 1)), 1e-3, strict=True)
+    return torch.compile(net, backend="eager")
+
+
+def test_a_compiled_network_computes(compiled: Callable[[Tensor], Tensor]) -> None:
+    assert torch.allclose(compiled(X), X[:, 0] * X[:, 1], atol=1e-3)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1.5], ids=["nan", "infinity", "outside"])
+def test_points_are_looked_at(compiled: Callable[[Tensor], Tensor], bad: float) -> None:
+    compiled(X)  # the graph is there already: the guard is asked again at every call
+    with pytest.raises(af.DomainError):
+        compiled(torch.full_like(X, bad))
+
+
+def test_reduced_precision_is_refused(compiled: Callable[[Tensor], Tensor]) -> None:
+    compiled(X)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(af.PrecisionError, match="autocast"):
+        compiled(X)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with pytest.raises(af.PrecisionError, match="medium"):
+            compiled(X)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_exported_graphs_have_no_guard() -> None:
+    net = af.compile("x*y", af.Box(x=(-1, 1), y=(0, 1)), 1e-3, strict=True)
+    program = torch.export.export(net, (X,)).module()
+    assert torch.equal(program(2 * X), net.core(2 * X)), "an export is the attention-only computation, nothing else"
+
+
+def test_what_is_shown_was_checked(tmp_path: object) -> None:
+    """The program in full; the text of a formula only where it was read again; the lemmas and assumptions that apply."""
+    box = af.Box(x=(-1, 1), y=(0, 1))
+    net = af.compile("sin(x)*y + 0.1", box, 1e-3)
+    shown = str(net.certificate)
+    assert net.certificate.verified and "not verified" not in shown
+    assert "apply: input" in shown and "function sin" in shown and "0.1" in shown and repr(box) in shown
+    assert net.certificate.lemmas == ("A4", "A5", "C1", "R2", "H1") and "exponential within 3 u" in shown
+
+    plain = af.compile("x - y", box, 1e-3).certificate
+    assert plain.lemmas == ("R2", "H1") and "exponential" not in str(plain)
+    assert af.compile("x", af.Box(x=(-1, 1)), 1e-3).bound == 0.0, "nothing is rounded: a bound of zero is zero"
+
+    module = af.compile(torch.nn.Linear(2, 1), af.Box.cube(-1, 1, shape=2), 1e-3).certificate
+    assert not module.verified and "text not verified" in str(module)
