@@ -48,7 +48,7 @@ def test_exported_graphs_have_no_guard() -> None:
 
 
 def test_what_is_shown_was_checked(tmp_path: object) -> None:
-    """The program in full; the text of a formula only where it was read again; the lemmas and assumptions that apply."""
+    """The program in full; the text of a formula only where it was read again; lemmas and assumptions that apply."""
     box = af.Box(x=(-1, 1), y=(0, 1))
     net = af.compile("sin(x)*y + 0.1", box, 1e-3)
     shown = str(net.certificate)

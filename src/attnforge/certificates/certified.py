@@ -143,7 +143,7 @@ class CertifiedModule(nn.Module):
         if x.device.type != "cpu" and self._ulps < EXP_ULPS:
             raise PrecisionError(
                 f"the certificate of this network allows exponentials within {self._ulps:g} u, which '{x.device}' may "
-                f"not keep; af.certify(net) computes one that allows {EXP_ULPS:g} u, or move network and input to the CPU"
+                f"not keep; af.certify(net) computes one that allows {EXP_ULPS:g} u, or use the CPU"
             )
 
     def check_shape(self, x: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import AttnforgeError, DomainError
 from ..heads.choose import expanded
-from ..heads.construction import Tactics
+from ..heads.site import MARGIN
 from ..programs.enclose import Range, ranges
 from ..programs.positions import prepared
 from ..programs.program import Program
@@ -21,7 +21,7 @@ GRIDS = (FIRST, 16 * FIRST, 256 * FIRST)  # cells for the ranges heads are built
 def taken_apart(program: Program, dtype: torch.dtype) -> tuple[Program, list[Range], int]:
     """The program with kinks as gates, products and smooth pieces, its ranges, and the cells that made them finite."""
     found, grid = _ranges(program, dtype)
-    apart = expanded(program, found, Tactics().margin)
+    apart = expanded(program, found, MARGIN)
     return (program, found, grid) if apart is program else (apart, *_ranges(apart, dtype))
 
 

@@ -21,7 +21,7 @@ from ..functions.univariate import Univariate
 from ..network import Heads
 from ..programs.enclose import Range
 from ..programs.ops import Op
-from .site import Site, Span
+from .site import MARGIN, Site, Span
 from .stored import Place
 
 #: Beyond a branch point errors cost their root, so that there is little room: 2^-10 and 2^-24 of the usual margin.
@@ -39,7 +39,7 @@ class Tactics:
 
     centred: bool = True
     relative: bool = False
-    margin: float = 2.0**-9
+    margin: float = MARGIN
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,10 @@ class Seat:
     trainable: tuple[str, ...] = ()
 
 
+#: How far beyond the range of an argument heads are built, as a share of it: what the errors before them may move.
+MARGIN = 2.0**-9
+
+
 @dataclass(frozen=True)
 class Site(ABC):
     """One operation, by its number in the program, and its heads. The fields of a subclass are what files hold."""
