@@ -14,7 +14,12 @@ def is_number(value: object) -> bool:
     >>> is_number(2), is_number(True), is_number(float("nan"))
     (True, False, False)
     """
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond float64
+        return False
 
 
 def is_whole(value: object, least: int = 0, most: int | None = None) -> bool:

@@ -31,10 +31,11 @@ from torch import Tensor
 from ..box import Box
 from ..certificates.certificate import Certificate, Term, total, upper_text
 from ..certificates.rounding import TINY, UNIT, assumptions, exp_ulps, gamma, unit, up
+from ..certificates.schema import Either, Whole
 from ..dtypes import Array, dtype_name, rounded, stored
 from ..errors import ArgumentError, CertificateError, PrecisionError
 from ..network import AttentionLayer
-from .result import About, Held, TableApproximation, inside, stored_layer, table_head
+from .result import FORM, About, Held, TableApproximation, inside, stored_layer, table_head
 from .target import VALUE_ULPS, Target, digest
 
 STEEPEST = 24  # segments that are bisected, the steepest ones: so many times `HALVINGS` evaluations
@@ -232,6 +233,7 @@ class GridApproximation(TableApproximation):
     """A black box by one cold head over a grid; certified when a Lipschitz constant was declared."""
 
     family: ClassVar[str] = "blackbox-grid"
+    form: ClassVar[Any] = {**FORM, "grid": ([float], [float], [Whole(1)], float), "lipschitz": Either(None, float)}
     reference: Tensor
 
     def __init__(self, about: About, layer: AttentionLayer, points: Tensor, wanted: Tensor,

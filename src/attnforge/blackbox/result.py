@@ -19,6 +19,7 @@ from torch import Tensor
 from ..box import Box
 from ..certificates.certificate import Certificate
 from ..certificates.certified import CertifiedModule
+from ..certificates.schema import BOX, Whole
 from ..compiler.compiled import Size
 from ..dtypes import SHIPPED, Array, dtype_name, rounded, stored
 from ..errors import ArgumentError, CertificateError
@@ -93,6 +94,16 @@ class About:
     def from_json(cls, data: dict[str, Any]) -> About:
         shape = tuple(int(s) for s in data["output_shape"])
         return cls(**{**data, "box": Box.from_json(data["box"]), "output_shape": shape})
+
+
+#: Of every approximation in a file; routes add their own.
+FORM: dict[str, Any] = {
+    "about": {
+        "target": str, "box": BOX, "output_shape": [Whole(1)], "route": str, "reason": str,
+        "uniform": Whole(0, 1 << 32), "unit": float, "evidence": str,
+    },
+    "dtype": str, "strict": bool,
+}  # fmt: skip
 
 
 class Approximation(CertifiedModule):
@@ -212,6 +223,7 @@ class TableApproximation(Approximation):
     """One attention layer over the flattened input: heads that read constant keys and values, and nothing else."""
 
     family: ClassVar[str] = "blackbox-table"
+    form: ClassVar[Any] = FORM
 
     def __init__(self, about: About, layer: AttentionLayer, points: Tensor, wanted: Tensor):
         super().__init__(about, points, wanted)

@@ -22,12 +22,13 @@ from torch import Tensor
 
 from ..arguments import whole
 from ..certificates.certificate import Certificate
+from ..certificates.schema import CERTIFICATE
 from ..compiler.compiled import CompiledNetwork, Size
 from ..compiler.pipeline import compile_program
 from ..dtypes import Array
 from ..errors import PrecisionError
 from ..programs.program import Builder, Program
-from .result import About, Approximation, Held
+from .result import FORM, About, Approximation, Held
 from .target import Target
 
 WIDTHS = (8, 16, 32, 64, 128, 256)  # ridges that are tried: twice as many halve the mean square error (Barron)
@@ -66,6 +67,7 @@ class RidgeApproximation(Approximation):
     """A black box by a fitted ReLU expansion: calibrated against the black box, certified against the expansion."""
 
     family: ClassVar[str] = "blackbox-ridge"
+    form: ClassVar[Any] = {**FORM, "network": CompiledNetwork.form, "expansion": CERTIFICATE}
 
     def __init__(self, about: About, network: CompiledNetwork, points: Tensor, wanted: Tensor):
         super().__init__(about, points, wanted)

@@ -18,7 +18,13 @@ from ..errors import ArgumentError, AttnforgeError, CertificateError, DomainErro
 from . import storage
 from .certificate import Certificate, weights_hash
 from .rounding import EXP_ULPS, exponential_within, refuse_reduced_precision, stated_ulps
+from .schema import require
 
+#: What a description that fits its form but makes no sense may raise on the way to a network, or to its bound.
+WRONG = (
+    *(AttnforgeError, ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError),
+    *(RuntimeError, TypeError, ValueError),
+)
 #: Where the classes of families are defined that a file may name before anyone has loaded them: family -> module.
 HOMES: dict[str, str] = {}
 
@@ -27,11 +33,13 @@ class CertifiedModule(nn.Module):
     """Base of everything that ships with a certificate: heads, compiled networks, theorem constructions.
 
     A subclass gives `core` (attention and affine maps only: what is exported, saved and certified), `recertify`,
-    `config` and `rebuild`. Checks of the input live in `forward`, around the core; they are left out of exported graphs,
+    `config` and `rebuild`. Checks of the input live in `forward`, around the core; exported graphs have none,
     and under torch.compile they run before the graph (with fullgraph=True there is no place for them: it refuses).
     """
 
     family: ClassVar[str] = ""
+    #: The form of `config` in files (see `schema`).
+    form: ClassVar[Any] = Any
     families: ClassVar[dict[str, type[CertifiedModule]]] = {}
     box: Box
     strict: bool = False
@@ -195,8 +203,10 @@ def load(path: str | Path) -> CertifiedModule:
         importlib.import_module(HOMES[family])
     if family not in CertifiedModule.families:
         raise CertificateError(f"{name}: unknown kind of network {header.get('family')!r}")
+    kind = CertifiedModule.families[family]
+    require(header["config"], kind.form, f"the description in {name}")
     try:
-        module = CertifiedModule.families[family].rebuild(header["config"], tensors)
+        module = kind.rebuild(header["config"], tensors)
         expected, given = set(module.state_dict()), set(tensors)
         if expected != given:
             raise CertificateError(f"{name}: missing or unknown tensors {sorted(expected ^ given)}")
@@ -204,7 +214,7 @@ def load(path: str | Path) -> CertifiedModule:
         certificate = Certificate.from_json(header["certificate"])
     except CertificateError:
         raise
-    except (AttnforgeError, KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+    except WRONG as error:
         raise CertificateError(f"{name} does not describe a network of this version: {error}") from error
     found = weights_hash(module)
     if found != certificate.weights:
@@ -228,7 +238,7 @@ def check(path: str | Path) -> Certificate:
             found = module.recertify()
     except CertificateError:
         raise
-    except AttnforgeError as error:
+    except WRONG as error:
         raise CertificateError(f"{name}: no certificate can be computed for this file: {error}") from error
     if any(getattr(stated, field) != getattr(found, field) for field in ("kind", "target", "box", "dtype", "relative")):
         raise CertificateError(f"{name}: the stated certificate speaks of another target, box, dtype, unit")

@@ -2,7 +2,7 @@
 
 The file's metadata holds one entry, `attnforge`: JSON with
 
-    format       1
+    format       1, and everything of the form that `schema` states
     family       which class rebuilds the network ("anchor", "gate", ...)
     config       its description (function, interval, ...)
     certificate  as `Certificate.to_json` writes it
@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
 from ..errors import ArgumentError, CertificateError
+from .schema import HEADER, limited, require
 
 FORMAT = 1  # of the header; a reader refuses every other number
 MAX_HEADER = 16 << 20  # bytes of JSON that we are willing to read: the largest networks of the benchmarks need a tenth
@@ -58,6 +59,8 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         raise CertificateError(f"{source.name}: the header is not JSON: {error}") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise CertificateError(f"{source.name}: expected format {FORMAT}; upgrade attnforge, or write the file again")
+    limited(header, f"the header of {source.name}")
+    require(header, HEADER, f"the header of {source.name}")
     return header, tensors
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from ..box import Box
 from ..certificates.certificate import Certificate, Term, total, weights_hash
 from ..certificates.certified import CertifiedModule
 from ..certificates.rounding import assumptions
+from ..certificates.schema import BOX, MOST_TOKENS, Whole
 from ..dtypes import DTYPES, Array, dtype_name, shipped
 from ..errors import ArgumentError, CertificateError
 from ..heads.families import site_type
 from ..heads.stored import TABLES
 from ..network import AttentionLayer, AttentionOnly, Heads
+from ..programs.enclose import MOST_SYMBOLS
 from ..programs.ops import Constant
 from ..programs.program import Program
 from .enclosure import spells
@@ -32,6 +34,8 @@ from .propagation import EFFORT, FIRST, NetworkBound, Propagation, Reading, Stor
 
 #: First cells that a file may ask for: what the compiler itself uses at most.
 MOST_CELLS = 256 * FIRST
+#: Entries of all ranges that a file may ask for: 4 GB, which is more than any network that compiles in minutes needs.
+MOST_ENTRIES = 1 << 29
 #: How far beyond their intervals, as a share of them, heads are bounded when training has pushed arguments out: not at
 #: all, by what rounding moves, by what a fine-tuning run moves. Wider intervals make every bound a little worse.
 STRETCHES = (0.0, 0.02, 0.3)
@@ -59,6 +63,14 @@ class CompiledNetwork(CertifiedModule):
     certificate."""
 
     family = "network"
+    form: ClassVar[Any] = {
+        "program": {
+            "format": Whole(), "box": BOX, "tokens": Whole(1, MOST_TOKENS), "ops": [{"op": str, "width": Whole(1)}],
+            "output": Whole(), "output_shape": [Whole(1)], "output_rows": str, "source": str, "sites": [str],
+        },
+        "arrays": {}, "sites": [(Whole(), str, {})], "boxes": [BOX], "dtype": str, "eps": float, "rtol": float,
+        "grid": Whole(1, MOST_CELLS), "strict": bool, "flats?": [[float]],
+    }  # fmt: skip
     constants: Tensor | None
 
     def __init__(
@@ -238,12 +250,21 @@ class CompiledNetwork(CertifiedModule):
             if "table" in given and "edges" not in given:  # as files had it before: cells of all tables in one list
                 given = {**given, "edges": config["flats"][given["table"]]}
             sites[int(op)] = site_type(str(family)).read(int(op), given)
+        _require_affordable(program, config["grid"])
         layout = lower(program, sites)
         boxes = tuple(Box.from_json(box) for box in config["boxes"])
         dtype, grid = DTYPES[config["dtype"]], whole("grid", config["grid"], 1, MOST_CELLS)
         eps, rtol = number("eps", config["eps"]), number("rtol", config["rtol"])
         network = stored_network(layout, tensors)
         return cls(layout, network, shipped(dtype), eps, boxes, grid, rtol, bool(config["strict"]))
+
+
+def _require_affordable(program: Program, grid: int) -> None:
+    """Raise unless the ranges of a program that comes out of a file fit into memory."""
+    symbols = 1 + (program.box.dim if program.box.dim <= MOST_SYMBOLS else 0)
+    entries = grid * symbols * program.tokens * sum(op.width for op in program.ops)
+    if entries > MOST_ENTRIES:
+        raise CertificateError(f"its ranges on {grid} cells have {entries:,} entries, more than {MOST_ENTRIES:,}")
 
 
 def stored_network(layout: Layout, tensors: Mapping[str, Tensor]) -> AttentionOnly:

@@ -16,13 +16,14 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from ...certificates.certificate import Certificate
 from ...certificates.certified import CertifiedModule, load
+from ...certificates.schema import BOX, MOST_TOKENS, Either, Whole
 from ...compiler.compiled import CompiledNetwork
 from ...dtypes import DTYPES, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError
@@ -159,6 +160,12 @@ class PlainTransformer(CertifiedModule):
     """
 
     family = "plain"
+    form: ClassVar[Any] = {
+        "registers": Whole(), "tokens": Whole(1, MOST_TOKENS), "stream": Whole(1), "outputs": Whole(1),
+        "inputs": [str], "channels": [str], "heads": [[{}]], "causal": bool, "fixed": bool, "box": BOX, "boxes": [BOX],
+        "output_shape": Either(None, [Whole(1)]), "first_row": bool, "largest_activation": float, "dtype": str,
+        "strict": bool, "origin": Any,
+    }  # fmt: skip
 
     def __init__(self, spec: PlainSpec, dtype: torch.dtype = torch.float32):
         super().__init__()
@@ -323,7 +330,12 @@ class PlainTransformer(CertifiedModule):
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> PlainTransformer:
         """The module that `config` and `state_dict` describe."""
         dtype = shipped(DTYPES[config["dtype"]])
-        built = cls(PlainSpec.from_json(config), dtype)
+        spec = PlainSpec.from_json(config)
+        with torch.device("meta"):  # shapes first: a description must not make us allocate what no file holds
+            shapes = {name: t.shape for name, t in cls(spec, dtype).state_dict().items()}
+        if shapes != {name: t.shape for name, t in tensors.items()}:
+            raise CertificateError("the tensors do not have the shapes that the description asks for")
+        built = cls(spec, dtype)
         built.load_state_dict(tensors)
         built.strict, built._origin = bool(config["strict"]), config["origin"]
         return built.eval()

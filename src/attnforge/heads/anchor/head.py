@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import astuple, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from ...box import Box, round_outward
 from ...certificates.certificate import Certificate, Term, total, upper_text
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import assumptions
+from ...certificates.schema import PAIR, Whole
 from ...dtypes import DTYPES, SHIPPED, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...functions.registry import Univariate, check_domain, from_callable, get, parse
@@ -143,6 +144,10 @@ class AnchorHead(CertifiedModule):
     """
 
     family = "anchor"
+    form: ClassVar[Any] = {
+        "function": str, "interval": PAIR, "dtype": str, "relative": bool, "strict": bool, "skip": bool,
+        "shape": ((str, float, float, Whole(-1, 1), float), Whole(), Whole(), float), "fast?": [float],
+    }  # fmt: skip
     anchors: Tensor
     lattice: Lattice | None = None  # set where the head is read with one exponential per element
 

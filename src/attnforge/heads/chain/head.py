@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from ...box import Box, round_outward
 from ...certificates.certificate import Certificate, Term, total, upper_text
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import assumptions
+from ...certificates.schema import PAIR, require
 from ...dtypes import SHIPPED, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...functions.registry import Univariate, get, parse
@@ -45,6 +46,7 @@ class ChainHead(CertifiedModule):
     """
 
     family = "chain"
+    form: ClassVar[Any] = {"function": str, "interval": PAIR, "heads": {}}
 
     def __init__(self, function: Univariate, lo: float, hi: float, heads: Mapping[str, CertifiedModule]):
         super().__init__()
@@ -238,7 +240,10 @@ class ChainHead(CertifiedModule):
         heads = {}
         for key, kind in config["heads"].items():
             own = {n.removeprefix(f"heads.{key}."): t for n, t in tensors.items() if n.startswith(f"heads.{key}.")}
-            heads[key] = CertifiedModule.families[str(kind["family"])].rebuild(kind["config"], own)
+            require(kind, {"family": str, "config": {}}, f"head '{key}' of a chain")
+            family = CertifiedModule.families[kind["family"]]
+            require(kind["config"], family.form, f"head '{key}' of a chain")
+            heads[key] = family.rebuild(kind["config"], own)
         head = cls(parse(str(config["function"])), lo, hi, heads)
         wanted = {*head._gates(), *(("product",) if isinstance(head.choice, GateProduct) else ())}
         wanted |= {f"table{i}" for i in range(len(head._parts()))}

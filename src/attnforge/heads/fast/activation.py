@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from ...box import Box, round_outward
 from ...certificates.certificate import Certificate, Term, total, upper_text
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import assumptions, up
+from ...certificates.schema import PAIR, Whole
 from ...dtypes import DTYPES, dtype_name, stored
 from ...errors import ArgumentError, CertificateError, PrecisionError, closest
 from ...functions.registry import Univariate, parse
@@ -52,6 +53,10 @@ class FastActivation(CertifiedModule):
     """
 
     family = "fast"
+    form: ClassVar[Any] = {
+        "function": str, "interval": PAIR, "strict": bool, "dtype": str,
+        "table": {"rate": float, "kappa": float, "centre": float, "gate": float, "anchors": Whole(1)},
+    }  # fmt: skip
     _matrix: Tensor | None = None
     _constant: Tensor | None = None
     _kept: Kept | None = None

@@ -30,7 +30,7 @@ changed since the gate was built only makes it larger. `sharpness_for` is the in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from ...box import Box
 from ...certificates.certificate import Certificate, Term, total
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import assumptions
+from ...certificates.schema import Either
 from ...dtypes import dtype_name, shipped
 from ...errors import ArgumentError, PrecisionError
 from ..packing import self_layer
@@ -65,6 +66,7 @@ class GateHead(CertifiedModule):
     """
 
     family = "gate"
+    form: ClassVar[Any] = {"name": str, "sharpness": Either(None, float), "lo": float, "hi": float, "parameters": {}}
 
     def __init__(self, spec: GateSpec, lo: float, hi: float, dtype: torch.dtype, given: dict[str, Any]):
         super().__init__()

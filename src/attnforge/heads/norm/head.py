@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from ...box import Box
 from ...certificates.certificate import Certificate, total
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import UNIT, assumptions
+from ...certificates.schema import PAIR, Whole
 from ...dtypes import dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from .bound import WIDEN, Roundings, fit_error, ledger
@@ -129,6 +130,7 @@ class NormHead(CertifiedModule):
     """
 
     family = "norm"
+    form: ClassVar[Any] = {"channels": Whole(1), "eps_norm": float, "kind": str, "offset": float, "variance": PAIR}
     scale: nn.Parameter
     shift: nn.Parameter
     mix: nn.Parameter

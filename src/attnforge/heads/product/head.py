@@ -27,7 +27,7 @@ x tanh(t/2) = x sigmoid(t) - x sigmoid(-t). Fewer slots, less accuracy: rounding
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from ...box import Box, round_outward
 from ...certificates.certificate import Certificate, Term, total
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import assumptions
+from ...certificates.schema import PAIR, Either, Whole
 from ...dtypes import dtype_name, shipped
 from ...errors import ArgumentError, PrecisionError
 from ..packing import self_layer
@@ -61,6 +62,10 @@ class ProductHead(CertifiedModule):
     """
 
     family = "product"
+    form: ClassVar[Any] = {
+        "x": PAIR, "y": PAIR, "method": str, "nodes": Either(None, Whole()), "gain": Either(None, float),
+        "centre": Either(None, PAIR), "swapped": bool, "width": Either(None, Whole(1)),
+    }  # fmt: skip
 
     def __init__(self, spec: ProductSpec, box: Box, swapped: bool, width: int | None, dtype: torch.dtype, method: str):
         super().__init__()

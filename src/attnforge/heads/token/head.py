@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from ...box import Box
 from ...certificates.certificate import Certificate, total
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import assumptions
+from ...certificates.schema import MOST_TOKENS, Either, Whole
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...network import Heads
 from .bound import UNDERFLOW, fixed_terms, peak_terms
@@ -46,6 +47,10 @@ class TokenHead(CertifiedModule):
     """
 
     family = "token"
+    form: ClassVar[Any] = {
+        "mode": str, "tokens": Whole(1, MOST_TOKENS), "channels": Whole(1), "lo": float, "hi": float,
+        "matrix": Either(None, [[float]]),
+    }  # fmt: skip
     positions: Tensor
 
     def __init__(
