@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 from flint import arb, fmpq
+from torch import nn
 
 import attnforge as af
 from attnforge.functions.directed import precision
@@ -37,6 +38,58 @@ def test_formulas(formula: str, ends: tuple[float, float], truth: Callable[[arb]
             assert abs(arb(value) - truth(arb(at))) <= bound
     kept = net.program
     assert Program.from_json(*kept.to_json()) == kept
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(3)
+    norm = nn.BatchNorm1d(3).double()
+    for tensor, (low, high) in ((norm.running_mean, (-1, 1)), (norm.running_var, (0.1, 2)), (norm.weight, (-1, 1))):
+        nn.init.uniform_(tensor, low, high)  # type: ignore[arg-type]
+    return nn.Sequential(norm, nn.Linear(3, 1, dtype=torch.float64)).eval()
+
+
+def exact_norm(x: list[arb], module: nn.Module) -> arb:
+    norm, line = module
+    total = arb(line.bias[0].item())
+    for i, at in enumerate(x):
+        scale = arb(norm.weight[i].item()) / (arb(float(norm.running_var[i])) + arb(norm.eps)).sqrt()
+        shifted = (at - arb(float(norm.running_mean[i]))) * scale + arb(norm.bias[i].item())
+        total += arb(line.weight[0, i].item()) * shifted
+    return total
+
+
+MODULES: tuple[tuple[str, Callable[[], nn.Module], Callable[[list[arb], nn.Module], arb]], ...] = (
+    ("batch norm", normed, exact_norm),
+    ("mean", lambda: Of(lambda x: x.mean(-1, keepdim=True)), lambda x, _: sum(x, arb(0)) / 3),
+    ("quotient", lambda: Of(lambda x: (x / 0.7).sum(-1, keepdim=True)), lambda x, _: sum(x, arb(0)) / arb(0.7)),
+    ("folded", lambda: Of(lambda x: ((x * 1.1 + 0.3) * 0.7 - 0.1)[..., :1]),
+     lambda x, _: (x[0] * arb(1.1) + arb(0.3)) * arb(0.7) - arb(0.1)),
+)  # fmt: skip
+
+
+class Of(nn.Module):
+    """A function of tensors."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize(("make", "truth"), [row[1:] for row in MODULES], ids=[name for name, _, _ in MODULES])
+def test_modules(make: Callable[[], nn.Module], truth: Callable[[list[arb], nn.Module], arb]) -> None:
+    module = make()
+    net = af.compile(module, af.Box.cube(-1, 1, shape=3), 1e-9, dtype=torch.float64)
+    x = torch.cat([net.box.sample(300), net.box.corners(8)])
+    bound, worst = arb(net.bound or 0.0), 0.0
+    with precision(2000):
+        for row, (value,) in zip(x.tolist(), net(x).tolist(), strict=True):
+            gap = abs(arb(value) - truth([arb(at) for at in row], module))
+            assert gap <= bound
+            worst = max(worst, float(gap))
+    assert (net.bound or 0.0) <= 32 * worst, "what is charged is what rounding may do, not much more"
 
 
 def test_what_is_exact_is_not_charged() -> None:

@@ -89,31 +89,59 @@ class Form:
         return tuple(a for a, w in self.weight.items() if np.any(w))
 
 
+def folded(reads: Sequence[tuple[int | Form, Array, Array]], bias: Array, bias_off: Array) -> Form:
+    """The sum of value @ matrix over what is read, plus a bias; each with how far the numbers meant may be from it.
+
+    A value is an atom, or a form of atoms, which is put in its place.
+    """
+    exact: list[tuple[int | Affine[int, Array], Array]] = []
+    sizes: list[tuple[int | Affine[int, Array], Array]] = []
+    atoms = [value for value, _, _ in reads if not isinstance(value, Form)]
+    few = sum(len(m) for _, m, _ in reads) < 32 and all(coarse(m) for _, m, _ in reads) and coarse(bias)
+    terms = len(reads) if len(set(atoms)) < len(atoms) and not few else 0  # weights of one atom are added up
+    slip: dict[int, Array] = {}
+    for value, matrix, off in reads:
+        if not isinstance(value, Form):
+            slip[value] = _sum_up(slip[value], off) if value in slip else off
+            exact.append((value, matrix))
+            sizes.append((value, np.abs(matrix)))
+            continue
+        exact.append((Affine(value.weight, value.bias), matrix))
+        sizes.append((Affine(value.size, value.bias_size), np.abs(matrix)))
+        for atom, own in value.slip.items():
+            more = _slipped(value.size[atom], own, value.terms, matrix, off)
+            slip[atom] = _sum_up(slip[atom], more) if atom in slip else more
+        bias_off = _sum_up(bias_off, _slipped(value.bias_size, value.bias_slip, value.terms, matrix, off))
+        # an inner product of the entries that a column reads, the sum over the inputs, and the bias
+        rounds = len(reads) > 1 or not selects(matrix) or (bias.any() and value.bias.any())
+        rounds = rounds and not (few and all(map(coarse, (*value.weight.values(), value.bias))))
+        most = int((matrix != 0).sum(0).max())
+        terms = max(terms, value.terms + (most + len(reads) + 2 if rounds else 0))
+    total, size = fold_affine(exact, bias), fold_affine(sizes, np.abs(bias))
+    return Form(total.weight, size.weight, slip, total.bias, size.bias, bias_off, terms)
+
+
+def coarse(numbers: Array) -> bool:
+    """Whether all are multiples of 2^-20 of at most 16: of such numbers, 32 products and their sum are exact."""
+    return bool(numbers.shape[0] <= 32 and (np.abs(numbers) <= 16).all() and (numbers * 2.0**20 % 1 == 0).all())
+
+
+def selects(matrix: Array) -> bool:
+    """Whether every column reads one entry, times a power of two: nothing is rounded by that."""
+    return bool(((matrix != 0).sum(0) <= 1).all() and (np.abs(np.frexp(matrix[matrix != 0])[0]) == 0.5).all())
+
+
 def forms(program: Program) -> list[Form]:
     """One form for each value of the program."""
     found: list[Form] = []
     for i, op in enumerate(program.ops):
-        if not isinstance(op, Linear):
+        if isinstance(op, Linear):
+            values = [found[j] if isinstance(program.ops[j], Linear) else j for j in op.inputs]
+            *offs, bias_off = op.slack
+            found.append(folded(list(zip(values, op.weights, offs, strict=True)), op.bias, bias_off))
+        else:
             eye, nothing = np.eye(op.width), np.zeros(op.width)
             found.append(Form({i: eye}, {i: eye}, {i: np.zeros_like(eye)}, nothing, nothing, nothing, 0))
-            continue
-        exact: list[tuple[int | Affine[int, Array], Array]] = []
-        sizes: list[tuple[int | Affine[int, Array], Array]] = []
-        terms = len(op.inputs) if len(set(op.inputs)) < len(op.inputs) else 0  # weights of one atom are added up
-        slip: dict[int, Array] = {}
-        *offs, bias_slip = op.slack
-        for j, matrix, off in zip(op.inputs, op.weights, offs, strict=True):
-            inner, folded = found[j], isinstance(program.ops[j], Linear)
-            exact.append((Affine(inner.weight, inner.bias) if folded else j, matrix))
-            sizes.append((Affine(inner.size, inner.bias_size) if folded else j, np.abs(matrix)))
-            # an inner product of matrix.shape[0] terms, the sum over the inputs, and the bias
-            terms = max(terms, inner.terms + matrix.shape[0] + len(op.inputs) + 2 if folded else 0)
-            for atom, own in inner.slip.items():
-                more = _slipped(inner.size[atom], own, inner.terms, matrix, off)
-                slip[atom] = _sum_up(slip[atom], more) if atom in slip else more
-            bias_slip = _sum_up(bias_slip, _slipped(inner.bias_size, inner.bias_slip, inner.terms, matrix, off))
-        value, size = fold_affine(exact, op.bias), fold_affine(sizes, np.abs(op.bias))
-        found.append(Form(value.weight, size.weight, slip, value.bias, size.bias, bias_slip, terms))
     return found
 
 

@@ -16,6 +16,7 @@ of one token that is never needed.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,9 @@ from torch import Tensor
 
 from ...box import Box
 from ...dtypes import Array
-from ...functions.registry import get
+from ...expressions.constants import rounded
+from ...functions.directed import U, down, up
+from ...functions.registry import enclose, get
 from ...functions.univariate import REALS, Univariate
 from ...programs.program import Builder
 
@@ -66,6 +69,8 @@ class Tape:
         #: Slots that an operation read with weight zero, once some function was applied that is not defined everywhere:
         #: they leave the program, but where they have no value the result has none (0 times infinity, or minus it).
         self.cancelled: list[Ints] = []
+        self._doubts: dict[float, float] = {}
+        self._sorted: tuple[Array, Array] | None = None
         self._partial = False
         self.input_slots = self.register(self.build.input)
 
@@ -104,6 +109,36 @@ class Tape:
                 self._number = np.append(self._number, number)
         slots = np.array([self._constants[number] for number in unique.tolist()], dtype=np.int64)
         return slots[inverse].reshape(numbers.shape)
+
+    def doubt(self, numbers: Array, off: Array) -> Array:
+        """Numbers that were rounded, to be used instead: each stands for one within `off` of it.
+
+        They are known by their value, wherever they go. Another number that happens to be equal is charged as well,
+        which is sound; 0 and powers of two, which every program is full of, are moved by a unit in the last place.
+        """
+        popular = (np.abs(np.frexp(numbers)[0]) == 0.5) | (numbers == 0)
+        moved = np.where(popular & (off > 0), np.nextafter(numbers, np.inf), numbers)
+        far = np.where(off > 0, up(off + np.abs(moved - numbers)), 0.0)
+        for number, most in zip(moved[far > 0].tolist(), far[far > 0].tolist(), strict=True):
+            self._doubts[number] = max(most, self._doubts.get(number, 0.0))
+            self._sorted = None
+        return moved
+
+    def off(self, numbers: Array) -> Array:
+        """How far what is meant may be from each of these numbers."""
+        if not self._doubts:
+            return np.zeros(numbers.shape)
+        if self._sorted is None:
+            found = np.array(sorted(self._doubts))
+            self._sorted = found, np.array([self._doubts[key] for key in found.tolist()])
+        keys, far = self._sorted
+        at = np.minimum(np.searchsorted(keys, numbers), len(keys) - 1)
+        return np.where(keys[at] == numbers, far[at], 0.0)
+
+    def reciprocal(self, number: float) -> float:
+        """1 / number, rounded."""
+        near, off = rounded(1 / Fraction(number))
+        return float(self.doubt(np.array([near]), np.array([off]))[0])
 
     def lift(self, numbers: Tensor) -> Tensor:
         """Atoms for the entries of a constant tensor."""
@@ -150,12 +185,20 @@ class Tape:
         total = np.zeros((patterns, columns)) if bias is None else np.broadcast_to(bias, (patterns, columns)).copy()
         owner = self._owner[slots]
         fixed = owner < 0
+        far = self.off(total)
         if fixed.any():
             p, k = np.nonzero(fixed)
-            np.add.at(total, p, self._number[slots[p, k]][:, None] * weights[p, k])
+            numbers, factors = self._number[slots[p, k]][:, None], weights[p, k]
+            parts, size, count = numbers * factors, np.abs(total), (total != 0).astype(float)
+            simple = (np.abs(numbers) == 1) | (np.abs(factors) == 1)  # such products are exact
+            np.add.at(count, p, (parts != 0) * np.where(simple, 1.0, 2.0))
+            np.add.at(size, p, np.abs(parts))
+            np.add.at(far, p, self._spread(numbers, factors))
+            np.add.at(total, p, parts)
+            far = far * (1 + terms * 2.0**-50) + np.where(count > 1, up((count + 1) * U * size), 0.0)
         if not np.isfinite(total).all():
             raise Refusal("it adds up infinite constants")
-        sources = []
+        sources, offs = [], []
         for value in np.unique(owner[~fixed]).tolist():
             width = self.build.width(value)
             if width * patterns * columns > LARGEST:
@@ -166,6 +209,15 @@ class Tape:
             matrix = np.zeros((width, patterns, columns))
             p, k = np.nonzero(owner == value)
             np.add.at(matrix, (self._column[slots[p, k]], p), weights[p, k])
+            off = np.zeros_like(matrix)
+            if self._doubts or len(unique_rows(np.stack([self._column[slots[p, k]], p], 1))[0]) < len(p):
+                hits, size = np.zeros_like(matrix), np.zeros_like(matrix)
+                read = weights[p, k]
+                for into, part in ((off, self.off(read)), (hits, read != 0), (size, np.abs(read))):
+                    np.add.at(into, (self._column[slots[p, k]], p), part)
+                size = np.where(hits == 2, np.abs(matrix), size)  # one addition: 0 only where that is exact
+                off = off * (1 + terms * 2.0**-50) + np.where((hits > 1) & (size > 0), up(hits * U * size), 0.0)
+            offs.append(off.reshape((width, patterns * columns)))
             if self._partial:
                 read = slots[p, k]
                 self.drop(read[(matrix[self._column[read], p] == 0).any(-1)])
@@ -174,11 +226,27 @@ class Tape:
         for _, full in sources:
             live |= full.any(0)
         out = np.zeros(total.size, dtype=np.int64)
-        out[~live] = self.constants(total.reshape(-1)[~live])  # what cancels is a number
+        rest, far = total.reshape(-1), far.reshape(-1)
+        out[~live] = self.constants(self.doubt(rest[~live], far[~live]))  # what cancels is a number
         if live.any():
             kept = [(value, full[:, live]) for value, full in sources]
-            out[live] = self.register(self.build.linear(list(kept), total.reshape(-1)[live], self.label))
+            slack = (*(off[:, live] for off in offs), far[live])
+            out[live] = self.register(self.build.linear(kept, rest[live], self.label, slack))
         return out.reshape(patterns, columns)
+
+    def _spread(self, numbers: Array, factors: Array) -> Array:
+        """How far the products of what is meant by numbers and factors can be from their own."""
+        one, other = self.off(numbers), self.off(factors)
+        return np.abs(numbers) * other + one * (np.abs(factors) + other)
+
+    def product_off(self, numbers: Array, factors: Array, shift: Array) -> Array:
+        """How far numbers * factors + shift, rounded twice, can be from what is meant."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            product = numbers * factors
+            exact = ((product == 0) | (np.abs(factors) == 1)) & ((shift == 0) | (product == 0))
+            rounding = np.where(exact, 0.0, 3 * U * (np.abs(product) + np.abs(shift)))
+            off = self._spread(numbers, factors) + self.off(shift) + rounding
+        return np.where((off > 0) & np.isfinite(off), up(off * (1 + 8 * U)), 0.0)
 
     def columns(self, slots: Ints) -> int:
         """The value whose columns are exactly these slots."""
@@ -187,7 +255,7 @@ class Tape:
         if value >= 0 and np.array_equal(slots, self.register(value)):
             return value
         if (owner < 0).all():
-            return self.build.constant(self._number[slots], self.label)
+            return self.build.constant(self._number[slots], self.label, self.off(self._number[slots]))
         return self._gathered(slots)
 
     def _gathered(self, slots: Ints) -> int:
@@ -202,7 +270,8 @@ class Tape:
         bias = np.where(owner < 0, self._number[slots], 0.0)
         if not np.isfinite(bias).all():
             raise Refusal("it uses infinite constants together with data")
-        return self.build.linear(list(terms), bias, self.label)
+        slack = (*(np.zeros_like(matrix) for _, matrix in terms), self.off(bias))
+        return self.build.linear(terms, bias, self.label, slack)
 
     def apply_slots(self, slots: Ints, function: str | Univariate) -> Ints:
         """The slots of a function of each of these slots."""
@@ -210,7 +279,15 @@ class Tape:
         self._partial = self._partial or fn.domain != REALS
         out = np.zeros_like(slots)
         if fixed.any():
-            out[fixed] = self.constants(fn(torch.from_numpy(self._number[slots[fixed]])).numpy())
+            numbers = self._number[slots[fixed]]
+            found = fn(torch.from_numpy(numbers)).numpy()
+            if fn.certifiable and np.isfinite(numbers).all():
+                off = self.off(numbers)
+                ends = (np.where(off > 0, end, numbers) for end in (down(numbers - off), up(numbers + off)))
+                low, high = enclose(fn, *ends)
+                far = np.maximum(high - found, found - low)
+                found = self.doubt(found, np.where(far > 0, up(far), 0.0))
+            out[fixed] = self.constants(found)
         if not fixed.all():
             value = self.build.apply(self.columns(slots[~fixed]), fn, self.label)
             out[~fixed] = self.register(value)
@@ -426,7 +503,8 @@ def affine(tape: Tape, ids: Tensor, scale: Tensor | float, bias: Tensor | float)
         tape.drop(slot[vanishing & np.isfinite(shift)])
         known = np.where(np.isnan(numbers[fixed]), 0.0, numbers[fixed])
         result = np.where(factor[fixed] == 0, shift[fixed], known * factor[fixed] + shift[fixed])
-        out[fixed] = tape.lift(torch.from_numpy(result))
+        off = tape.product_off(known, factor[fixed], shift[fixed])
+        out[fixed] = tape.lift(torch.from_numpy(np.where(np.isfinite(result), tape.doubt(result, off), result)))
     if not fixed.all():
         out[~fixed] = _affine_data(tape, moved[~fixed], factor[~fixed], shift[~fixed])
     return out.reshape(ids.shape)

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from ...box import Box
 from ...dtypes import Array
 from ...errors import ArgumentError, DomainError, UnsupportedOperation
+from ...functions.directed import dot_up, up
 from ...functions.univariate import REALS
-from ...programs.affine import Affine, fold_affine
+from ...programs.affine import Form, folded, selects
 from ...programs.enclose import Range, cells, ranges
 from ...programs.interpret import every_value
 from ...programs.ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
@@ -94,25 +95,29 @@ def _rebuilt(new: Builder, op: Op, names: dict[int, int], needed: list[Mask], i:
         """The columns of value j that this operation keeps; others may be there for somebody else."""
         if (needed[j] == kept).all():
             return names[j]
-        return _linear(new, [(names[j], np.eye(len(kept))[np.ix_(needed[j], kept)])], np.zeros(int(kept.sum())), label)
+        chosen = np.eye(len(kept))[np.ix_(needed[j], kept)]
+        return _linear(new, [(names[j], chosen, np.zeros_like(chosen))], *np.zeros((2, int(kept.sum()))), label)
 
     match op:
         case Constant():
-            return new.add(Constant(op.value[:, kept]), label)
+            return new.add(Constant(op.value[:, kept], op.slack[:, kept]), label)
         case Linear():
+            *offs, bias_off = op.slack
             terms = [
-                (names[j], weight[np.ix_(needed[j], kept)])
-                for j, weight in zip(op.inputs, op.weights, strict=True)
+                (names[j], weight[np.ix_(needed[j], kept)], off[np.ix_(needed[j], kept)])
+                for j, weight, off in zip(op.inputs, op.weights, offs, strict=True)
                 if needed[j].any() and j in names
             ]
-            return _linear(new, terms, op.bias[kept], label)
+            return _linear(new, terms, op.bias[kept], bias_off[kept], label)
         case Mix():
             j = pick(op.input)
             inner = new.ops[j]
-            if isinstance(inner, Mix):
+            if isinstance(inner, Mix) and (selects(op.matrix) or selects(inner.matrix.T)):
                 return new.mix(inner.input, op.matrix @ inner.matrix, label)
             if isinstance(inner, Constant):
-                return new.constant(op.matrix @ inner.value, label)
+                size, count = np.abs(op.matrix) @ np.abs(inner.value), len(op.matrix)
+                rounding = np.zeros_like(size) if selects(op.matrix) else up(count * 2.0**-52 * size)
+                return new.constant(op.matrix @ inner.value, label, rounding + dot_up(np.abs(op.matrix), inner.slack))
             return new.mix(j, op.matrix, label)
         case Apply():
             return new.apply(pick(op.input), op.function, label)
@@ -138,31 +143,34 @@ def _product(new: Builder, left: int, right: int, label: str) -> int:
     for factor, other in ((left, right), (right, left)):
         op = new.ops[factor]
         if isinstance(op, Constant) and (op.value == op.value[0]).all():
-            return _linear(new, [(other, np.diag(op.value[0]))], np.zeros(op.width), label)
+            same = np.diag(op.value[0]), np.diag(op.slack.max(0))
+            return _linear(new, [(other, *same)], *np.zeros((2, op.width)), label)
     return new.product(left, right, label)
 
 
-def _linear(new: Builder, terms: list[tuple[int, Array]], bias: Array, label: str) -> int:
-    """An affine map; affine maps and constants that it reads are folded into it."""
-    reads = [(_read(new, j), weight) for j, weight in terms if weight.any()]
-    folded = fold_affine(reads, bias)
-    total = {k: w for k, w in sorted(folded.weight.items()) if w.any()}
+def _linear(new: Builder, terms: list[tuple[int, Array, Array]], bias: Array, bias_off: Array, label: str) -> int:
+    """An affine map; affine maps and constants that it reads are folded into it, and what that rounds is charged."""
+    form = folded([(_read(new, j), weight, off) for j, weight, off in terms if weight.any()], bias, bias_off)
+    off = {k: form.error(k) for k in form.weight}
+    total = {k: w for k, w in sorted(form.weight.items()) if w.any() or off[k].any()}
     if not total:
-        return new.constant(folded.bias, label)
-    if len(total) == 1 and not folded.bias.any():
+        return new.constant(form.bias, label, form.error())
+    if len(total) == 1 and not form.bias.any() and not form.error().any():
         ((k, w),) = total.items()
-        if w.shape[0] == w.shape[1] and (w == np.eye(len(w))).all():
+        if w.shape[0] == w.shape[1] and (w == np.eye(len(w))).all() and not off[k].any():
             return k
-    return new.linear(list(total.items()), folded.bias, label)
+    return new.linear(list(total.items()), form.bias, label, (*(off[k] for k in total), form.error()))
 
 
-def _read(new: Builder, j: int) -> int | Affine[int, Array]:
+def _read(new: Builder, j: int) -> int | Form:
     """A value, as an affine function of other values where it is one."""
     op = new.ops[j]
     if isinstance(op, Linear):
-        return Affine(dict(zip(op.inputs, op.weights, strict=True)), op.bias)
+        *offs, far = op.slack
+        weights, slip = (dict(zip(op.inputs, each, strict=True)) for each in (op.weights, offs))
+        return Form(weights, {k: np.abs(w) for k, w in weights.items()}, slip, op.bias, np.abs(op.bias), far, 0)
     if isinstance(op, Constant) and (op.value == op.value[0]).all():
-        return Affine({}, op.value[0])
+        return Form({}, {}, {}, op.value[0], np.abs(op.value[0]), op.slack.max(0), 0)
     return j
 
 

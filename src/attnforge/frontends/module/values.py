@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...functions.directed import U
 from ...functions.univariate import Univariate
 from . import atoms as algebra
 from . import attention
@@ -191,7 +192,10 @@ def as_value(argument: Any) -> Value:
 def rescale(tape: Tape, x: Value, scale: Amount, bias: Amount = 0.0) -> Value:
     """scale * x + bias with constants."""
     if isinstance(x, Tensor):
-        return x * scale + bias
+        parts = torch.broadcast_tensors(*(torch.as_tensor(c, dtype=torch.float64) for c in (x, scale, bias)))
+        result = parts[0] * parts[1] + parts[2]
+        off = tape.product_off(*(part.numpy() for part in parts))
+        return torch.where(result.isfinite(), torch.from_numpy(tape.doubt(result.numpy(), off)), result)
     a, b = (torch.as_tensor(c, dtype=torch.float64) for c in (scale, bias))
     if isinstance(x, Scores) and bool((a != 0).all()):
         size = torch.broadcast_shapes(x.codes.shape, a.shape, b.shape)
@@ -229,7 +233,12 @@ def multiply(tape: Tape, x: Value, y: Value) -> Value:
 def divide(tape: Tape, x: Value, y: Value) -> Value:
     """x / y: by the reciprocal."""
     if isinstance(y, Tensor):
-        return rescale(tape, x, 1.0 / y.double())
+        below, inverse = y.double().numpy(), (1.0 / y.double()).numpy()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            simple = np.abs(np.frexp(below)[0]) == 0.5
+            off = np.abs(inverse) * (tape.off(below) / (np.abs(below) - tape.off(below)) + np.where(simple, 0.0, 2 * U))
+        known = np.isfinite(inverse) & np.isfinite(off) & (off >= 0)
+        return rescale(tape, x, torch.from_numpy(tape.doubt(inverse, np.where(known, off, 0.0))))
     return multiply(tape, x, apply(tape, y, "reciprocal"))
 
 

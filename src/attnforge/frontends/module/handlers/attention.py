@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from flint import arb
 from torch import Tensor
 
+from ....functions.directed import precision, split
 from .. import attention
 from ..atoms import Ints, Refusal, Tape, unique_rows
 from ..attention import Scores
@@ -192,6 +194,19 @@ def _channels(numbers: Tensor | None, rank: int) -> Tensor | None:
     return None if numbers is None else numbers.double().reshape(-1, *[1] * (rank - 2))
 
 
+def _folded(centre: float, spread: float, weight: float, bias: float, eps: float) -> tuple[arb, arb]:
+    """Scale and shift of one channel of a batch norm."""
+    scale = arb(weight) / (arb(spread) + arb(eps)).sqrt()
+    if not scale.is_finite():
+        raise Refusal("its variance plus eps is not positive")
+    return scale, arb(bias) - arb(centre) * scale
+
+
+def _rounded(tape: Tape, exact: list[arb]) -> Tensor:
+    """Balls as float64, what that loses being charged."""
+    return torch.from_numpy(tape.doubt(*split(exact)))
+
+
 @handles("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", note="affine, in evaluation mode")
 def _batch_norm(tape: Tape, call: Operation) -> Any:
     x = call["input"]
@@ -199,11 +214,11 @@ def _batch_norm(tape: Tape, call: Operation) -> Any:
     if call.get("training") or centre is None or spread is None:
         raise Refusal("without running statistics, or in training mode, it mixes points of the batch")
     rank = len(shape(x))
-    scale = torch.rsqrt(spread.double() + float(call["eps"]))
-    if call.constant("weight") is not None:
-        scale = scale * call["weight"].double()
-    shift = -centre.double() * scale
-    if call.constant("bias") is not None:
-        shift = shift + call["bias"].double()
+    numbers = [call.constant(key) for key in ("weight", "bias")]
+    weight, bias = (torch.full_like(centre, at) if x is None else x for x, at in zip(numbers, (1.0, 0.0), strict=True))
+    rows = zip(*(x.double().tolist() for x in (centre, spread, weight, bias)), strict=True)
+    with precision(256):
+        exact = [_folded(*row, float(call["eps"])) for row in rows]
+    scale, shift = (_rounded(tape, [pair[i] for pair in exact]) for i in range(2))
     out = rescale(tape, x, _channels(scale, rank), _channels(shift, rank))  # type: ignore[arg-type]
     return out if call.name == "batch_norm" else [out, torch.zeros(0), torch.zeros(0)]

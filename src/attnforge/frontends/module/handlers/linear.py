@@ -156,7 +156,7 @@ def _avg_pool(tape: Tape, call: Operation) -> Value:
     patches = _windows(atoms(tape, call["self"]), kernel, stride, padding, [1] * rank)
     dims = list(range(patches.dim() - rank, patches.dim()))[::-1]
     size = call.get("divisor_override")
-    out = total(tape, wrap(tape, patches), dims, scale=1.0 / float(size or math.prod(kernel)))
+    out = total(tape, wrap(tape, patches), dims, scale=tape.reciprocal(float(size or math.prod(kernel))))
     return rearranged(tape, out, lambda i: i.movedim(-1, 1))
 
 
@@ -169,7 +169,7 @@ def _adaptive_avg_pool(tape: Tape, call: Operation) -> Value:
         weight = torch.zeros(length, wanted, dtype=torch.float64)
         for j in range(wanted):
             start, end = j * length // wanted, -(-(j + 1) * length // wanted)
-            weight[start:end, j] = 1 / (end - start)
+            weight[start:end, j] = tape.reciprocal(end - start)
         x = rearranged(tape, x, lambda i, a=axis: i.movedim(a, -1))
         x = rearranged(tape, product(tape, x, weight), lambda i, a=axis: i.movedim(-1, a))
     return x

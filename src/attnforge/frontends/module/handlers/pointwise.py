@@ -82,13 +82,15 @@ def _softplus(tape: Tape, call: Operation) -> Value:
     beta, threshold = float(call.get("beta", 1)), float(call.get("threshold", 20))
     if threshold < 1:
         raise Refusal(f"it jumps at its threshold {threshold:g}: no network of attention heads is close to a step")
-    return rescale(tape, apply(tape, rescale(tape, call["self"], beta), functions.softplus(threshold)), 1 / beta)
+    bent = apply(tape, rescale(tape, call["self"], beta), functions.softplus(threshold))
+    return rescale(tape, bent, tape.reciprocal(beta))
 
 
 @handles("celu", note="any alpha")
 def _celu(tape: Tape, call: Operation) -> Value:
     alpha = float(call.get("alpha", 1))
-    return _elu(tape, Operation("elu", None, {"self": call["self"], "alpha": alpha, "input_scale": 1 / alpha}))
+    inner = tape.reciprocal(alpha)
+    return _elu(tape, Operation("elu", None, {"self": call["self"], "alpha": alpha, "input_scale": inner}))
 
 
 @handles("rrelu", note="in evaluation mode")
@@ -125,7 +127,7 @@ def _huber(tape: Tape, call: Operation) -> Value:
     if delta > 0:
         near = rescale(tape, apply(tape, apply(tape, d, _clip(-delta, delta)), "square"), 0.5)
         far = add(tape, near, rescale(tape, far, delta))
-        far = far if call.name == "huber_loss" else rescale(tape, far, 1 / delta)
+        far = far if call.name == "huber_loss" else rescale(tape, far, tape.reciprocal(delta))
     if call.get("reduction", 1) == 0:
         return far
     dims = list(range(len(shape(far))))[::-1]

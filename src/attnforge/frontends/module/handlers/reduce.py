@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,8 @@ def total(tape: Tape, x: Value, dims: list[int], keepdim: bool = False, scale: f
 
 
 def mean(tape: Tape, x: Value, dims: list[int], keepdim: bool = False) -> Value:
-    return total(tape, x, dims, keepdim, 1.0 / math.prod(shape(x)[d] for d in dims) if shape(x) else 1.0)
+    count = math.prod(shape(x)[d] for d in dims)
+    return total(tape, x, dims, keepdim, tape.reciprocal(count) if shape(x) and count else 1.0)
 
 
 def variance(tape: Tape, x: Value, dims: list[int], keepdim: bool, correction: float) -> Value:
@@ -75,7 +77,7 @@ def variance(tape: Tape, x: Value, dims: list[int], keepdim: bool, correction: f
     count = math.prod(shape(x)[d] for d in dims) - correction
     if count <= 0:
         raise Refusal("it divides by zero degrees of freedom")
-    return total(tape, apply(tape, centred, "square"), dims, keepdim, 1.0 / count)
+    return total(tape, apply(tape, centred, "square"), dims, keepdim, tape.reciprocal(count))
 
 
 def tournament(tape: Tape, x: Value, dims: list[int], keepdim: bool, join: Join) -> Value:
@@ -214,7 +216,7 @@ def _norm(tape: Tape, call: Operation) -> Value:
     if order == 0:
         raise Refusal("it counts the entries that are not zero, which is not continuous")
     powers = total(tape, apply(tape, size, functions.power(order)), dims, keepdim)
-    return apply(tape, powers, functions.power(1 / order))
+    return apply(tape, powers, functions.power(1 / Fraction(order)))
 
 
 @handles("dist", note="the norm of a difference")
