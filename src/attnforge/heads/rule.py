@@ -231,7 +231,8 @@ class ApplyRule(Rule):
             loose[steep] = spread(fn, low[steep], high[steep])
         most = np.minimum(np.where(total > 0, slope * np.where(total > 0, total, 1.0), 0.0), loose)
         share = e / np.where(total > 0, total, 1.0)[..., None]
-        return np.where(e > 0, share * most[..., None], 0.0), local.over(low, high)
+        # four products and quotients, each of which may underflow
+        return np.where(e > 0, share * most[..., None] + 4 * 2.0**-1074, 0.0), local.over(low, high)
 
 
 def slopes_of(fn: Univariate, edges: Array) -> Largest:

@@ -8,7 +8,7 @@ coordinate (B1); thresholds, like penalties, are in the prompt.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from ..arguments import is_number
 from ..dtypes import Array
 from ..errors import ArgumentError
-from .certificate import worst
+from .certificate import ConvergenceCertificate
 from .estimator import InContextEstimator, MultiOutputMixin, RegressorMixin, at_least
 from .losses import LINEAR
 from .problem import Problem, gram, is_singular
@@ -25,9 +25,15 @@ from .solver import HOPELESS, Solution
 
 
 class LinearModel(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type: ignore[misc]
-    """What linear models share: targets have nothing to do with each other, and the worst certificate is kept."""
+    """What linear models share: targets have nothing to do with each other.
+
+    `certificates_` and `scalings_` are those of every target; `certificate_` and `scaling_` those of the one whose
+    weights may be furthest off, in the units of the data.
+    """
 
     fit_intercept: bool
+    certificates_: tuple[ConvergenceCertificate, ...]
+    scalings_: tuple[Scaling, ...]
 
     @abstractmethod
     def _problems(self, X: Array, Y: Array, weight: Array) -> list[tuple[Problem, Scaling]]:
@@ -44,8 +50,15 @@ class LinearModel(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type
         Y = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
         fits = [self._solved(*stated) for stated in self._problems(X, Y, weight)]
         found = [each.certificate() for each in fits]
-        done = fits[found.index(worst(found))]
-        self._keep(done, worst(found), max(each.steps for each in fits))
+        done, certificate = max(zip(fits, found, strict=True), key=_reach)
+        if len(fits) > 1:  # every problem has units of its own
+            at = next(i for i, each in enumerate(fits) if each is done)
+            domain = f"target {at} of {len(fits)}, in its own units; certificates_ has one for each target"
+            certificate = replace(certificate, domain=domain)
+        self._keep(done, certificate, max(each.steps for each in fits))
+        each_target = [pair for pair in zip(fits, found, strict=True) for _ in pair[0].w]
+        self.certificates_ = tuple(stated for _, stated in each_target)
+        self.scalings_ = tuple(fit.scaling for fit, _ in each_target)
         self._path = done.trajectory[:, :1]
         coef = np.concatenate([each.scaling.original(each.w) for each in fits])
         intercept = np.concatenate([each.scaling.y_mean for each in fits]) - coef @ done.scaling.x_mean
@@ -58,6 +71,12 @@ class LinearModel(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type
         """Predictions for new rows, read by the network's own prediction heads."""
         z = self._linear(X)
         return z[:, 0] if np.ndim(self.coef_) == 1 else z
+
+
+def _reach(pair: tuple[Solution, ConvergenceCertificate]) -> tuple[bool, float]:
+    """How far off weights may be in the units of the data; what is only calibrated comes last."""
+    fit, found = pair
+    return found.kind != "certified", found.bound * fit.scaling.y_scale / float(fit.scaling.x_scale.min())
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
