@@ -454,6 +454,20 @@ class Block(nn.Module):
         return self.act(wide)
 
 
+def test_constants_of_few_digits_are_in_the_bound() -> None:
+    """An activation that is recognised only roughly is not the function that its head was built for."""
+
+    class Rough(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 0.5 * x * (1 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+
+    rough, smooth = (nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), act) for act in (Rough(), nn.GELU("tanh")))
+    data = torch.randn(64, 4, dtype=torch.float64)
+    site = af.convert(rough, data)[1].sites[0]
+    assert site.operation == "gelu_tanh" and site.bound > site.config["jump"] > 1e-10
+    assert "jump" not in af.convert(smooth, data)[1].sites[0].config
+
+
 @pytest.mark.parametrize("how", ["after the norm", "after the map", "data", "view", "subclass", "hook", "instance"])
 def test_ranges_from_weights_are_refused_where_something_else_happens(how: str) -> None:
     model = Block(how)

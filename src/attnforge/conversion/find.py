@@ -33,6 +33,8 @@ NAMES = (
 TELLING = ("act", "nonlin", "gelu", "relu", "silu", "swish", "tanh", "sigm")
 CLOSE = 1e-8  # of a value and 1: some implementations carry constants of ten digits
 EXACT = 2.0**-48  # of a value of softplus: 16 roundings, where 1e-8 would not see that it jumps
+ROUNDED = 2.0**-44  # of a value and 1: what two implementations of one function may round differently
+DENSE = 4001  # points of a range where a recognised function is compared: differences of constants are smooth
 FAR = (-300.0, -100.0, -40.0, -20.0, -12.0, 12.0, 20.0, 40.0, 100.0, 300.0)  # where clipped variants show
 NEAR = 446  # points of [-9, 9], where functions differ: 456 with those far away, which is 8 rows of 57
 
@@ -71,10 +73,16 @@ def _threshold(candidate: Any) -> float | None:
     return None
 
 
-def jump_of(candidate: Any, function: Univariate, high: float) -> float:
-    """By how much a candidate may differ, up to `high`, from what it is recognised as: the jump of a softplus."""
+@torch.no_grad()
+def jump_of(candidate: Any, function: Univariate, low: float, high: float) -> float:
+    """By how much a candidate may differ on [low, high] from what it is recognised as: the jump of a softplus, or twice
+    the largest difference measured, where constants of few digits make one that is more than rounding."""
     if function.name != "softplus":
-        return 0.0
+        grid = torch.linspace(low, high, DENSE, dtype=torch.float64)
+        found, wanted = _call(candidate, grid.clone()), function.value(grid)
+        assert found is not None, "it was recognised"
+        gap = (found - wanted).abs()
+        return 0.0 if bool((gap <= ROUNDED * (1 + wanted.abs())).all()) else 2 * float(gap.max())
     threshold = _threshold(candidate)
     assert threshold is not None, "it was recognised"
     return 0.0 if high <= threshold else math.log1p(math.exp(-threshold)) * (1 + 2.0**-40)  # rounded up

@@ -222,9 +222,10 @@ def _activation(
     low, high = max(low, function.domain.lo), min(high, function.domain.hi)
     scale = scale_of(function, seen.low, seen.high)
     wide = whole_line(low, high) if options.everywhere(function) else (low, high)
-    jump = jump_of(site.target, function, wide[1])
+    jump = jump_of(site.target, function, *wide)
     if jump >= options.eps * scale:
-        raise PrecisionError(f"{function.name} jumps by {jump:.3g} at its threshold: more than eps = {options.eps:g}")
+        what = "jumps by" if function.name == "softplus" else "is known only up to"
+        raise PrecisionError(f"{function.name} {what} {jump:.3g} here: more than eps = {options.eps:g} of its scale")
     head = activation_head(function, *wide, options.eps * scale - jump, options)
     assert head.bound is not None
     if dtype == working(dtype):  # in half precision the bound is that of rounding the result: it grows with the range
