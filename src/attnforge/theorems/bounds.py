@@ -423,6 +423,8 @@ def seams(kappa: float, own: int, heads: int) -> float:
     if heads == 1:
         return 0.0
     q = math.exp(-kappa) * (1 + 1e-12)
+    if not q < 0.99:  # 1 - q^2 would be rounding: no head is as warm as that
+        return math.inf
     series = math.fsum(q ** (j * j) for j in range(40)) + 1e-12
     if own == 1:
         found = series * (q**2 + q**4) + 2 * series**2 * (q**2 + q**6) + 2 * series * q**2 / (1 - q**2)
