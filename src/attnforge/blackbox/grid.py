@@ -233,7 +233,7 @@ class GridApproximation(TableApproximation):
     """A black box by one cold head over a grid; certified when a Lipschitz constant was declared."""
 
     family: ClassVar[str] = "blackbox-grid"
-    form: ClassVar[Any] = {**FORM, "grid": ([float], [float], [Whole(1)], float), "lipschitz": Either(None, float)}
+    schema: ClassVar[Any] = {**FORM, "grid": ([float], [float], [Whole(1)], float), "lipschitz": Either(None, float)}
     reference: Tensor
 
     def __init__(self, about: About, layer: AttentionLayer, points: Tensor, wanted: Tensor,

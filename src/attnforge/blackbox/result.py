@@ -223,7 +223,7 @@ class TableApproximation(Approximation):
     """One attention layer over the flattened input: heads that read constant keys and values, and nothing else."""
 
     family: ClassVar[str] = "blackbox-table"
-    form: ClassVar[Any] = FORM
+    schema: ClassVar[Any] = FORM
 
     def __init__(self, about: About, layer: AttentionLayer, points: Tensor, wanted: Tensor):
         super().__init__(about, points, wanted)

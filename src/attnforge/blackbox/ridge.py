@@ -67,7 +67,7 @@ class RidgeApproximation(Approximation):
     """A black box by a fitted ReLU expansion: calibrated against the black box, certified against the expansion."""
 
     family: ClassVar[str] = "blackbox-ridge"
-    form: ClassVar[Any] = {**FORM, "network": CompiledNetwork.form, "expansion": CERTIFICATE}
+    schema: ClassVar[Any] = {**FORM, "network": CompiledNetwork.schema, "expansion": CERTIFICATE}
 
     def __init__(self, about: About, network: CompiledNetwork, points: Tensor, wanted: Tensor):
         super().__init__(about, points, wanted)

@@ -39,7 +39,7 @@ class CertifiedModule(nn.Module):
 
     family: ClassVar[str] = ""
     #: The form of `config` in files (see `schema`).
-    form: ClassVar[Any] = Any
+    schema: ClassVar[Any] = Any
     families: ClassVar[dict[str, type[CertifiedModule]]] = {}
     box: Box
     strict: bool = False
@@ -204,7 +204,7 @@ def load(path: str | Path) -> CertifiedModule:
     if family not in CertifiedModule.families:
         raise CertificateError(f"{name}: unknown kind of network {header.get('family')!r}")
     kind = CertifiedModule.families[family]
-    require(header["config"], kind.form, f"the description in {name}")
+    require(header["config"], kind.schema, f"the description in {name}")
     try:
         module = kind.rebuild(header["config"], tensors)
         expected, given = set(module.state_dict()), set(tensors)

@@ -23,10 +23,10 @@ from typing import Any
 from ..arguments import is_number, is_whole
 from ..errors import CertificateError
 
-MOST_DEPTH = 24  # of objects and lists: a plain export of a compiled network, the deepest that is written, has 11
+MOST_DEPTH = 24  # of objects and lists: a plain export of a compiled network, the deepest in the tests, has 9
 LONGEST = 1 << 16  # characters of a text: a composite's name has at most 2,000, a list of formulas some more
 MOST_WHOLE = 2**63  # whole numbers beyond it are no sizes, and cannot be made into floats
-SIZE_LIMIT = 1 << 16  # of anything that is counted: channels, slots, registers; a hundred times what is in use
+SIZE_LIMIT = 1 << 16  # of anything that is counted (channels, slots, registers): what is built then stays in megabytes
 MOST_TOKENS = 1 << 12  # a matrix of tokens by tokens takes 128 MB then
 
 

@@ -34,7 +34,7 @@ from .propagation import EFFORT, FIRST, NetworkBound, Propagation, Reading, Stor
 
 #: First cells that a file may ask for: what the compiler itself uses at most.
 MOST_CELLS = 256 * FIRST
-#: Entries of all ranges that a file may ask for: 4 GB, which is more than any network that compiles in minutes needs.
+#: Entries of all ranges that a file may ask for: 4 GB of float64.
 MOST_ENTRIES = 1 << 29
 #: How far beyond their intervals, as a share of them, heads are bounded when training has pushed arguments out: not at
 #: all, by what rounding moves, by what a fine-tuning run moves. Wider intervals make every bound a little worse.
@@ -63,7 +63,7 @@ class CompiledNetwork(CertifiedModule):
     certificate."""
 
     family = "network"
-    form: ClassVar[Any] = {
+    schema: ClassVar[Any] = {
         "program": {
             "format": Whole(), "box": BOX, "tokens": Whole(1, MOST_TOKENS), "ops": [{"op": str, "width": Whole(1)}],
             "output": Whole(), "output_shape": [Whole(1)], "output_rows": str, "source": str, "sites": [str],

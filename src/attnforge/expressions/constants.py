@@ -144,7 +144,7 @@ class Inexact(Fraction):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Inexact) and (self.scale, self.atoms) == (other.scale, other.atoms)
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]
         return hash((self.scale, self.atoms))
 
     def __bool__(self) -> bool:

@@ -282,11 +282,11 @@ def power(exponent: float | Fraction) -> Univariate:
     >>> power(-2), power(0.5), power(Fraction(1, 3))
     (Univariate(power(-2)), Univariate(sqrt), Univariate(power(1/3)))
     """
-    if not isinstance(exponent, Fraction) and not is_number(exponent):
+    if not is_number(exponent):
         raise ArgumentError(f"the exponent must be a finite real number, got {exponent!r}")
     if abs(exponent) > 1000:
         raise ArgumentError(f"the exponent must lie in [-1000, 1000], got {exponent!r}")
-    special = _SPECIAL_POWERS.get(exponent)
+    special = _SPECIAL_POWERS.get(float(exponent)) if float(exponent) == exponent else None
     return _REGISTRY[special] if special else _power(Fraction(exponent))
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import is_number, is_whole
-from ..certificates.rounding import gamma, unit
+from ..certificates.rounding import exp_ulps, gamma, unit
 from ..errors import ArgumentError, closest
 from ..functions import registry as functions
 from ..heads.anchor.head import AnchorHead
@@ -62,7 +62,7 @@ class PaperStep(nn.Module):
         beta, largest = self.kappa / self.gap**2, float(self.values.detach().double().abs().max())
         real = lipschitz * self.gap / 2 + 1.12 * math.exp(-self.kappa) * self.spread
         reach = 2 * beta * top * absolute + beta * top * top  # of a logit, all its terms taken positive
-        off = float(gamma(d + 6, u)) * reach + 2 * u * reach + 2 * u
+        off = float(gamma(d + 6, u)) * reach + 2 * u * reach + exp_ulps() * u
         moved = 0.5 * math.expm1(2 * off) * self.spread if off < 300 else math.inf
         rounding = min(moved, self.spread) + float(gamma(2 * len(self.values) + 12, u)) * largest
         return 1.0000001 * (real + rounding)
@@ -154,7 +154,7 @@ class EmulatedHead(nn.Module):
         width = q.shape[-1]
         cross = float((q.abs() @ k.abs().mT).max()) * (1 + 1e-9)
         logits = e_q * size_k + e_k * size_q + width * e_q * e_k
-        logits += (float(gamma(width, u)) + 2 * u) * (cross + logits) + 2 * u
+        logits += (float(gamma(width, u)) + 2 * u) * (cross + logits) + exp_ulps() * u
         spread = float((v.amax(-2) - v.amin(-2)).max()) + 2 * e_v
         moved = min(spread, 0.5 * math.expm1(min(2 * logits, 600.0)) * spread)
         return 1.0000001 * (moved + e_v + float(gamma(2 * n + 8, u)) * (float(v.abs().max()) + e_v))

@@ -160,7 +160,7 @@ class PlainTransformer(CertifiedModule):
     """
 
     family = "plain"
-    form: ClassVar[Any] = {
+    schema: ClassVar[Any] = {
         "registers": Whole(), "tokens": Whole(1, MOST_TOKENS), "stream": Whole(1), "outputs": Whole(1),
         "inputs": [str], "channels": [str], "heads": [[{}]], "causal": bool, "fixed": bool, "box": BOX, "boxes": [BOX],
         "output_shape": Either(None, [Whole(1)]), "first_row": bool, "largest_activation": float, "dtype": str,

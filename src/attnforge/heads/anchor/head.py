@@ -144,7 +144,7 @@ class AnchorHead(CertifiedModule):
     """
 
     family = "anchor"
-    form: ClassVar[Any] = {
+    schema: ClassVar[Any] = {
         "function": str, "interval": PAIR, "dtype": str, "relative": bool, "strict": bool, "skip": bool,
         "shape": ((str, float, float, Whole(-1, 1), float), Whole(), Whole(), float), "fast?": [float],
     }  # fmt: skip

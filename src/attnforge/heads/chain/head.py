@@ -46,7 +46,7 @@ class ChainHead(CertifiedModule):
     """
 
     family = "chain"
-    form: ClassVar[Any] = {"function": str, "interval": PAIR, "heads": {}}
+    schema: ClassVar[Any] = {"function": str, "interval": PAIR, "heads": {}}
 
     def __init__(self, function: Univariate, lo: float, hi: float, heads: Mapping[str, CertifiedModule]):
         super().__init__()
@@ -242,7 +242,7 @@ class ChainHead(CertifiedModule):
             own = {n.removeprefix(f"heads.{key}."): t for n, t in tensors.items() if n.startswith(f"heads.{key}.")}
             require(kind, {"family": str, "config": {}}, f"head '{key}' of a chain")
             family = CertifiedModule.families[kind["family"]]
-            require(kind["config"], family.form, f"head '{key}' of a chain")
+            require(kind["config"], family.schema, f"head '{key}' of a chain")
             heads[key] = family.rebuild(kind["config"], own)
         head = cls(parse(str(config["function"])), lo, hi, heads)
         wanted = {*head._gates(), *(("product",) if isinstance(head.choice, GateProduct) else ())}

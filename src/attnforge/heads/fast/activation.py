@@ -53,9 +53,9 @@ class FastActivation(CertifiedModule):
     """
 
     family = "fast"
-    form: ClassVar[Any] = {
+    schema: ClassVar[Any] = {
         "function": str, "interval": PAIR, "strict": bool, "dtype": str,
-        "table": {"rate": float, "kappa": float, "centre": float, "gate": float, "anchors": Whole(1)},
+        "table": {"rate": float, "kappa": float, "centre": float, "gate": float, "anchors": Whole(0, MOST)},
     }  # fmt: skip
     _matrix: Tensor | None = None
     _constant: Tensor | None = None

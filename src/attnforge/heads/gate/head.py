@@ -66,7 +66,7 @@ class GateHead(CertifiedModule):
     """
 
     family = "gate"
-    form: ClassVar[Any] = {"name": str, "sharpness": Either(None, float), "lo": float, "hi": float, "parameters": {}}
+    schema: ClassVar[Any] = {"name": str, "sharpness": Either(None, float), "lo": float, "hi": float, "parameters": {}}
 
     def __init__(self, spec: GateSpec, lo: float, hi: float, dtype: torch.dtype, given: dict[str, Any]):
         super().__init__()

@@ -130,7 +130,7 @@ class NormHead(CertifiedModule):
     """
 
     family = "norm"
-    form: ClassVar[Any] = {"channels": Whole(1), "eps_norm": float, "kind": str, "offset": float, "variance": PAIR}
+    schema: ClassVar[Any] = {"channels": Whole(1), "eps_norm": float, "kind": str, "offset": float, "variance": PAIR}
     scale: nn.Parameter
     shift: nn.Parameter
     mix: nn.Parameter

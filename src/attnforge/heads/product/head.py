@@ -62,7 +62,7 @@ class ProductHead(CertifiedModule):
     """
 
     family = "product"
-    form: ClassVar[Any] = {
+    schema: ClassVar[Any] = {
         "x": PAIR, "y": PAIR, "method": str, "nodes": Either(None, Whole()), "gain": Either(None, float),
         "centre": Either(None, PAIR), "swapped": bool, "width": Either(None, Whole(1)),
     }  # fmt: skip

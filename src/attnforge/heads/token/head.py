@@ -47,7 +47,7 @@ class TokenHead(CertifiedModule):
     """
 
     family = "token"
-    form: ClassVar[Any] = {
+    schema: ClassVar[Any] = {
         "mode": str, "tokens": Whole(1, MOST_TOKENS), "channels": Whole(1), "lo": float, "hi": float,
         "matrix": Either(None, [[float]]),
     }  # fmt: skip
