@@ -43,11 +43,12 @@ def spells(program: Program, dtype: torch.dtype) -> bool:
     """Whether the source of a program is a formula, or a list of them, that is written as this very program."""
     if program.box.names is None or len(program.source) > _LONGEST_TEXT:
         return False
+    from ..frontends.formula.normal import WRITINGS
     from ..frontends.formula.program import capture_formula
 
     given = _formulas(program.source) if len(program.output_shape) else program.source
     wanted = _nameless(program)
-    for style in ("product", "log"):
+    for style in WRITINGS:
         try:
             written = prepared(capture_formula(given, program.box, style))
             if _nameless(written) == wanted or _nameless(taken_apart(written, dtype)[0]) == wanted:
