@@ -43,7 +43,7 @@ setup: $(STAMP) ## install into .venv, editable, with every extra the tests use
 	@echo "ready: $(BIN)/attnforge"
 
 demo: $(STAMP) ## compile a formula, an MLP and a sequence function, fit heads, write pages to out/demo
-	@$(BIN)/attnforge demo
+	@$(BIN)/attnforge demo --force
 
 # The lab's engine starts process pools and clusters and kills some of their workers: its tests have a process of their own.
 ENGINE := tests/lab/test_engine.py

@@ -23,7 +23,7 @@ MODULES = sorted((SRC / "attnforge").rglob("*.py"))
 # Lowest first: a module may import its own layer and those before it. The longest matching name counts.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("arguments", "dtypes", "extras", "progress", "threads"),
+    ("arguments", "dtypes", "extras", "progress", "saving", "threads"),
     ("box",),
     ("functions",),
     ("expressions",),

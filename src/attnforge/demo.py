@@ -33,6 +33,7 @@ from .heads.product.head import ProductHead
 from .report.heads import LABELS, Comparison, Shapes, comparison_figure, figure_of, sweep_figure, swept
 from .report.html import Page
 from .report.network import Measured, measure, network_page
+from .saving import write_whole
 
 Step = Callable[[str], None]
 
@@ -151,13 +152,13 @@ def write_networks(networks: Sequence[Compiled], folder: Path, step: Step) -> tu
         step(f"checking {made.target.name}.safetensors")
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{made.target.name}.safetensors"
-        made.net.save(path)
+        made.net.save(path, force=True)
         again = files.check(path)
         if again != made.net.certificate:
             raise CertificateError(f"{path.name}: the file does not give the certificate that the compiler gave")
         saved.append(path)
         step(f"writing {made.target.name}.html")
-        pages.append(network_page(made.net).save(folder / f"{made.target.name}.html"))
+        pages.append(network_page(made.net).save(folder / f"{made.target.name}.html", force=True))
     return saved, pages
 
 
@@ -413,13 +414,13 @@ def write(results: Results, folder: Path, step: Step = lambda text: None) -> Wri
         step(f"drawing {name}")
         pictures[name] = svg(chart)
         files += _images(folder / "figures" / name, pictures[name])
-    files += [save(charts[name], folder / "figures" / f"{name}.png") for name in ("bounds", "temperature")]
+    files += [save(charts[name], folder / "figures" / f"{name}.png", force=True) for name in ("bounds", "temperature")]
     step("writing the page")
-    page = demo_page(results, pictures).save(folder / "index.html")
+    page = demo_page(results, pictures).save(folder / "index.html", force=True)
     head = folder / f"{results.heads[0].case.function}.safetensors"
-    results.heads[0].float32.save(head)
+    results.heads[0].float32.save(head, force=True)
     numbers = folder / "numbers.json"
-    numbers.write_text(json.dumps(_numbers(results), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_whole(numbers, json.dumps(_numbers(results), indent=1, allow_nan=False) + "\n")
     return Written(page, tuple(pages), tuple(files), (*saved, head), numbers)
 
 
@@ -428,7 +429,7 @@ def _images(stem: Path, pair: Pair) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     files = [stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}-dark.svg")]
     for file, text in zip(files, (pair.light, pair.dark), strict=True):
-        file.write_text(text, encoding="utf-8", newline="\n")
+        write_whole(file, text)
     return files
 
 

@@ -22,7 +22,7 @@ from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.export import Artefact, Verification, fresh, load_plain, to_plain, verify
 from attnforge.export.fresh import receive, send
 from attnforge.export.verification import _compared, _Other, _Pair, domain
-from attnforge.export.writing import free_file, free_folder
+from attnforge.saving import free_file, free_folder
 
 BOX = af.Box(x=(-1, 1), y=(0.5, 2))
 

@@ -12,7 +12,8 @@ from attnforge.errors import ArgumentError
 from attnforge.lab import run
 from attnforge.lab.engine import measure_cell
 from attnforge.lab.experiment import Cell, Record
-from attnforge.lab.store import MARKER, Store, write_whole
+from attnforge.lab.store import MARKER, Store
+from attnforge.saving import write_whole
 from lab.toy import TOY
 
 

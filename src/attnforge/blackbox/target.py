@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import io
 import math
 import sys
 import time
@@ -27,6 +28,7 @@ from ..certificates.rounding import UNIT
 from ..dtypes import Array
 from ..errors import ArgumentError
 from ..progress import PATIENCE
+from ..saving import write_whole
 
 Function = Callable[..., Any]
 Progress = Callable[[str, int, int], None]  # gets a label, how many points are done, and of how many
@@ -211,10 +213,9 @@ class Store:
         if len(self.read(name)) >= len(values):
             return
         self.arrays[name] = values.copy()
-        partial = self.path.with_name(self.path.name + ".part")
-        with partial.open("wb") as file:
-            np.savez(file, **self.arrays)  # type: ignore[arg-type]
-        partial.replace(self.path)
+        held = io.BytesIO()
+        np.savez(held, **self.arrays)  # type: ignore[arg-type]
+        write_whole(self.path, held.getvalue())
 
 
 @contextmanager

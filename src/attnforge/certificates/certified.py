@@ -175,10 +175,13 @@ class CertifiedModule(nn.Module):
             self._warned = True
             warnings.warn(message + " (warned once; strict=True raises instead)", DomainWarning, stacklevel=4)
 
-    def save(self, path: str | Path) -> None:
-        """Write weights, description and certificate to one safetensors file; `attnforge.load` reads it back."""
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write weights, description and certificate to one safetensors file; `attnforge.load` reads it back.
+
+        A file that is there already is refused unless `force=True`; until the new one is whole, it stays as it is.
+        """
         header = {"family": self.family, "config": self.config(), "certificate": self.certificate.to_json()}
-        storage.write(path, header, weights_hash(self), self.state_dict())
+        storage.write(path, header, weights_hash(self), self.state_dict(), force)
 
 
 @_disable_dynamo

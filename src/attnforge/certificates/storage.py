@@ -21,29 +21,31 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
-from ..errors import ArgumentError, CertificateError
+from ..errors import CertificateError
+from ..saving import free_file, write_whole
 from .schema import HEADER, limited, require
 
 FORMAT = 1  # of the header; a reader refuses every other number
 MAX_HEADER = 16 << 20  # bytes of JSON that we are willing to read: the largest networks of the benchmarks need a tenth
 
 
-def write(path: str | Path, header: dict[str, Any], weights: str, tensors: Mapping[str, torch.Tensor]) -> None:
+def write(
+    path: str | Path, header: dict[str, Any], weights: str, tensors: Mapping[str, torch.Tensor], force: bool = False
+) -> None:
     """Write tensors under a header, to which format and digest are added; the same network gives the same bytes."""
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise ArgumentError(f"cannot write {target}: the folder {target.parent} does not exist")
+    target = free_file(path, force=force)
     full = {"format": FORMAT, **header}
     full["digest"] = digest(full, weights)
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    target.write_bytes(to_bytes(kept, metadata={"attnforge": _canonical(full)}))
+    write_whole(target, to_bytes(kept, metadata={"attnforge": _canonical(full)}))
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The header and the tensors of a file; raises `CertificateError` when it is unreadable or not of this format."""
     source = Path(path)
     if not source.is_file():
-        raise CertificateError(f"there is no file {source}")
+        what = "is a folder, not a file" if source.is_dir() else "does not exist"
+        raise CertificateError(f"'{source}' cannot be read: it {what}")
     try:
         with safe_open(str(source), framework="pt") as file:
             metadata = file.metadata() or {}

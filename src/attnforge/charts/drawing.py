@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, closest
 from ..extras import require
+from ..saving import free_file, write_whole
 from .chart import Contour, Fan, Figure, Heat, Level, Note, Panel, Series, Spans
 from .looks import CURVE, LETTER, MARKERS, SYMBOLS, Look, key, looks, places, shape, tick, visible
 from .themes import DARK, LIGHT, Pair, Theme, new_figure, render, style
@@ -85,9 +86,12 @@ def svg(figure: Figure) -> Pair:
     return Pair(*made)
 
 
-def save(figure: Figure, path: str | Path, theme: Theme = LIGHT) -> Path:
-    """Writes the figure as .png, .svg or .pdf, by the path's extension, on the theme's ground."""
-    path = Path(path)
+def save(figure: Figure, path: str | Path, theme: Theme = LIGHT, *, force: bool = False) -> Path:
+    """Writes the figure as .png, .svg or .pdf, by the path's extension, on the theme's ground.
+
+    A file that is there already is refused unless `force=True`.
+    """
+    path = free_file(path, force=force, make=True)
     kind = path.suffix.lower().removeprefix(".")
     if kind not in KINDS:
         known = ", ".join(f".{k}" for k in KINDS)
@@ -95,8 +99,7 @@ def save(figure: Figure, path: str | Path, theme: Theme = LIGHT) -> Path:
     with style(theme):
         data = render(draw(figure, theme), kind, facecolor=theme.surface)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    return path
+    return write_whole(path, data)
 
 
 @dataclass(frozen=True)
@@ -122,11 +125,9 @@ def drawn(figure: Figure) -> Drawn:
 
 
 def write(figure: Figure, folder: str | Path) -> tuple[Path, Path]:
-    """The figure as NAME.png and NAME.svg in a folder."""
+    """The figure as NAME.png and NAME.svg in a folder, over those that are there: for folders of our own."""
     image, drawing = (Path(folder) / f"{figure.name}{kind}" for kind in (".png", ".svg"))
-    image.write_bytes(drawn(figure).png)
-    drawing.write_text(drawn(figure).pair.light, "utf-8")
-    return image, drawing
+    return write_whole(image, drawn(figure).png), write_whole(drawing, drawn(figure).pair.light)
 
 
 def colour(look: Look, theme: Theme) -> str:

@@ -23,14 +23,18 @@ from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import ArgumentError, AttnforgeError, CertificateError, PurityError, closest
+from ..saving import free_file
 
 if TYPE_CHECKING:
     import torch
 
     from ..box import Box
 
-# Exit codes: a check failed, the command was used wrongly, the user interrupted it (128 + SIGINT, as shells count).
-CHECK_FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
+# Exit codes: a check, or the machine (a full disk), failed; the command was used wrongly; the user interrupted it (128
+# + SIGINT, as shells count).
+FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
+# What the system says of names that were mistyped, or that are not the user's to write.
+MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 # typer brings click along under different names in different versions; its own exceptions lead to it in all of them.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 CommandError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -41,6 +45,7 @@ FORCE = typer.Option("--force", help="Overwrite files that are there already.")
 SAVED = typer.Argument(metavar="FILE", help="A .safetensors file written by attnforge.")
 FORMULAS = typer.Argument(metavar="FORMULA...", help="Such as 'sin(x*y) + exp(-x**2)/y'; several give several outputs.")
 BOX = typer.Option("--box", metavar="NAME=LO:HI", help="The interval of one variable; once for each.")
+PICTURES = (".png", ".svg", ".pdf")  # what figures are drawn as
 WIDE = 400  # columns of output that goes to no terminal: enough for any table of ours
 
 
@@ -129,7 +134,7 @@ def guarded(command: Any) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (CertificateError, PurityError) as error:
-        return _complain(str(error), CHECK_FAILED)
+        return _complain(str(error), FAILED)
     except AttnforgeError as error:
         return _complain(as_options(str(error)), WRONG_USE)
     except UsageError as error:
@@ -142,7 +147,7 @@ def guarded(command: Any) -> int:
         return 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{where}{error.strerror or error}", WRONG_USE)
+        return _complain(f"{where}{error.strerror or error}", WRONG_USE if isinstance(error, MISTAKES) else FAILED)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
 
@@ -161,7 +166,9 @@ def as_options(message: str) -> str:
         named = re.findall(r"(\w+)=\(([^,]*), ([^)]*)\)", found[1])
         return " ".join(f"--box {name}={lo}:{hi}" for name, lo, hi in named)
 
-    return _NAMED_BOX.sub(sides, message.replace("dtype=torch.float64", "--dtype float64"))
+    for python, option in (("dtype=torch.float64", "--dtype float64"), ("force=True", "--force")):
+        message = message.replace(python, option)
+    return _NAMED_BOX.sub(sides, message)
 
 
 def stop(code: int) -> NoReturn:
@@ -311,17 +318,6 @@ def existing(file: Path) -> Path:
     return file
 
 
-def refuse_overwriting(files: Mapping[str, Path | None], force: bool) -> list[Path]:
+def refuse_overwriting(files: Mapping[str | tuple[str, ...], Path | None], force: bool) -> list[Path]:
     """The files that will be written, by what their names must end with; refused before any work is done."""
-    wanted = [path for path in files.values() if path is not None]
-    for suffix, path in files.items():
-        if path is None:
-            continue
-        if path.suffix.lower() != suffix:
-            raise ArgumentError(f"expected a file name that ends with {suffix}, got '{path}'")
-        if path.is_dir() or (path.exists() and not force):
-            raise ArgumentError(f"'{path}' is there already; --force overwrites it" if path.is_file() else
-                                f"'{path}' is a folder")  # fmt: skip
-        if not path.parent.is_dir():
-            raise ArgumentError(f"cannot write '{path}': the folder '{path.parent}' does not exist")
-    return wanted
+    return [free_file(path, suffix, force) for suffix, path in files.items() if path is not None]

@@ -71,12 +71,12 @@ def compile(
     net = build(formulas_of(formulas), where, eps, rtol=rtol, dtype=dtype.torch)
     seconds = time.perf_counter() - start
     if output is not None:
-        net.save(output)
+        net.save(output, force=force)
     if report is not None:
         from ..report.network import network_page
 
         with waiting("writing the page"):
-            network_page(net).save(report)
+            network_page(net).save(report, force=force)
     if as_json:
         say_json(description(net, seconds, written))
         return

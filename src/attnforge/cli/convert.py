@@ -90,7 +90,7 @@ def convert(
     seconds = time.perf_counter() - start
     with waiting(f"writing {output}"):
         save(converted, conversion, output, tokenizer=tokenizer, force=force)
-        conversion.save(output / "report.html")
+        conversion.save(output / "report.html", force=force)
     if as_json:
         say_json(description(conversion, seconds, output))
         return

@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .common import console, say, table
+from ..saving import free_folder
+from .common import FORCE, console, say, table
 
 
 def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where everything goes.")] = Path("out/demo"),
     only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one; may be repeated.")] = None,
+    force: Annotated[bool, FORCE] = False,
 ) -> None:
     """Compile a formula, an MLP and a sequence function, fit a handful of heads, and write pages that show them.
 
@@ -22,6 +24,7 @@ def demo(
     from .. import demo as story
 
     choice = story.Choice.of(only or [])
+    free_folder(out, force, make=True)
     output = console(stderr=True)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=output, transient=True, disable=not output.is_terminal) as progress:

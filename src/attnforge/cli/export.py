@@ -44,7 +44,8 @@ def export(
     """
     from .. import files
     from ..certificates.certified import CertifiedModule
-    from ..export.writing import free_folder, steps
+    from ..export.writing import steps
+    from ..saving import free_folder
 
     if to not in TARGETS:
         raise ArgumentError(f"--to '{to}' is unknown{closest(to, TARGETS)}; known are {', '.join(TARGETS)}")
@@ -72,7 +73,6 @@ def export(
 
 def _written(net: CertifiedModule, to: str, output: Path, verify: bool) -> Artefact:
     from ..export import Artefact, PlainTransformer, to_hf, to_lens, to_onnx, to_plain
-    from ..export.writing import free_file
 
     if to == "onnx":
         return to_onnx(net, output, verify=verify, force=True)
@@ -80,10 +80,10 @@ def _written(net: CertifiedModule, to: str, output: Path, verify: bool) -> Artef
         return to_hf(net, output, verify=verify, force=True)
     if to == "lens":
         lens = to_lens(net, verify=False)
-        lens.save(free_file(output, ".safetensors", force=True))
+        lens.save(output, force=True)
     else:
         plain = net if isinstance(net, PlainTransformer) else to_plain(net)
-        plain.save(output)
+        plain.save(output, force=True)
     return Artefact(to, output).verified(net, verify)
 
 

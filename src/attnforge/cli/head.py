@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ArgumentError
-from .common import AS_JSON, DType, number, say, say_json, table, waiting, whole
+from .common import AS_JSON, FORCE, PICTURES, DType, number, refuse_overwriting, say, say_json, table, waiting, whole
 
 if TYPE_CHECKING:
     from ..functions.registry import Domain
@@ -98,6 +97,7 @@ def head(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Save the head as .safetensors.")
     ] = None,
+    force: Annotated[bool, FORCE] = False,
 ) -> None:
     """Fit one softmax head to FUNCTION on [lo, hi] and print its certificate.
 
@@ -113,8 +113,7 @@ def head(
     from ..heads.chain.head import ChainHead
     from ..heads.gate.head import GateHead
 
-    if output is not None and output.suffix != ".safetensors":
-        raise ArgumentError(f"a head is saved as .safetensors, got '{output}'")
+    refuse_overwriting({".safetensors": output, PICTURES: plot}, force)
     name = get(function).name
     asked: dict[str, Any] = {
         "anchors": anchors,
@@ -129,14 +128,14 @@ def head(
     assert isinstance(built, (AnchorHead, GateHead, ChainHead))
     written: list[Path] = []
     if output is not None:
-        built.save(output)
+        built.save(output, force=force)
         written.append(output)
     if plot is not None:
         from ..charts.drawing import save
         from ..report.heads import figure_of
 
         with waiting("drawing"):
-            written.append(save(figure_of(built), plot))
+            written.append(save(figure_of(built), plot, force=force))
     if as_json:
         say(json.dumps(description(built), allow_nan=False))
         return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ArgumentError
-from .common import CHECK_FAILED, Command, Forge, console, say, table, waiting, whole
+from .common import FAILED, Command, Forge, console, say, table, waiting, whole
 
 if TYPE_CHECKING:
     from ..lab.store import Result
@@ -94,7 +94,7 @@ def run(
     if done.measured + done.kept:
         _show(out, out / PAGE, {experiment.name for experiment in done.experiments})
     if done.failures:
-        raise typer.Exit(CHECK_FAILED)
+        raise typer.Exit(FAILED)
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def _show(folder: Path, path: Path, names: Collection[str] = ()) -> None:
     with waiting("drawing"):
         found, problems = results(folder)
         files = write(found, folder)
-        page_of(found, problems).save(path)
+        page_of(found, problems).save(path, force=True)
     _verdicts(tuple(one for one in found if not names or one.experiment.name in names))
     _complain(problems, "left out")
     say(f"\npage     {path}  (open it in a browser)")

@@ -15,6 +15,7 @@ import numpy as np
 import typer
 
 from ..errors import ArgumentError, DomainError, DomainWarning, MissingExtra, closest
+from ..saving import write_whole
 from .common import FORCE, SAVED, console, existing, refuse_overwriting, say
 
 if TYPE_CHECKING:
@@ -53,22 +54,20 @@ def read_points(path: Path, names: Sequence[str] | None, size: int) -> Array:
 
 def write_numbers(path: Path, columns: Sequence[str], table: Array) -> None:
     """Rows of numbers, to a file or, as csv, to the standard output; as many digits as tell them apart."""
-    kind = _kind(path)
+    kind, held, text = _kind(path), io.BytesIO(), io.StringIO()
     if kind == ".npy":
-        np.save(path, table[:, 0] if len(columns) == 1 else table)
-        return
-    if kind == ".parquet":
+        np.save(held, table[:, 0] if len(columns) == 1 else table)
+    elif kind == ".parquet":
         arrow = _pyarrow()
-        arrow.parquet.write_table(arrow.table({name: table[:, i] for i, name in enumerate(columns)}), path)
-        return
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(table.astype(str).tolist())
+        arrow.parquet.write_table(arrow.table({name: table[:, i] for i, name in enumerate(columns)}), held)
+    else:
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(table.astype(str).tolist())
     if path == PIPE:
         sys.stdout.write(text.getvalue())
     else:
-        path.write_text(text.getvalue(), encoding="utf-8", newline="\n")
+        write_whole(path, held.getvalue() or text.getvalue())
 
 
 def _kind(path: Path) -> str:

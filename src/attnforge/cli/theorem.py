@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError, closest
-from .common import AS_JSON, DType, box, number, say, say_json, waiting, whole
+from .common import AS_JSON, FORCE, PICTURES, DType, box, number, refuse_overwriting, say, say_json, waiting, whole
 
 if TYPE_CHECKING:
     import torch
@@ -93,6 +93,7 @@ def theorem(
         Path | None, typer.Option(metavar="[FILE]", help="Draw it: .png, .svg or .pdf; NAME.png without a file.")
     ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
+    force: Annotated[bool, FORCE] = False,
 ) -> None:
     """Build the network of a theorem and print its bound, beside the paper's; or plan its size.
 
@@ -118,6 +119,7 @@ def theorem(
         found = theorems.plan(dtype=dtype.torch, **given)
         say_json(found.to_json()) if as_json else say(str(found))
         return
+    refuse_overwriting({PICTURES: plot}, force)
     build: Callable[..., theorems.Construction] = getattr(theorems, name)
     with waiting(f"building {name}"):
         built = _scalar(name, build, given, dtype.torch, formula, boxes) if name in SCALAR else (
@@ -125,7 +127,7 @@ def theorem(
     written = None
     if plot is not None:
         with waiting("drawing"):
-            written = built.plot(plot)
+            written = built.plot(plot, force=force)
     if as_json:
         say_json(description(name, built))
         return

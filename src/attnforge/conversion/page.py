@@ -35,9 +35,9 @@ LEVELS = {
 }
 
 
-def write(conversion: Conversion, path: str | Path) -> Path:
+def write(conversion: Conversion, path: str | Path, force: bool = False) -> Path:
     """Writes the page and returns its path."""
-    return page(conversion).save(path)
+    return page(conversion).save(path, force=force)
 
 
 def page(conversion: Conversion) -> Page:

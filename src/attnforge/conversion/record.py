@@ -17,6 +17,7 @@ from ..arguments import is_number
 from ..certificates.certificate import aligned, upper_text
 from ..certificates.rounding import EXP_ULPS, LEAST_ULPS
 from ..errors import ArgumentError
+from ..saving import free_file, write_whole
 from .page import write
 
 LEVELS = ("ffn", "pure")
@@ -195,15 +196,17 @@ class Conversion:
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(f"this is not the description of a conversion: {error!r}") from error
 
-    def save(self, path: str | Path) -> None:
-        """Write the report: one self-contained page for `.html`, plain data for `.json`."""
-        target = Path(path)
-        if target.suffix == ".json":
-            target.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        elif target.suffix in (".html", ".htm"):
-            write(self, target)
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the report: one self-contained page for `.html`, plain data for `.json`.
+
+        A file that is there already is refused unless `force=True`.
+        """
+        target = free_file(path, (".html", ".htm", ".json"), force, make=True)
+        if target.suffix.lower() == ".json":
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(target, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
         else:
-            raise ArgumentError(f"a report is saved as .html or .json, got {str(path)!r}")
+            write(self, target, force)
 
     def __str__(self) -> str:
         rows = [row(site) for site in self.sites]

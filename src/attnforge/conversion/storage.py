@@ -34,6 +34,7 @@ from ..errors import ArgumentError, AttnforgeError, CertificateError
 from ..extras import transformers_without_bars
 from ..functions.registry import parse
 from ..heads.build import computes
+from ..saving import whole_folder
 from .build import scale_of
 from .find import jump_of, norm_of, recognise
 from .folder import model_class, read_config
@@ -215,7 +216,7 @@ def prepare(folder: str | Path, force: bool = False) -> Path:
     if not (path / DESCRIPTION).is_file():
         raise ArgumentError(f"the folder '{folder}' is there and holds other files; name one that does not exist yet")
     if not force:
-        raise ArgumentError(f"the folder '{folder}' holds a converted model already; --force (force=True) replaces it")
+        raise ArgumentError(f"the folder '{folder}' holds a converted model already; force=True replaces it")
     return path
 
 
@@ -225,8 +226,15 @@ def save(
     """Write a converted model; `attnforge.load` reads it back. A tokenizer given along goes into the same folder."""
     path = prepare(folder, force)
     tensors, aliases = _distinct(model)
-    path.mkdir(parents=True, exist_ok=True)
-    (path / DESCRIPTION).unlink(missing_ok=True)  # last in, first out: half a folder is not taken for a whole one
+    with whole_folder(path, last=DESCRIPTION) as staged:
+        _write(model, conversion, staged, tensors, aliases, tokenizer)
+    return path
+
+
+def _write(
+    model: nn.Module, conversion: Conversion, path: Path, tensors: Any, aliases: dict[str, str], tokenizer: Any
+) -> None:
+    """The files of a converted model, in a folder that is there."""
     config = None
     if _is_pretrained(model):
         plain: Any = copy.deepcopy(model.config)
@@ -249,7 +257,6 @@ def save(
     }
     header["digest"] = _digest(header)
     (path / DESCRIPTION).write_text(json.dumps(header, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return path
 
 
 def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:

@@ -21,6 +21,7 @@ from ..certificates.certificate import Certificate, weights_hash
 from ..certificates.certified import CertifiedModule
 from ..errors import ArgumentError, CertificateError, MissingExtra
 from ..extras import require
+from ..saving import free_file, write_whole
 from .fresh import MOST
 from .plain.build import to_plain
 from .plain.spec import PlainHead, PlainSpec
@@ -100,8 +101,12 @@ class Lens:
     def _through(self) -> dict[str, int]:
         return {"start_at_layer": 0, "stop_at_layer": self.model.cfg.n_layers}
 
-    def save(self, path: str | Path) -> None:
-        """Write model, embedding, read-out and ground truth to one safetensors file; `load_lens` reads it back."""
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write model, embedding, read-out and ground truth to one safetensors file; `load_lens` reads it back.
+
+        A file that is there already is refused unless `force=True`.
+        """
+        target = free_file(path, force=force)
         header = {
             "format": FORMAT,
             "plain": self.plain.config(),
@@ -110,7 +115,7 @@ class Lens:
         tensors = {f"plain.{name}": t.detach().cpu().contiguous() for name, t in self.plain.state_dict().items()}
         # Clones: TransformerLens ties some tensors together, which a safetensors file cannot say.
         tensors |= {f"lens.{name}": t.detach().cpu().clone() for name, t in _own_tensors(self.model).items()}
-        Path(path).write_bytes(to_bytes(tensors, metadata={LENS_HEADER: json.dumps(header, sort_keys=True)}))
+        write_whole(target, to_bytes(tensors, metadata={LENS_HEADER: json.dumps(header, sort_keys=True)}))
 
 
 def to_lens(net: CertifiedModule, *, tokens: int | None = None, verify: bool = True) -> Lens:

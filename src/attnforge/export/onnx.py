@@ -31,13 +31,14 @@ from ..errors import ArgumentError
 from ..extras import require
 from ..network import AttentionLayer, AttentionOnly, Heads
 from ..programs.ops import Mix
+from ..saving import free_file, write_whole
 from ..theorems.partition import MaxAffine
 from ..theorems.ramps import Ramp
 from ..theorems.result import Construction
 from .fresh import open_session
 from .plain.transformer import PlainTransformer
 from .verification import Artefact, domain
-from .writing import free_file, network_of, steps
+from .writing import network_of, steps
 
 if TYPE_CHECKING:
     import onnx
@@ -280,7 +281,7 @@ def to_onnx(net: CertifiedModule, path: str | Path, *, verify: bool = True, forc
         data = model.SerializeToString()
         if len(data) >= MAX_BYTES:
             raise ArgumentError(f"this network takes {len(data):,} bytes as ONNX; a file holds less than {MAX_BYTES:,}")
-        target.write_bytes(data)
+        write_whole(target, data)
         return Artefact("onnx", target).verified(net, verify)
 
 

@@ -8,8 +8,6 @@ experiment, ready to be written or put on a page.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ from pathlib import Path
 from ..charts import drawing
 from ..charts.chart import Figure
 from ..errors import ArgumentError, AttnforgeError
+from ..saving import write_whole
 from . import experiment as registry
 from .experiment import VERDICTS, Cell, Experiment, Finding, Record
 
@@ -123,19 +122,6 @@ class Store:
         self.problems[seen:] = dict.fromkeys(self.problems[seen:])  # a cell of both grids was looked at twice
         best = max(found, key=lambda g: len(g.records) / (len(g.records) + len(g.missing)))
         return best if best.records else None
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file so that a reader, or an interruption, finds the old one or the new one and nothing between."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 # What drawing or judging half a grid may stumble over; of a whole grid, these are mistakes and are raised.

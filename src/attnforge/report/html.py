@@ -27,6 +27,7 @@ from ..charts.drawing import svg
 from ..charts.themes import Pair, render
 from ..errors import ArgumentError
 from ..extras import require, version
+from ..saving import free_file, write_whole
 from .mathml import clean
 
 Span = tuple[Literal["plain", "bold", "code"], str]
@@ -317,16 +318,15 @@ class Page(Block):
         )
         return str(text).lstrip()
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the page, makes the folder if it is missing, and returns the path."""
-        path = Path(path)
-        if path.suffix.lower() not in {".html", ".htm"}:
-            raise ArgumentError(f"a page is saved as .html, got {path.name!r}")
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Writes the page, makes the folder if it is missing, and returns the path.
+
+        A file that is there already is refused unless `force=True`.
+        """
+        path = free_file(path, (".html", ".htm"), force, make=True)
         text = self.html()
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The policy hashes the scripts byte for byte, so the platform must not translate line ends.
-        path.write_text(text, encoding="utf-8", newline="\n")
-        return path
+        return write_whole(path, text)
 
 
 def versions() -> list[tuple[str, str]]:

@@ -56,10 +56,10 @@ class TheoremPicture:
             raise ArgumentError("target, output and error need a row for each x")
 
 
-def drawn(data: TheoremPicture, path: str | Path | None = None) -> Any:
+def drawn(data: TheoremPicture, path: str | Path | None = None, force: bool = False) -> Any:
     """The figure itself, or where it was written."""
     figure = theorem_figure(data)
-    return matplotlib_figure(figure) if path is None else save(figure, path)
+    return matplotlib_figure(figure) if path is None else save(figure, path, force=force)
 
 
 def theorem_figure(data: TheoremPicture) -> Figure:
@@ -242,10 +242,13 @@ class Construction(CertifiedModule):
         X = self.points(count)
         return float((self.core(X).double() - self.target(X)).abs().max())
 
-    def plot(self, path: str | Path | None = None) -> Any:
-        """Attention, logits, output and error as one figure; written to `path` (.png, .svg, .pdf) if one is given."""
+    def plot(self, path: str | Path | None = None, *, force: bool = False) -> Any:
+        """Attention, logits, output and error as one figure; written to `path` (.png, .svg, .pdf) if one is given.
+
+        A file that is there already is refused unless `force=True`.
+        """
         with torch.no_grad():
-            return drawn(self.picture(), path)
+            return drawn(self.picture(), path, force)
 
     def judged(self, trivial: float, advice: str) -> None:
         """Attach the certificate; refuse a bound that says no more than a constant would."""

@@ -21,11 +21,12 @@ from ...dtypes import dtype_name
 from ...errors import CertificateError, MissingExtra
 from ...extras import require, transformers_without_bars
 from ...programs.interpret import values
+from ...saving import free_folder, whole_folder, write_whole
 from ...theorems.result import Construction
 from ..plain.build import to_plain
 from ..plain.transformer import PlainTransformer
 from ..verification import Artefact, Verification, domain
-from ..writing import free_folder, quiet, steps
+from ..writing import quiet, steps
 
 if TYPE_CHECKING:
     from .model import AttnforgeModel
@@ -82,7 +83,7 @@ def draw(net: CertifiedModule, path: Path) -> str | None:
         require("matplotlib", "report")
     except MissingExtra:  # a card without a picture is still a card
         return None
-    save(picture, path)
+    save(picture, path, force=True)
     return path.name
 
 
@@ -176,7 +177,8 @@ def to_hf(
             step("plain form")
             plain = net if isinstance(net, PlainTransformer) else to_plain(net, tokens)
             described = {"network": plain.config(), "certificate": plain.certificate.to_json()}
-            AttnforgeModel(AttnforgeConfig(**described, dtype=plain.dtype), plain).save_pretrained(target)
+            with whole_folder(target) as staged:
+                AttnforgeModel(AttnforgeConfig(**described, dtype=plain.dtype), plain).save_pretrained(staged)
         done = Artefact("hf", target).verified(net, verify)
         step("the model card")
         _write_card(net, plain, target, done.verification)
@@ -235,7 +237,7 @@ def _write_card(net: CertifiedModule, plain: PlainTransformer, target: Path, fou
     }
     picture = draw(net, target / FIGURE)
     text = card(plain, figures, found, _loading(plain, target.name), picture)
-    (target / "README.md").write_text(text, "utf-8")
+    write_whole(target / "README.md", text)
 
 
 def _loading(plain: PlainTransformer, folder: str) -> str:
