@@ -22,6 +22,15 @@ def is_number(value: object) -> bool:
         return False
 
 
+def counted(count: int, word: str) -> str:
+    """A number of things, in words.
+
+    >>> counted(1, "layer"), counted(2, "layer")
+    ('1 layer', '2 layers')
+    """
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
 def is_whole(value: object, least: int = 0, most: int | None = None) -> bool:
     """Whether a value is a whole number of at least `least` and at most `most`; True and False are not."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)

@@ -178,6 +178,21 @@ class Box:
         return f"Box(shape={self.shape}, within=({min(self._lower):g}, {max(self._upper):g}))"
 
 
+def boxes_of(box: object) -> tuple[Box, ...]:
+    """One box or several, each a `Box` or a dict of intervals by name.
+
+    >>> boxes_of({"x": (0, 1)})
+    (Box(x=(0, 1)),)
+    """
+    given = tuple(Box(b) if isinstance(b, Mapping) else b for b in (box if isinstance(box, tuple) else (box,)))
+    if not given or not all(isinstance(b, Box) for b in given):
+        raise ArgumentError(
+            "box must be a Box, a dict such as {'x': (-1, 1)}, or a tuple of boxes for a function of several tensors, "
+            f"got {box!r}"
+        )
+    return given
+
+
 def round_outward(low: np.ndarray, high: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Bounds moved outward to numbers of `dtype`; exact where they already are such numbers."""
     if dtype == torch.float64:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from .errors import ArgumentError
 
+P, R = ParamSpec("P"), TypeVar("R")
 Array = npt.NDArray[np.float64]
 
 #: Every dtype that a certificate can speak of, by the name it has in files.
@@ -25,11 +30,28 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def shipped(dtype: torch.dtype) -> torch.dtype:
-    """The dtype itself, if networks ship in it."""
-    if dtype not in SHIPPED:
-        raise ArgumentError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
-    return dtype
+def shipped(dtype: torch.dtype | str) -> torch.dtype:
+    """The dtype, also by its name, if networks ship in it.
+
+    >>> shipped("float64")
+    torch.float64
+    """
+    found = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    if found not in SHIPPED:
+        raise ArgumentError(f"dtype must be torch.float32 or torch.float64, or its name, got {dtype!r}")
+    return found
+
+
+def by_name(build: Callable[P, R]) -> Callable[P, R]:
+    """A function whose keyword `dtype` may also be a name: `dtype="float64"`."""
+
+    @functools.wraps(build)
+    def called(*arguments: P.args, **options: P.kwargs) -> R:
+        if isinstance(options.get("dtype"), str):
+            options["dtype"] = shipped(options["dtype"])  # type: ignore[arg-type]
+        return build(*arguments, **options)
+
+    return called
 
 
 def rounded(value: Array, dtype: torch.dtype) -> Array:

@@ -6,7 +6,6 @@ Every message says what was expected, what was given, where, and what to do. One
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -72,11 +71,31 @@ class DomainWarning(UserWarning):
 def closest(word: str, known: Iterable[str]) -> str:
     """A hint such as `; did you mean 'gelu'?`, or an empty string when nothing is near.
 
-    >>> closest("gleu", ["gelu", "sin"])
-    "; did you mean 'gelu'?"
+    >>> closest("gleu", ["gelu", "sin"]), closest("foo", ["floor", "cos"])
+    ("; did you mean 'gelu'?", '')
     """
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{match[0]}'?" if match else ""
+    known = list(known)
+    allowed = max(1, len(word) // 3)  # slips: one in three letters is still the same word
+    near = {name: _slips(word, name) for name in known if abs(len(name) - len(word)) <= allowed}
+    near = {name: slips for name, slips in near.items() if slips <= allowed and (slips < len(word) or not slips)}
+    best = min(near, key=lambda name: (near[name], not word.startswith(name[:-1])), default=None)
+    if best is None:  # a longer or shorter form of one of them: sinus, expon
+        longest = (k for k in known if min(len(k), len(word)) >= 3 and (word.startswith(k) or k.startswith(word)))
+        best = max(longest, key=len, default=None)
+    return f"; did you mean '{best}'?" if best else ""
+
+
+def _slips(a: str, b: str) -> int:
+    """How many letters must be changed, added, dropped or swapped with their neighbours to make b of a."""
+    before, row = [0] * (len(b) + 1), list(range(len(b) + 1))
+    for i, letter in enumerate(a, 1):
+        older, before, row = before, row, [i]
+        for j, other in enumerate(b, 1):
+            cost = min(row[-1] + 1, before[j] + 1, before[j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
+                cost = min(cost, older[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
 
 
 def _caret(formula: str, position: int, width: int = 72) -> str:

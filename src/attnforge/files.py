@@ -24,6 +24,9 @@ networks.HOMES.update(
         "blackbox-grid": "attnforge.blackbox.grid",
         "blackbox-table": "attnforge.blackbox.result",
         "blackbox-ridge": "attnforge.blackbox.ridge",
+        "theorem-ramp": "attnforge.theorems.ramps",
+        "theorem-universal": "attnforge.theorems.universal",
+        "theorem-cells": "attnforge.theorems.partition",
     }
 )
 

@@ -23,7 +23,7 @@ def free_file(path: str | Path, suffixes: str | Sequence[str] = (), force: bool 
     """
     target, known = Path(path), (suffixes,) if isinstance(suffixes, str) else tuple(suffixes)
     if known and target.suffix.lower() not in known:
-        raise ArgumentError(f"expected a file name that ends with {' or '.join(known)}, got '{target}'")
+        raise ArgumentError(f"expected a file name that ends with {', '.join(known)}, got '{target}'")
     if target.is_dir():
         raise ArgumentError(f"'{target}' is a folder: expected the name of a file")
     _refuse(target, force, make)
@@ -34,7 +34,7 @@ def free_folder(path: str | Path, force: bool = False, make: bool = False) -> Pa
     """A folder that may be written: empty or not there yet, unless `force`; with `make`, those above it are made."""
     target = Path(path)
     if target.exists() and not target.is_dir():
-        raise ArgumentError(f"'{target}' is a file: expected the name of a folder")
+        raise ArgumentError(f"'{target}' is a file; expected a folder")
     if not (target.is_dir() and not any(target.iterdir())):
         _refuse(target, force, make)
     return target

@@ -183,7 +183,7 @@ def test_constants_are_spelled_so_that_they_read_back(value: Fraction) -> None:
         (lambda x: 1 if x else 0, "an if"),
         (lambda x: x == 0, "comparison with =="),
         (lambda x: int(x), "int"),
-        (lambda x: np.floor(x), "floor has no form"),
+        (lambda x: np.floor(x), "jumps on the box"),
         (lambda x: np.add(x, 1, where=True), "options"),
         (lambda x: torch.fmod(x, 2), "fmod has no form"),
     ],

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from ..arguments import is_number, whole
-from ..box import Box
+from ..box import Box, Interval, boxes_of
 from ..certificates.certificate import upper_text
 from ..certificates.rounding import unit
-from ..dtypes import dtype_name, shipped
+from ..dtypes import by_name, dtype_name, shipped
 from ..errors import ArgumentError, PrecisionError, closest
 from .grid import KAPPA, MEMORY, Grid, GridApproximation, build_grid, bytes_of, ideal_spacing, plan_grid, refuse_samples
 from .result import Approximation, Held
@@ -34,9 +34,10 @@ STUCK, GAIN = 2, 0.8  # a route is given up when so many sizes in a row leave mo
 MARGIN = 0.98  # of eps that is aimed at, where what is built comes out a little worse than what was planned
 
 
+@by_name
 def approximate(
-    f: Function,
-    box: Box,
+    f: Function | Any,
+    box: Box | Mapping[str, Interval],
     eps: float | None = None,
     *,
     lipschitz: float | None = None,
@@ -56,8 +57,9 @@ def approximate(
 ) -> Approximation:
     """An attention-only network for a black box on a box.
 
-    `f` is any callable on batches, of tensors or of arrays: it gets (batch, *box.shape), or one column per name where
-    it has as many parameters as a named box has names, and gives (batch,) or (batch, k, ...).
+    `f` is any callable on batches, of tensors or of arrays, or a fitted regressor with a method `predict`: it gets
+    (batch, *box.shape), or one column per name where it has as many parameters as a named box has names, and gives
+    (batch,) or (batch, k, ...).
 
     Routes: `grid`, one cold head over a grid, *certified* if `lipschitz` is declared (|f(x) - f(y)| <= lipschitz
     |x - y| in every output, Euclidean norm) and samples do not contradict it; `spectral`, one warm head with solved
@@ -77,6 +79,7 @@ def approximate(
     >>> net.route, net.certificate.kind, net.bound <= 0.2
     ('grid', 'certified', True)
     """
+    (box,) = boxes_of(box)
     _check(eps, lipschitz, route, dtype, anchors, width, kappa, samples, memory)
     target = Target(f, box, name, resume, batch, progress)
     work = _Work(target, eps, lipschitz, dtype, anchors, width, kappa, samples, memory, seed)

@@ -109,6 +109,7 @@ FORM: dict[str, Any] = {
 class Approximation(CertifiedModule):
     """An attention-only network for a black box. `route` says how it was built, `reason` why that way."""
 
+    stacked = True
     points: Tensor
     wanted: Tensor
     about: About

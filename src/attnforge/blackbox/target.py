@@ -47,6 +47,8 @@ class Target:
 
     def __init__(self, f: Function, box: Box, name: str | None = None, resume: str | Path | None = None,
                  batch: int = 4096, progress: bool | Progress = True):  # fmt: skip
+        if not callable(f) and callable(getattr(f, "predict", None)):
+            f, name = f.predict, name or type(f).__name__  # scikit-learn's regressors, and what is like them
         if not callable(f):
             raise ArgumentError(f"f must be a callable on batches of points, got {type(f).__name__}")
         if not isinstance(box, Box):

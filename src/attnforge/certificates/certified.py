@@ -9,14 +9,17 @@ import warnings
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable, without loading the compiler
 
 from ..box import Box
+from ..dtypes import SHIPPED, dtype_name
 from ..errors import ArgumentError, AttnforgeError, CertificateError, DomainError, DomainWarning, PrecisionError
 from . import storage
-from .certificate import Certificate, weights_hash
+from .certificate import Certificate, upper_text, weights_hash
+from .inputs import tensors
 from .rounding import EXP_ULPS, exponential_within, refuse_reduced_precision, stated_ulps
 from .schema import require
 
@@ -27,6 +30,8 @@ WRONG = (
 )
 #: Where the classes of families are defined that a file may name before anyone has loaded them: family -> module.
 HOMES: dict[str, str] = {}
+VIEWS = "attnforge.report.views"  # where the methods live that draw and explain networks
+SHOWN = 60  # letters of a target in a repr: what leaves room for the box on a line
 
 
 class CertifiedModule(nn.Module):
@@ -109,12 +114,62 @@ class CertifiedModule(nn.Module):
         self._ulps = stated_ulps(certificate.assumptions)
         return self._certificate
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    #: Whether the numbers of a named box are the last dimension of one input, or an input each.
+    stacked: ClassVar[bool] = False
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        """The output for tensors; numbers, lists, arrays and data frames are rounded to the network's dtype.
+
+        Inputs with names can be given by name: `net(x=0.5, y=1.0)`, a dict, or a data frame with such columns.
+        """
         if not torch.compiler.is_compiling():
-            self.guard(*inputs)
+            inputs = self.tensors(inputs, named)
+            if not any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in inputs):
+                self.guard(*inputs)  # the numbers that vmap and grad of torch.func pass on cannot be looked at
         elif not torch.compiler.is_exporting():
             _guard_outside(self, *inputs)
         return self.core(*inputs)
+
+    def tensors(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, ...]:
+        """The input tensors that arguments of `forward` stand for."""
+        if not named and all(isinstance(x, Tensor) for x in inputs):
+            return inputs
+        return tensors(inputs, named, self.box.names, self.stacked, next(self.parameters()))
+
+    def predict(self, *inputs: Any, **named: Any) -> np.ndarray:
+        """The output as an array, for whatever `forward` takes and for tensors of any dtype, without gradients.
+
+        >>> import attnforge as af
+        >>> af.compile("2*x + y", {"x": (0, 1), "y": (0, 1)}, eps=1e-3).predict(x=[0.0, 0.5], y=1)
+        array([1., 2.], dtype=float32)
+        """
+        with torch.no_grad():
+            given = (x.to(self.dtype) for x in self.tensors(inputs, named))
+            return self(*given).cpu().numpy()  # type: ignore[no-any-return]
+
+    def plot(self, path: str | Path | None = None, *, force: bool = False) -> Any:
+        """Output, target and error as a figure; written to `path` (.png, .svg, .pdf) if one is given."""
+        return _view("plot")(self, path, force=force)
+
+    def report(self, path: str | Path | None = None, *, force: bool = False) -> Any:
+        """The page about this network; written to `path` (.html) if one is given."""
+        return _view("report")(self, path, force=force)
+
+    def explain(self) -> str:
+        """What computes what, at which error, in words: what `attnforge explain` prints."""
+        return str(_view("explain")(self))
+
+    def measure(self, count: int = 4096, seed: int = 0) -> Any:
+        """The error at random points and corners of the box: `worst` and `count`. A measurement, not a bound."""
+        return _view("measure")(self, count, seed)
+
+    def __repr__(self) -> str:
+        found = self._certificate
+        if found is None or found.weights != weights_hash(self):
+            return f"{type(self).__name__}({self.extra_repr() or self.box!r}, {dtype_name(self.dtype)}, no certificate)"
+        bound = f"bound {upper_text(found.bound)}" if found.bound is not None else f"measured {found.measured:.3g}"
+        target = found.target if len(found.target) <= SHOWN else found.target[: SHOWN - 3] + "..."
+        return f"{type(self).__name__}({target} on {self.box!r}, {found.dtype}, {bound})"
 
     def guard(self, *inputs: Tensor) -> None:
         """Refuse what cannot be evaluated; warn once about (or, if `strict`, refuse) what lies outside the box."""
@@ -145,7 +200,8 @@ class CertifiedModule(nn.Module):
         if x.dtype != self.dtype:
             raise ArgumentError(
                 f"'{name}' is {x.dtype} and the weights are {self.dtype}: "
-                f"convert the input, or build with dtype={x.dtype}"
+                f"convert the input (x.to({self.dtype}), or net.predict(x))"
+                + (f", or build with dtype={x.dtype}" if x.dtype in SHIPPED else "")
             )
         refuse_reduced_precision(x)
         if x.device.type != "cpu" and self._ulps < EXP_ULPS:
@@ -188,6 +244,11 @@ class CertifiedModule(nn.Module):
 def _guard_outside(module: CertifiedModule, *inputs: Tensor) -> None:
     """The guard of a network under torch.compile: outside of its graph, so that it sees every call."""
     module.guard(*inputs)
+
+
+def _view(name: str) -> Any:
+    """What shows a network: a function of a module above this one, loaded when it is wanted."""
+    return getattr(importlib.import_module(VIEWS), name)
 
 
 def certify(net: CertifiedModule) -> Certificate:

@@ -45,6 +45,12 @@ FORCE = typer.Option("--force", help="Overwrite files that are there already.")
 SAVED = typer.Argument(metavar="FILE", help="A .safetensors file written by attnforge.")
 FORMULAS = typer.Argument(metavar="FORMULA...", help="Such as 'sin(x*y) + exp(-x**2)/y'; several give several outputs.")
 BOX = typer.Option("--box", metavar="NAME=LO:HI", help="The interval of one variable; once for each.")
+#: What messages written for Python say of arguments, and the options that they are here.
+IN_PYTHON = {
+    "dtype=torch.float64": "--dtype float64",
+    "force=True": "--force",
+    "give calibration=batches": "give --texts FILE",
+}
 PICTURES = (".png", ".svg", ".pdf")  # what figures are drawn as
 WIDE = 400  # columns of output that goes to no terminal: enough for any table of ours
 
@@ -166,7 +172,7 @@ def as_options(message: str) -> str:
         named = re.findall(r"(\w+)=\(([^,]*), ([^)]*)\)", found[1])
         return " ".join(f"--box {name}={lo}:{hi}" for name, lo, hi in named)
 
-    for python, option in (("dtype=torch.float64", "--dtype float64"), ("force=True", "--force")):
+    for python, option in IN_PYTHON.items():
         message = message.replace(python, option)
     return _NAMED_BOX.sub(sides, message)
 
@@ -320,4 +326,5 @@ def existing(file: Path) -> Path:
 
 def refuse_overwriting(files: Mapping[str | tuple[str, ...], Path | None], force: bool) -> list[Path]:
     """The files that will be written, by what their names must end with; refused before any work is done."""
-    return [free_file(path, suffix, force) for suffix, path in files.items() if path is not None]
+    wanted = [(kind, path) for kind, path in files.items() if path is not None]
+    return [free_file(path, kind, force, make=kind == PICTURES) for kind, path in wanted]

@@ -21,17 +21,42 @@ if TYPE_CHECKING:
 
 EXAMPLES = ("power(2.5)", "leaky_relu(0.2)", "elu(1.5)", "piecewise_linear([-1, 0, 1], [0, 1, 0])")
 
+#: What formulas can use besides the functions of one number.
+FORMULAS = {
+    "atan2": "atan2(y, x), the angle of (x, y), where it does not jump",
+    "cbrt": "cbrt(x), the real cube root",
+    "ceil": "ceil(x), where it is constant on the box",
+    "clip": "clip(x, lo, hi)",
+    "cot": "cot(x) = 1/tan(x)",
+    "csc": "csc(x) = 1/sin(x)",
+    "floor": "floor(x), where it is constant on the box",
+    "heaviside": "heaviside(x), where it is constant on the box",
+    "hypot": "hypot(x, y, ...) = sqrt(x**2 + y**2 + ...)",
+    "log": "log(x), or log(x, base)",
+    "max": "max(x, y, ...)",
+    "min": "min(x, y, ...)",
+    "mod": "mod(x, y), where the whole quotient is constant on the box",
+    "pow": "pow(x, y) = x**y",
+    "round": "round(x), where it is constant on the box",
+    "sec": "sec(x) = 1/cos(x)",
+    "sign": "sign(x), where it is constant on the box",
+    "step": "step(x), 1 for x >= 0, where it is constant on the box",
+    "trunc": "trunc(x), where it is constant on the box",
+}
+
 
 def functions(
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """List the registered functions with their domains."""
+    from ..expressions.special import ALIASES
     from ..functions import registry
 
     found = [registry.get(name) for name in registry.names()]
     if as_json:
         columns = ((f.name, domain_text(f.domain), f.knots, f.potentials) for f in found)
-        say_json({name: {"domain": d, "kinks": k, "potentials": p} for name, d, k, p in columns})
+        listed = {name: {"domain": d, "kinks": k, "potentials": p} for name, d, k, p in columns}
+        say_json({**listed, **{name: {"in formulas": example} for name, example in FORMULAS.items()}})
         return
     rows = [
         (f.name, domain_text(f.domain), ", ".join(f"{k:g}" for k in f.knots) or "-", ", ".join(f.potentials))
@@ -39,6 +64,9 @@ def functions(
     ]
     table(("function", "defined for", "kinks at", "potentials"), rows)
     say(f"\nand, with arguments: {', '.join(EXAMPLES)}")
+    say("\nin formulas also:")
+    table(("function", "which is"), list(FORMULAS.items()))
+    say(f"\nother spellings: {', '.join(f'{other} = {name}' for other, name in sorted(ALIASES.items()))}")
 
 
 def domain_text(domain: Domain) -> str:

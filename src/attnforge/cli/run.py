@@ -7,7 +7,7 @@ import io
 import math
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 KINDS = (".csv", ".npy", ".parquet")
 PIPE = Path("-")
+Column = Callable[[int], "Array"]  # the numbers of a column, which are looked at only where it is wanted
 ROWS = 1 << 16  # evaluated at once: logits of a thousand slots for all of them take 256 MB in float32
 
 
@@ -40,16 +41,21 @@ def read_points(path: Path, names: Sequence[str] | None, size: int) -> Array:
         existing(path)
     if kind == ".npy":
         return _read_npy(path, size)
-    header, table = _read_parquet(path) if kind == ".parquet" else _read_csv(path)
+    header, columns = _read_parquet(path) if kind == ".parquet" else _read_csv(path)
     if names is None:
-        if table.shape[1] != size:
-            raise ArgumentError(f"'{path}' has {table.shape[1]} columns, but the network takes {size} numbers a row")
-        return table
-    missing = [name for name in names if name not in header]
-    if missing:
-        hint = closest(missing[0], header)
-        raise ArgumentError(f"'{path}' has no column {_listed(missing)}{hint}; its columns are {_listed(header)}")
-    return table[:, [header.index(name) for name in names]]
+        if len(header) != size:
+            raise ArgumentError(f"'{path}' has {len(header)} columns, but the network takes {size} numbers a row")
+        wanted = list(range(size))
+    else:
+        missing = [name for name in names if name not in header]
+        if missing:
+            hint = closest(missing[0], header)
+            raise ArgumentError(f"'{path}' has no column {_listed(missing)}{hint}; its columns are {_listed(header)}")
+        twice = [name for name in names if header.count(name) > 1]
+        if twice:
+            raise ArgumentError(f"'{path}' has the column {_listed(twice[:1])} more than once: which one is meant?")
+        wanted = [header.index(name) for name in names]
+    return np.stack([columns(i) for i in wanted], -1)
 
 
 def write_numbers(path: Path, columns: Sequence[str], table: Array) -> None:
@@ -90,7 +96,7 @@ def _read_npy(path: Path, size: int) -> Array:
     return np.asarray(table, dtype=np.float64)
 
 
-def _read_csv(path: Path) -> tuple[list[str], Array]:
+def _read_csv(path: Path) -> tuple[list[str], Column]:
     try:
         text = sys.stdin.read() if path == PIPE else path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -100,27 +106,38 @@ def _read_csv(path: Path) -> tuple[list[str], Array]:
     if not rows:
         raise ArgumentError(f"'{path}' is empty; expected a line of column names and then rows of numbers")
     header = [cell.strip() for cell in rows[0][1]]
-    table = np.empty((len(rows) - 1, len(header)))
-    for i, (number, row) in enumerate(rows[1:]):
+    for number, row in rows[1:]:
         if len(row) != len(header):
             raise ArgumentError(f"line {number} of '{path}' has {len(row)} cells, the header {len(header)}")
-        for j, cell in enumerate(row):
+
+    def column(j: int) -> Array:
+        found = np.empty(len(rows) - 1)
+        for i, (number, row) in enumerate(rows[1:]):
             try:
-                table[i, j] = float(cell)
+                found[i] = float(row[j])
             except ValueError:
                 where = f"line {number}, column {header[j]}, of '{path}'"
-                raise ArgumentError(f"{where} is {cell!r}, which is not a number") from None
-    return header, table
+                raise ArgumentError(f"{where} is {row[j]!r}, which is not a number") from None
+        return found
+
+    return header, column
 
 
-def _read_parquet(path: Path) -> tuple[list[str], Array]:
+def _read_parquet(path: Path) -> tuple[list[str], Column]:
     arrow = _pyarrow()
     try:
         found = arrow.parquet.read_table(path)
-        table = np.stack([np.asarray(column, dtype=np.float64) for column in found.columns], -1)
     except (arrow.ArrowException, ValueError, TypeError) as error:
-        raise ArgumentError(f"'{path}' is not a parquet file of numbers: {error}") from error
-    return list(found.column_names), table
+        raise ArgumentError(f"'{path}' is not a parquet file: {error}") from error
+
+    def column(j: int) -> Array:
+        try:
+            return np.asarray(found.column(j), dtype=np.float64)
+        except (arrow.ArrowException, ValueError, TypeError) as error:
+            name = found.column_names[j]
+            raise ArgumentError(f"the column '{name}' of '{path}' does not hold numbers: {error}") from error
+
+    return list(found.column_names), column
 
 
 def _pyarrow() -> Any:
@@ -169,7 +186,9 @@ def run(
     _warn_outside(table, boxes, net.dtype)
     with torch.no_grad():
         result = _evaluate(net, boxes, torch.from_numpy(table).to(net.dtype))
-    columns = ["output"] if result.shape[1] == 1 else [f"output{i}" for i in range(result.shape[1])]
+    named = getattr(net, "outputs", ())
+    columns = list(named) if len(named) == result.shape[1] else (
+        ["output"] if result.shape[1] == 1 else [f"output{i}" for i in range(result.shape[1])])  # fmt: skip
     write_numbers(output, columns, result)
     if output != PIPE:
         say(f"wrote {output}, {len(table):,} rows")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import number, whole
+from ..arguments import counted, number, whole
 from ..box import Box
 from ..certificates.certificate import Certificate, Term, total, weights_hash
 from ..certificates.certified import CertifiedModule
@@ -52,10 +52,8 @@ class Size:
     largest_logit: float
 
     def __str__(self) -> str:
-        return (
-            f"{self.layers} layers, {self.heads} heads, {self.anchors} anchors, {self.parameters} parameters, "
-            f"largest |logit| {self.largest_logit:.3g}"
-        )
+        shown = [counted(getattr(self, f"{word}s"), word) for word in ("layer", "head", "anchor", "parameter")]
+        return f"{', '.join(shown)}, largest |logit| {self.largest_logit:.3g}"
 
 
 class CompiledNetwork(CertifiedModule):
@@ -71,6 +69,9 @@ class CompiledNetwork(CertifiedModule):
         "arrays": {}, "sites": [(Whole(), str, {})], "boxes": [BOX], "dtype": str, "eps": float, "rtol": float,
         "grid": Whole(1, MOST_CELLS), "strict": bool, "flats?": [[float]],
     }  # fmt: skip
+    stacked = True
+    #: Names of the outputs, where the target had any: those of the last dimension.
+    outputs: tuple[str, ...] = ()
     constants: Tensor | None
 
     def __init__(
@@ -238,6 +239,7 @@ class CompiledNetwork(CertifiedModule):
             "rtol": self.rtol,
             "grid": self.grid,
             "strict": self.strict,
+            **({"outputs": list(self.outputs)} if self.outputs else {}),
         }
 
     @classmethod
@@ -256,7 +258,9 @@ class CompiledNetwork(CertifiedModule):
         dtype, grid = DTYPES[config["dtype"]], whole("grid", config["grid"], 1, MOST_CELLS)
         eps, rtol = number("eps", config["eps"]), number("rtol", config["rtol"])
         network = stored_network(layout, tensors)
-        return cls(layout, network, shipped(dtype), eps, boxes, grid, rtol, bool(config["strict"]))
+        net = cls(layout, network, shipped(dtype), eps, boxes, grid, rtol, bool(config["strict"]))
+        net.outputs = tuple(map(str, config.get("outputs", ())))
+        return net
 
 
 def _require_affordable(program: Program, grid: int) -> None:

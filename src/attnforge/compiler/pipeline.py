@@ -7,7 +7,7 @@ writing the target.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from ..arguments import is_number
-from ..box import Box
+from ..box import Box, Interval, boxes_of
 from ..census import structural
 from ..certificates.certificate import upper_text
 from ..dtypes import shipped
 from ..errors import ArgumentError
+from ..frontends.module.regressor import regressor
 from ..programs.interpret import values
 from ..programs.positions import prepared
 from ..programs.program import Program
@@ -43,28 +44,31 @@ Way = Callable[[], Program]  # one way of writing the target, made when it is wa
 
 def compile(
     target: Any,
-    box: Box | tuple[Box, ...],
+    box: Box | Mapping[str, Interval] | tuple[Box, ...],
     eps: float | None = None,
     *,
     rtol: float = 0.0,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     strict: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> CompiledNetwork:
     """An attention-only network for a target, with |network - target| <= eps + rtol |target| certified on the box.
 
-    `target` is a formula, a list of formulas (several outputs, last dimension), a sympy expression, a Python function
-    of numbers (with a named box), or a module or function of tensors (captured with torch.export); `box` bounds its
-    input, a tuple of boxes the inputs of a function of several tensors. `dtype` is what ships and what the certificate
+    `target` is a formula, a list of formulas (several outputs, last dimension) or a dict of them (outputs with names),
+    a sympy expression or vector, a Python function of numbers (with a named box), a scikit-learn MLPRegressor, or a
+    module or function of tensors (captured with torch.export); `box` bounds its input, a tuple of boxes the inputs of a
+    function of several tensors. A dict such as {"x": (-1, 1)} is a box. `dtype` is what ships and what the certificate
     is for. If the tolerance cannot be proved, `PrecisionError` says what can be.
 
     >>> net = compile("sin(x*y) + exp(-x**2)/y", Box(x=(-1, 1), y=(0.5, 2)), eps=1e-3)
     >>> net.certificate.kind, net.bound <= 1e-3, net(torch.tensor([[0.5, 1.0]])).shape
     ('certified', True, torch.Size([1]))
     """
-    boxes = box if isinstance(box, tuple) else (box,)
+    boxes, outputs = boxes_of(box), ()
+    if isinstance(target, Mapping):
+        target, outputs = list(target.values()), tuple(map(str, target))
     net = compiled(ways(target, boxes), tolerance_of(eps, rtol, dtype), boxes if len(boxes) > 1 else (), progress)
-    net.strict = strict
+    net.strict, net.outputs = strict, outputs
     return net
 
 
@@ -149,8 +153,7 @@ def attempt(problem: Problem, task: Task, say: Say) -> Attempt:
 
 def ways(target: Any, boxes: tuple[Box, ...]) -> list[Way]:
     """The ways in which a target can be written as a program."""
-    if not boxes or not all(isinstance(b, Box) for b in boxes):
-        raise ArgumentError(f"box must be a Box, or a tuple of boxes for a function of several tensors, got {boxes!r}")
+    target = regressor(target) or target
     tensors = isinstance(target, nn.Module) or (callable(target) and boxes[0].names is None)
     if isinstance(target, (str, list)) or not tensors:
         from ..frontends.formula.normal import WRITINGS
@@ -178,10 +181,12 @@ def enclose(program: Program, tolerance: Tolerance, boxes: tuple[Box, ...], say:
     return Problem(apart, found, grid, tolerance, boxes)
 
 
-def tolerance_of(eps: float | None, rtol: float, dtype: torch.dtype) -> Tolerance:
+def tolerance_of(eps: float | None, rtol: float, dtype: torch.dtype | str) -> Tolerance:
     """The tolerance that was asked for, or an error that names the argument."""
+    if eps is None and not rtol:
+        raise ArgumentError("how large may the error be? give eps, rtol or both, such as eps=1e-3")
     for name, value, positive in (("eps", eps, not rtol), ("rtol", rtol, False)):
-        if value is None and name == "eps" and rtol:
+        if value is None:
             continue
         if not is_number(value) or value < 0 or (positive and value == 0):  # type: ignore[operator]
             raise ArgumentError(f"{name} must be a {'positive' if positive else 'non-negative'} number, got {value!r}")

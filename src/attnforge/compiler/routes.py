@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 import torch
 
 from ..arguments import is_whole
-from ..box import Box
+from ..box import Box, Interval, boxes_of
 from ..certificates.certificate import upper_text
-from ..dtypes import dtype_name
+from ..dtypes import by_name, dtype_name
 from ..errors import ArgumentError, AttnforgeError
 from .pipeline import Way, attempt, capture, enclose, searched, tolerance_of, ways
 from .plan import sensitivities
@@ -69,9 +70,10 @@ class Sizes:
         return "\n".join([title, lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
 
 
+@by_name
 def plan(
     target: Any,
-    box: Box | tuple[Box, ...],
+    box: Box | Mapping[str, Interval] | tuple[Box, ...],
     eps: float | None = None,
     *,
     anchors: int | None = None,
@@ -85,7 +87,7 @@ def plan(
     >>> sizes.best.name
     'compile'
     """
-    boxes = box if isinstance(box, tuple) else (box,)
+    boxes = boxes_of(box)
     if (eps is None) == (anchors is None):
         raise ArgumentError("give eps (how accurate) or anchors (how large), and not both")
     if eps is None:

@@ -181,6 +181,12 @@ class Search:
         if reachable is None:
             what = "no bound" if not np.isfinite(best.bound.bound) else "no bound below the range of its values"
             return PrecisionError(f"{what} can be certified for '{name}' in {dtype}: choose a smaller box{wider}")
+        if not self.tolerance.eps:
+            return PrecisionError(
+                f"rtol = {self.tolerance.rtol:g} alone cannot be certified for '{name}' in {dtype}, whose values come "
+                f"too close to 0: allow an absolute error as well, eps={reachable:g}{wider}, or choose a smaller box",
+                reachable=reachable,
+            )
         return PrecisionError(
             f"eps = {self.tolerance.eps:g} cannot be certified for '{name}' in {dtype}: "
             f"{reachable:g} can be; ask for that{wider}, or choose a smaller box",

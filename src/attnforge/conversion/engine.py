@@ -15,7 +15,7 @@ from ..dtypes import dtype_name
 from ..errors import ArgumentError
 from ..progress import stages
 from .build import Options, checked
-from .find import LEFT, Found, Leave, choose, find, level_of, unsupported
+from .find import LEFT, Found, Leave, choose, find, kept, level_of, unsupported
 from .ranges import Batch, Data, Seen, evaluating, read, sound_ranges, watch
 from .record import Conversion, Left, Replacement
 from .replace import dtype_of, prepare, refuse_unreadable, replace, twin
@@ -201,7 +201,9 @@ def _examined(model: nn.Module, data: Data | None, kept: Leave) -> tuple[list[Le
 
 def _nothing(model: nn.Module, level: str, left: Sequence[Left]) -> ArgumentError:
     there = f"; {len(left)} stay: {', '.join(f'{one.path} ({one.operation})' for one in left[:8])}" if left else ""
-    hint = " level='pure' converts norms and gated units too" if level == "ffn" and left else ""
+    kept_on = "; ".join(kept(model)[:8])
+    hint = f" {kept_on}." if kept_on else ""
+    hint += " level='pure' converts norms and gated units too" if level == "ffn" and left else ""
     return ArgumentError(
         f"{type(model).__name__} has no site to convert at level '{level}': no submodule or attribute is a known "
         f"activation function{' or norm' if level == 'pure' else ''}{there}.{hint}"

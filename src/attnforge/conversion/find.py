@@ -240,6 +240,12 @@ def _examine(paths: tuple[str, ...], value: Any) -> Found | None:
         function = recognise(value)
         if function is not None:
             return None if function.name == "identity" else Found(paths, function.name, value, function=function)
+    if isinstance(value, nn.PReLU) and value.num_parameters == 1:
+        function = get(f"leaky_relu({float(value.weight.detach())!r})")
+        return Found(paths, function.name, value, function=function)
+    if isinstance(value, nn.PReLU):
+        why = f"it has a slope for each of {value.num_parameters} channels, and a site is one function of one number"
+        return Found(paths, kind.__name__, value, why=why)
     if kind.__module__ == "torch.nn.modules.activation" or isinstance(value, nn.GLU):
         learned = " with learned parameters" if any(True for _ in value.parameters()) else ""
         return Found(paths, kind.__name__, value, why=f"no registered function has the values of this module{learned}")
@@ -296,6 +302,22 @@ def _by_values(module: nn.Module, weight: nn.Parameter, eps: float) -> Norm | No
 
 
 LEFT = "named in leave"
+#: Modules that are nonlinear and that nothing here replaces, and why.
+KEPT = {
+    nn.GroupNorm: "normalises over channels and positions at once, for which there is no head",
+    nn.modules.instancenorm._InstanceNorm: "normalises over positions, for which there is no head",
+    nn.modules.pooling._MaxPoolNd: "takes the largest of several numbers, which only attnforge.compile builds",
+    nn.modules.pooling._AdaptiveMaxPoolNd: "takes the largest of several numbers, which only attnforge.compile builds",
+    nn.RNNBase: "gates its state with data, step by step",
+    nn.RNNCellBase: "gates its state with data",
+    ATTENTION: "is softmax attention already",
+}
+
+
+def kept(model: nn.Module) -> list[str]:
+    """The nonlinear modules of a model that stay as they are whatever is asked for, each with the reason."""
+    reasons = ((path, m, why) for path, m in model.named_modules() for kind, why in KEPT.items() if isinstance(m, kind))
+    return [f"{path or 'the model'} ({type(m).__name__}) {why}" for path, m, why in reasons]
 
 
 @dataclass(frozen=True)

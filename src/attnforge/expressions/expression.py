@@ -14,7 +14,7 @@ the box of its variables; rewrites that need a sign (powers distributed over non
 product, abs, max) are made where the ranges prove it, and only there.
 
 Nodes have operators, so that a Python function written for numbers, numpy or torch can be traced by calling it:
-`lambda x, y: np.sin(x * y) + x**2` works as it is. What needs a number at once (math.sin, comparisons, if, int)
+`lambda x, y: np.sin(x * y) + x**2` works as it is. What needs a number at once (an if, int, float)
 raises `UnsupportedOperation` and says what to write instead.
 """
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NoReturn, TypeVar
 
@@ -131,9 +131,10 @@ class Operators:
         # x.sin(), as torch tensors have it
         if name.startswith("_") or name in self.__slots__ or not self.graph.knows(_SPELLINGS.get(name, name)):
             raise AttributeError(f"an expression has no attribute {name!r}")
-        return lambda *arguments: self._function(name, self, *arguments)
+        return lambda *arguments: self.named(name, self, *arguments)
 
-    def _function(self, name: str, *arguments: object) -> Expr:
+    def named(self, name: str, *arguments: object) -> Expr:
+        """A function by the name that numpy, torch or math has for it."""
         if name in _OPERATORS:
             return _OPERATORS[name](*(self._expr(a) for a in arguments))
         word = _SPELLINGS.get(name, name)
@@ -146,7 +147,7 @@ class Operators:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: object, **options: object) -> Expr:
         if method != "__call__" or options:
             raise UnsupportedOperation(f"numpy.{ufunc.__name__}.{method} with options does not work on expressions")
-        return self._function(ufunc.__name__, *inputs)
+        return self.named(ufunc.__name__, *inputs)
 
     @classmethod
     def __torch_function__(
@@ -158,7 +159,7 @@ class Operators:
             raise UnsupportedOperation(f"torch.{name} with these arguments does not work on expressions")
         if func.__name__ in ("clip", "clamp"):
             return first.clip(*args[1:])
-        return first._function(func.__name__, *args)
+        return first.named(func.__name__, *args)
 
     def _refuse(self, what: str, instead: str) -> NoReturn:
         raise UnsupportedOperation(f"{what} needs a number, but the formula is traced with a variable; {instead}")
@@ -170,12 +171,25 @@ class Operators:
         self._refuse("int()", "rounding is not continuous and has no attention-only form")
 
     def __bool__(self) -> bool:
-        self._refuse("an if, and, or, not", "write branches with np.maximum, np.minimum, np.clip or abs")
+        self._refuse("an if, and, or, not", "write branches with np.where, np.maximum, np.minimum, np.clip or abs")
 
-    def _compare(self, other: object) -> bool:
-        self._refuse("a comparison (also inside min, max and if)", "use np.maximum, np.minimum, np.clip or abs")
+    def __gt__(self, other: object) -> Condition:
+        return self.graph.positive(self - other)
 
-    __lt__ = __le__ = __gt__ = __ge__ = _compare
+    def __lt__(self, other: object) -> Condition:
+        return self.graph.positive(other - self)  # type: ignore[operator]
+
+    def __ge__(self, other: object) -> Condition:
+        return ~(self < other)
+
+    def __le__(self, other: object) -> Condition:
+        return ~(self > other)
+
+    def __mod__(self, other: object) -> Expr:
+        return self.graph.apply("mod", [self._expr(self), self._expr(other)])
+
+    def __floordiv__(self, other: object) -> Expr:
+        return self.graph.apply("floor", [self / other])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Operators):
@@ -184,6 +198,46 @@ class Operators:
 
     def __hash__(self) -> int:
         return id(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """What a comparison of expressions gives: `choose(a, b)` is a where it holds and b where it does not.
+
+    `np.where`, `torch.where` and `sympy.Piecewise` choose by it; the pieces must meet where it changes.
+    """
+
+    choose: Callable[[Expr, Expr], Expr]
+
+    def __and__(self, other: Condition) -> Condition:
+        return Condition(lambda a, b: self.choose(other.choose(a, b), b))
+
+    def __or__(self, other: Condition) -> Condition:
+        return Condition(lambda a, b: self.choose(a, other.choose(a, b)))
+
+    def __invert__(self) -> Condition:
+        return Condition(lambda a, b: self.choose(b, a))
+
+    def __bool__(self) -> bool:
+        raise UnsupportedOperation(
+            "a comparison (also inside min, max and if) needs a number, but the formula is traced with a variable; "
+            "use np.where (with pieces that meet), np.maximum, np.minimum, np.clip or abs"
+        )
+
+    def _where(self, name: str, arguments: tuple[Any, ...]) -> Expr:
+        first = next((a for a in arguments[1:] if isinstance(a, Operators)), None)
+        if name != "where" or len(arguments) != 3 or first is None:
+            raise UnsupportedOperation(f"{name} of a comparison has no form here; write np.where(condition, a, b)")
+        return self.choose(first._expr(arguments[1]), first._expr(arguments[2]))
+
+    def __array_function__(self, func: Any, types: object, args: tuple[Any, ...], kwargs: object) -> Expr:
+        return self._where(func.__name__, args)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: object = None) -> Expr:
+        if not isinstance(args[0], Condition):
+            raise UnsupportedOperation(f"torch.{func.__name__} with these arguments does not work on expressions")
+        return args[0]._where(func.__name__, args)
 
 
 #: Texts longer than this are not kept: a graph with much sharing has texts of exponential length.
@@ -582,7 +636,47 @@ class Graph:
             return self.product([(base, p)])
         if isinstance(base, Number) and base.value > 0:
             return self.call("exp", self.product([(exponent, 1)], constant_call(get("log"), base.value)))
-        return self.call("exp", self.product([(exponent, 1), (self.call("log", base), 1)]))
+        before = len(self.partial)
+        logarithm = self.call("log", base)
+        text = f"{_power(base, Fraction(1))}**{_power(exponent, Fraction(1))}"
+        text += f", which is exp({exponent.short()} * {logarithm.short()}) here,"
+        self.partial[before:] = [replace(partial, text=text) for partial in self.partial[before:]]
+        return self.call("exp", self.product([(exponent, 1), (logarithm, 1)]))
+
+    def positive(self, u: Expr) -> Condition:
+        """Whether u > 0."""
+        return Condition(lambda a, b: self._chosen(u, a, b))
+
+    def _chosen(self, u: Expr, a: Expr, b: Expr) -> Expr:
+        """a where u > 0, else b; the two must meet where u = 0.
+
+        a = b + c u gives b + c relu(u). Where u > 0 is x > r, it is a(max(x, r)) + b(min(x, r)) - a(r),
+        for a(r) = b(r).
+        """
+        low, high = u.range
+        if low > 0 or high <= 0:
+            return a if low > 0 else b
+        first = u.terms[0][0] if isinstance(u, Sum) else u
+        for term, c in (*_terms(a - b), (first, Fraction(0))):
+            multiple = c / dict(_terms(u))[first] if term is first else None
+            if multiple is not None and self.sum([(a, 1), (b, -1), (u, -multiple)]) is self.number(0):
+                return b + multiple * self.call("relu", u)
+        if not is_affine(u) or len(u.variables) != 1:
+            raise UnsupportedOperation(
+                f"the pieces for {u.short()} > 0 and <= 0 have no form here: the condition must compare one variable "
+                f"with a number, or the pieces differ by a multiple of {u.short()}; write max, min, abs or clip"
+            )
+        slope, shift = (u.terms[0][1], u.constant) if isinstance(u, Sum) else (Fraction(1), Fraction(0))
+        (x,), r = u.variables, self.number(-shift / slope)
+        above, below = (a, b) if slope > 0 else (b, a)
+        here, there = (rebuilt(self, [piece], replace={x: r})[0] for piece in (above, below))
+        if here is not there:
+            raise UnsupportedOperation(
+                f"the pieces do not meet at {x.short()} = {r.short()}, where one is {here.short()} and the other "
+                f"{there.short()}: attention-only networks are continuous"
+            )
+        upper = rebuilt(self, [above], replace={x: self.apply("max", [x, r])})[0]
+        return upper + rebuilt(self, [below], replace={x: self.apply("min", [x, r])})[0] - here
 
     def call(self, function: str | Univariate, argument: Expr) -> Expr:
         """A registered function of an argument."""
@@ -656,6 +750,11 @@ class Graph:
         if word in ("leaky_relu", "elu") and len(extra) == len(arguments) - 1 == 1:
             return self.call(get(f"{word}({float(extra[0])!r})"), arguments[0])
         raise ArgumentError(f"{word} takes one argument, got {len(arguments)}")
+
+
+def _terms(node: Expr) -> Terms:
+    """The terms of a sum with their coefficients, its constant aside; anything else is a term of its own."""
+    return node.terms if isinstance(node, Sum) else () if isinstance(node, Number) else ((node, Fraction(1)),)
 
 
 def touches(domain: Domain, interval: Interval) -> bool:

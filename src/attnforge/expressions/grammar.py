@@ -14,10 +14,10 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..errors import ArgumentError, DomainError, FormulaError, closest
+from ..errors import ArgumentError, DomainError, FormulaError, UnsupportedOperation, closest
 from .constants import constant_e, constant_pi, within_range
 from .expression import Expr, Graph
-from .special import ALIASES, REFUSED, words
+from .special import ALIASES, words
 
 LONGEST = 20_000  # characters of a formula: ten times what any text of an expression has, and read in a second
 DEEPEST = 150  # levels of a formula: each takes a few frames of the parser, and Python allows about 1000
@@ -25,11 +25,19 @@ _TOKEN = re.compile(
     r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[^\W\d]\w*)|(?P<operator>\*\*|[-+*/^(),])|(?P<space>\s+)"
 )
 _CONSTANTS = {"pi": constant_pi, "e": constant_e}
+_NO_BRANCHES = (
+    "a formula has no conditions; write max, min, abs or clip, or compile a Python function with np.where, "
+    "torch.where, or a sympy.Piecewise"
+)
 _SUM, _PRODUCT, _SIGN, _POWER = 1, 2, 3, 4  # how tightly operators bind
 
 
 class UnknownNames(FormulaError, ArgumentError):
     """Names in a formula that are neither in the box nor constants."""
+
+
+class Jump(FormulaError, UnsupportedOperation):
+    """A function in a formula that jumps on the box."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +74,16 @@ def tokens(formula: str) -> list[Token]:
     position = 0
     while position < len(formula):
         match = _TOKEN.match(formula, position)
-        if match is None:  # refused when the parser comes to it: what stands before it may be the real mistake
+        if match is None or (match.lastgroup == "name" and not formula[position].isidentifier()):  # refused when the parser comes to it: what stands before it may be the real mistake
             found.append(Token("strange", formula[position], position))
             position += 1
             continue
-        kind = match.lastgroup or ""
+        kind, text = match.lastgroup or "", match[0]
+        while kind == "name" and not text.isidentifier():  # x² is x, and then something strange
+            text = text[:-1]
         if kind != "space":
-            found.append(Token(kind, match[0], position))
-        position = match.end()
+            found.append(Token(kind, text, position))
+        position += len(text)
     return [*found, Token("end", "", len(formula))]
 
 
@@ -81,7 +91,13 @@ def _strange(character: str) -> str:
     hints = {
         "=": "write the formula alone, without 'y ='",
         ".": "attributes are not part of the language; a number needs a digit",
-        "%": "the remainder jumps, and attention-only networks are continuous",
+        "%": "the remainder is mod(x, 2), on a box where its whole quotient is constant",
+        "²": "write x**2",
+        "³": "write x**3",
+        "<": _NO_BRANCHES,
+        ">": _NO_BRANCHES,
+        "&": _NO_BRANCHES,
+        "?": _NO_BRANCHES,
         "[": "write each variable as its own name, x1 instead of x[1]",
         "×": "write * for a product",
         "·": "write * for a product",
@@ -142,11 +158,15 @@ class _Parser:
         if token.text == "^":
             return "write ** for a power"
         before = self.tokens[self.next - 1]
+        if token.text in ("if", "else", "and", "or", "not"):
+            return _NO_BRANCHES
+        if before.kind == "number" and token.text in ("j", "J", "i"):
+            return "formulas are of real numbers: the imaginary unit has no meaning here"
         return f"a multiplication sign is missing: write {before.text}*{token.text}"
 
     def _unknown_names(self) -> UnknownNames:
         known = [*(self.variables if isinstance(self.variables, (set, tuple, list, dict)) else ()), *_CONSTANTS]
-        hints = [f"{name!r}{_hint(name, known)}" for name in self.unknown]
+        hints = [f"{name!r}" + ("; write pi" if name == "π" else _hint(name, known)) for name in self.unknown]
         given = ", ".join(str(name) for name in known if name not in _CONSTANTS) or "none"
         problem = (
             f"the box has no interval for {', '.join(hints)} (its variables: {given}); add each to the box, "
@@ -162,6 +182,8 @@ class _Parser:
             raise
         except ArgumentError as error:
             raise self.fail(str(error), token) from error
+        except UnsupportedOperation as error:
+            raise Jump(str(error), self.formula, token.position) from error
         except DomainError as error:
             raise DomainError(str(self.fail(str(error), token))) from error
 
@@ -267,8 +289,6 @@ class _Parser:
         return self.guarded(token, self.graph.apply, name, arguments)
 
     def _unknown_function(self, name: str) -> str:
-        if name in REFUSED:
-            return f"{name} cannot be built: {REFUSED[name]}"
         if name in self.variables or name in _CONSTANTS:
             return f"{name} is not a function: for a product write {name}*(...)"
         hint = closest(name, (*words(), *ALIASES))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError, DomainError
+from ..errors import ArgumentError, DomainError, UnsupportedOperation
 from ..functions.registry import names
 from .constants import constant_pi
 
@@ -40,11 +41,16 @@ ALIASES = {
     "minimum": "min",
     "swish": "silu",
 }
-#: Why some common functions are refused.
-REFUSED = dict.fromkeys(
-    ("sign", "floor", "ceil", "round", "mod", "heaviside", "step"),
-    "it jumps, and attention-only networks are continuous",
-)
+#: Functions that jump: they are known where they are constant, which they are between two numbers of the same value.
+STEPS: dict[str, Callable[[float], float]] = {
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "heaviside": lambda u: (u > 0) + 0.5 * (u == 0),  # the value at 0 is never used: the ends would differ
+    "round": round,
+    "sign": lambda u: (u > 0) - (u < 0),
+    "step": lambda u: int(u >= 0),
+    "trunc": math.trunc,
+}
 
 
 def _count(word: str, arguments: Sequence[Expr], wanted: int, example: str) -> None:
@@ -104,9 +110,44 @@ def _clip(graph: Graph, arguments: list[Expr]) -> Expr:
 
 
 def _hypot(graph: Graph, arguments: list[Expr]) -> Expr:
-    _count("hypot", arguments, 2, "hypot(x, y)")
-    x, y = arguments
-    return graph.power(x * x + y * y, graph.number(Fraction(1, 2)))
+    squares = [(x * x, 1) for x in _several("hypot", arguments)]
+    return graph.power(graph.sum(squares), graph.number(Fraction(1, 2)))
+
+
+def _cbrt(graph: Graph, arguments: list[Expr]) -> Expr:
+    """The real cube root, also of negative numbers: relu(u)**(1/3) - relu(-u)**(1/3)."""
+    _count("cbrt", arguments, 1, "cbrt(x)")
+    third, (u,) = graph.number(Fraction(1, 3)), arguments
+    return graph.power(graph.call("relu", u), third) - graph.power(graph.call("relu", -u), third)
+
+
+def _log(graph: Graph, arguments: list[Expr]) -> Expr:
+    """log(x), or log(x, base)."""
+    if len(arguments) not in (1, 2):
+        raise ArgumentError(f"log takes a number and perhaps a base, as in log(x, 2), got {len(arguments)} arguments")
+    found = [graph.call("log", u) for u in arguments]
+    return found[0] if len(found) == 1 else found[0] / found[1]
+
+
+def _step(word: str, graph: Graph, arguments: list[Expr]) -> Expr:
+    """A function that jumps, where it does not."""
+    if word == "heaviside" and len(arguments) == 2:  # numpy and sympy give the value at 0 along, which is not met
+        arguments = arguments[:1]
+    _count(word, arguments, 1, f"{word}(x)")
+    (u,) = arguments
+    if all(map(math.isfinite, u.range)) and STEPS[word](u.range[0]) == STEPS[word](u.range[1]):
+        return graph.number(STEPS[word](u.range[0]))
+    raise UnsupportedOperation(
+        f"{word}({u.short()}) jumps on the box, and attention-only networks are continuous: there {_between(u)}; "
+        f"choose a box on which {word} is constant"
+    )
+
+
+def _mod(graph: Graph, arguments: list[Expr]) -> Expr:
+    """a - b floor(a/b), where the quotient's whole part is constant."""
+    _count("mod", arguments, 2, "mod(x, 2)")
+    a, b = arguments
+    return a - b * _step("floor", graph, [a / b])
 
 
 def _atan2(graph: Graph, arguments: list[Expr]) -> Expr:
@@ -147,14 +188,18 @@ def _cot(graph: Graph, arguments: list[Expr]) -> Expr:
 
 SPECIAL: dict[str, Callable[[Graph, list[Expr]], Expr]] = {
     "atan2": _atan2,
+    "cbrt": _cbrt,
     "clip": _clip,
     "cot": _cot,
     "csc": _csc,
     "hypot": _hypot,
+    "log": _log,
     "max": _max,
     "min": _min,
+    "mod": _mod,
     "pow": _pow,
     "sec": _sec,
+    **{word: functools.partial(_step, word) for word in STEPS},
 }
 
 

@@ -12,6 +12,7 @@ order + 1, the Lagrange remainder (lemma A4).
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import json
 import math
@@ -254,6 +255,17 @@ def parse(text: str) -> Univariate:
         return _MAKERS[word](*json.loads(f"[{arguments}]"))
     except (json.JSONDecodeError, TypeError, ZeroDivisionError) as error:
         raise ArgumentError(f"cannot read {text!r}; expected something like {_EXAMPLES[word]}") from error
+
+
+def _reduced(fn: Univariate) -> tuple[Callable[..., Univariate], tuple[object, ...]]:
+    """How copies and pickles keep a function: by its name, or by the user's callable, never by what it is made of."""
+    if fn.source is not None:
+        return from_callable, (fn.source, fn.second_derivative, fn.name)
+    reader = next((reader for prefix, reader in _READERS.items() if fn.name.startswith(prefix)), parse)
+    return reader, (fn.name,)
+
+
+copyreg.pickle(Univariate, _reduced)  # type: ignore[arg-type]
 
 
 @functools.lru_cache(maxsize=256)

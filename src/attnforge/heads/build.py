@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..certificates.certified import CertifiedModule
+from ..dtypes import by_name
 from ..functions.registry import Univariate, get
 from .anchor.head import AnchorHead
 from .chain.head import ChainHead
@@ -15,6 +16,7 @@ from .fast.activation import FastActivation
 from .gate.head import GateHead
 
 
+@by_name
 def head_for(
     fn: str | Univariate, lo: float, hi: float, eps: float | None = None, dtype: torch.dtype = torch.float32,
     *, fast: bool = False, **anchored: Any,

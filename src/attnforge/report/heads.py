@@ -164,10 +164,10 @@ def slots_picture(head: AnchorHead | GateHead | ChainHead, points: int = 2 * POI
             near = _inside(place + np.linspace(-reach, reach, points), head)
     group = head.layer.heads()[0]
     weights = group.weights(near.unsqueeze(-1))
-    error = (head.core(near).double() - torch.from_numpy(_target(head, near))).numpy()
+    error = (head.core(near).double() - torch.from_numpy(target_of(head, near))).numpy()
     return SlotsPicture(
         head.name if isinstance(head, GateHead) else head.function.name, (head.lo, head.hi), y.double().numpy(),
-        _target(head, y), place, near.double().numpy() - (place or 0.0), weights.double().flatten(1).numpy(),
+        target_of(head, y), place, near.double().numpy() - (place or 0.0), weights.double().flatten(1).numpy(),
         _labels(group), error, head.bound, head.certificate.dtype,
     )  # fmt: skip
 
@@ -183,7 +183,7 @@ def _labels(group: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _target(head: AnchorHead | GateHead | ChainHead, y: torch.Tensor) -> Array:
+def target_of(head: AnchorHead | GateHead | ChainHead, y: torch.Tensor) -> Array:
     """The exact target at y, in float64."""
     at = y.double()
     if not isinstance(head, GateHead):

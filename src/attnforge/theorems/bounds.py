@@ -740,7 +740,7 @@ def hat_error(asked: Hats, stored: Mapping[str, Array], dtype: torch.dtype) -> f
     return float(up(2 * (0.5 / (len(asked.places) - 1) + rounding + most) + 8 * u, 8))
 
 
-def hats_ledger(asked: Hats, stored: Mapping[str, Array], dtype: torch.dtype, measured: float) -> Ledger:
+def hats_ledger(asked: Hats, stored: Mapping[str, Array], dtype: torch.dtype, measured: float | None) -> Ledger:
     """Hats of every coordinate, then a selection among grid points (E1, E2)."""
     hats_unchanged(asked, stored)
     hat, u, D, grid = hat_error(asked, stored, dtype), unit(dtype), len(asked.grid.counts), asked.grid
@@ -824,7 +824,7 @@ def cells_unchanged(asked: Cells, stored: Mapping[str, Array]) -> None:
 
 
 def cells_ledger(
-    asked: Cells, stored: Mapping[str, Array], dtype: torch.dtype, depth: float, measured: float
+    asked: Cells, stored: Mapping[str, Array], dtype: torch.dtype, depth: float, measured: float | None
 ) -> Ledger:
     """One head that picks the nearest centre (E4)."""
     cells_unchanged(asked, stored)

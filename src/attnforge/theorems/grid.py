@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -30,13 +30,41 @@ LADDER = [2.0**k for k in range(-20, 1)]  # distances at which a modulus is look
 OWN_ROUNDING, SLACK = 1e-13, 1e-9  # relative errors granted to f's values, and to the constant that was given
 
 
+@dataclass(frozen=True)
+class Lipschitz:
+    """The modulus of continuity of a function with a Lipschitz constant."""
+
+    slope: float
+
+    def __call__(self, t: float) -> float:
+        return self.slope * t
+
+
+class Sampled:
+    """What a file holds of a function: its samples, which the certificate is made of, and no more."""
+
+    def __call__(self, X: Tensor) -> Tensor:
+        raise ArgumentError(
+            "this network was read from a file, which holds the samples of f and not f itself: evaluate f beside it"
+        )
+
+
+def slope_of(modulus: Modulus | None) -> float:
+    """The Lipschitz constant that a file holds; refuses what no file can hold."""
+    if not isinstance(modulus, Lipschitz):
+        held = "only measured against f itself" if modulus is None else "certified by a modulus, a Python function"
+        raise ArgumentError(
+            f"this network is {held}, which no file can hold: build it with lipschitz=..., or keep its state_dict"
+        )
+    return modulus.slope
+
+
 def modulus_of(lipschitz: float | None, modulus: Modulus | None) -> Modulus | None:
     """omega from what was given; None when nothing was, and then there is no certificate."""
     if lipschitz is not None and modulus is not None:
         raise ArgumentError("give lipschitz or modulus, not both")
     if lipschitz is not None:
-        slope = number("lipschitz", lipschitz, positive=True)
-        return lambda t: slope * t
+        return Lipschitz(number("lipschitz", lipschitz, positive=True))
     if modulus is None:
         return None
     if not callable(modulus):
@@ -58,6 +86,15 @@ class Grid:
     box: Box
     counts: tuple[int, ...]
     steps: tuple[Fraction, ...]
+
+    @classmethod
+    def even(cls, box: Box, counts: Sequence[int]) -> Grid:
+        """The grid of so many points on each side."""
+        if len(counts) != box.dim or min(counts) < 2 or math.prod(counts) > MOST_POINTS:
+            raise ArgumentError(f"a grid of a box of dimension {box.dim} cannot have {list(counts)} points a side")
+        sides = [Fraction(high) - Fraction(low) for low, high in box.intervals()]
+        steps = tuple(side / (count - 1) for side, count in zip(sides, counts, strict=True))
+        return cls(box, tuple(counts), steps)
 
     @property
     def size(self) -> int:
@@ -94,8 +131,7 @@ def grid_of(box: Box, spacing: float) -> Grid:
             f"spacing = {spacing:g} on a box of dimension {len(sides)} needs {size:.3g} grid points, more than "
             f"{MOST_POINTS}; the grid is exponential in the dimension: spacing >= {most:.2g} fits, or use fewer tokens"
         )
-    steps = tuple(side / count for side, count in zip(sides, pieces, strict=True))
-    return Grid(box, tuple(count + 1 for count in pieces), steps)
+    return Grid.even(box, [count + 1 for count in pieces])
 
 
 def evaluated(f: Function, points: Tensor, box: Box) -> Tensor:

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from ..box import Box
-from ..dtypes import Array, shipped, stored
+from ..dtypes import Array, by_name, shipped, stored
 from ..errors import ArgumentError
 from ..network import AttentionLayer, Heads
 from .bounds import DEAD, Cells, cells_ledger
-from .grid import SUSPECTS, Function, Modulus, evaluated, modulus_of, on_box, refuse_between
+from .grid import SUSPECTS, Function, Modulus, Sampled, evaluated, modulus_of, on_box, refuse_between, slope_of
 from .ramps import nearest
-from .result import Construction, Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, tensor, whole
+from .result import Construction, Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, number, tensor, whole
 from .slots import Registers, depth_of, over_slots, read_as_is, weights_of
 from .universal import gathered, gathering, own_keys
 
@@ -38,6 +38,7 @@ PROBES = (4096, 128, 32, 16)  # small boxes a side, by dimension, for the coveri
 FEW = 1024  # centres whose pairs are looked at for slopes: a million pairs
 
 
+@by_name
 def max_affine(
     f: Function,
     box: Box,
@@ -81,6 +82,7 @@ def max_affine(
     values = evaluated(f, centres.reshape(-1, *box.shape), box)
     omega = modulus_of(lipschitz, modulus)
     m = MaxAffine(f, box, centres, values.flatten(1), reach, omega, leak(eps0), attention, shape, causal, dtype)
+    m.cells = cells if isinstance(cells, int) else centres.tolist()
     if lipschitz is not None:
         _refuse_steeper(f, box, centres, values.flatten(1), float(lipschitz))
     m.attach(m.recertify())
@@ -90,14 +92,16 @@ def max_affine(
 class MaxAffine(Construction):
     """One head that picks the cell of x; `theorems.max_affine` builds it."""
 
+    family = "theorem-cells"
     theorem = "arXiv 2504.19901, max-affine partition"
+    cells: int | list[list[float]]  # how many there are, or their centres
 
     def __init__(
         self, f: Function, box: Box, centres: Tensor, values: Tensor, reach: float, omega: Modulus | None, eps0: float,
         attention: str, form: str, causal: bool, dtype: torch.dtype,
     ):  # fmt: skip
         super().__init__()
-        self.f, self.box, self.form, self.causal = f, box, form, causal
+        self.f, self.box, self.form, self.causal, self.made = f, box, form, causal, dtype
         n = box.shape[0] if form == "tokens" and len(box.shape) == 2 else 0  # gathered into each token
         J, D = centres.shape
         middle = nearest([(Fraction(low) + Fraction(high)) / 2 for low, high in box.intervals()], dtype)
@@ -188,7 +192,33 @@ class MaxAffine(Construction):
         if self.tokens:
             found |= gathered(self.gather, self.positions)
         numbers = {name: stored(x) for name, x in found.items()}
-        return cells_ledger(self.asked, numbers, self.dtype, depth_of(self.layer), self.largest_error(512))
+        measured = None if isinstance(self.f, Sampled) else self.largest_error(512)
+        return cells_ledger(self.asked, numbers, self.dtype, depth_of(self.layer), measured)
+
+    def asks(self) -> dict[str, Any]:
+        return {
+            "box": self.box.to_json(), "cells": self.cells, "samples": self.asked.samples.tolist(),
+            "lipschitz": slope_of(self.asked.modulus), "eps0": self.asked.eps0, "form": self.form,
+            "attention": "cross" if isinstance(self.layer, Cross) else "self", "causal": self.causal,
+        }  # fmt: skip
+
+    @classmethod
+    def again(cls, asked: dict[str, Any], made: torch.dtype) -> MaxAffine:
+        box, samples = Box.from_json(asked["box"]), tensor("samples", asked["samples"], torch.float64)
+        cells, causal = asked["cells"], bool(asked["causal"])
+        if samples.dim() != 2 or samples.numel() > asked["most"] or len(box.shape) not in (1, 2):
+            raise ArgumentError("the samples do not fit the tensors, or the box is none of tokens or sequences")
+        given = isinstance(cells, int)
+        centres, reach = _grid_centres(box, whole("cells", cells, 1)) if given else _given(box, cells)
+        if len(centres) != len(samples) or asked["attention"] not in ("self", "cross"):
+            raise ArgumentError("the samples do not fit the cells, or the kind of attention is unknown")
+        omega = modulus_of(number("lipschitz", asked["lipschitz"], positive=True), None)
+        m = cls(
+            Sampled(), box, centres, samples, reach, omega, leak(asked["eps0"]), asked["attention"],
+            form_of(asked["form"]), causal, made,
+        )  # fmt: skip
+        m.cells = cells
+        return m
 
     @torch.no_grad()
     def picture(self) -> TheoremPicture:

@@ -371,6 +371,17 @@ def chunked(rows: Callable[[Tensor], Tensor], y: Tensor, each: int) -> Tensor:
 # -- the construction ----------------------------------------------------------------------------------------------
 
 
+#: The forms of every kind of ramp, one head or many; and all of them by the names that files have for them.
+LAID_OUT: dict[tuple[str, bool], tuple[type[Form], ...]] = {
+    ("cold", False): (PaperHead, Slots),
+    ("cold", True): (PaperHeads, AfterAffine),
+    ("warm", False): (AfterAffine,),
+    ("warm", True): (AfterAffine,),
+    ("gate", False): (AfterAffine,),
+}
+BODIES: dict[str, type[Form]] = {form.__name__: form for form in (PaperHead, PaperHeads, Slots, AfterAffine)}
+
+
 class Ramp(Construction):
     """clip(w.x + t, a, b) of given heads, temperature and form; `theorems.ramp` and `theorems.ramp_heads` build it.
 
@@ -378,6 +389,7 @@ class Ramp(Construction):
     changes between neighbouring anchors.
     """
 
+    family = "theorem-ramp"
     # tensors of the forms
     w: Tensor
     t: Tensor
@@ -401,7 +413,8 @@ class Ramp(Construction):
         self.wanted, self.shape, self.radius, self.channels = wanted, wanted.shape, wanted.radius, wanted.channels
         self.held, self.heads, self.keys, self.places, self.step = held, held.heads, held.keys, held.places, held.step
         self.temperature, self.many, self.eps0, self.channel = temperature.name, many, eps0, wanted.channel
-        self.body, self.form, self.causal = form, form.name, form.causal
+        self.body, self.form, self.causal, self.made = form, form.name, form.causal, w.dtype
+        self.asked_kappa = temperature.kappa
         kind = KINDS[self.temperature, many]
         self.theorem = kind.theorem
         self.box = Box.cube(-wanted.radius, wanted.radius, shape=w.shape[-1])
@@ -420,6 +433,46 @@ class Ramp(Construction):
         form.build(self, w, t)
         advice = COLD_PAPER if kind.advice == COLD and self.form == "paper" else kind.advice
         self.judged(float(wanted.shape.b - wanted.shape.a) / 2 * wanted.shape.lipschitz, advice)
+
+    def asks(self) -> dict[str, Any]:
+        wanted, held = self.wanted, self.held
+        slope = self.shape.slope
+        return {
+            "w": wanted.w.tolist(), "t": wanted.t.tolist(), "a": float(self.shape.a), "b": float(self.shape.b),
+            "slope": None if slope is None else float(slope), "radius": self.radius, "channel": list(wanted.channel),
+            "channels": wanted.channels, "margin": wanted.margin, "keys": held.keys, "heads": held.heads,
+            "guards": held.guards, "temperature": self.temperature, "kappa": self.asked_kappa,
+            "body": type(self.body).__name__, "causal": self.causal, "many": self.many, "eps0": self.eps0,
+        }  # fmt: skip
+
+    @classmethod
+    def again(cls, asked: dict[str, Any], made: torch.dtype) -> Ramp:
+        low, high = ends(asked["a"], asked["b"])
+        slope = None if asked["slope"] is None else number("slope", asked["slope"])
+        w, t = _query(tensor("w", asked["w"], made), tensor("t", asked["t"], made))
+        keys, heads = (whole(name, asked[name], 1) for name in ("keys", "heads"))
+        channels, guards = whole("channels", asked["channels"], 1), whole("guards", asked["guards"], 0)
+        channel = tuple(whole("channel", k, 0) for k in asked["channel"])
+        large = max(keys * heads // 4, channels) > asked["most"]
+        if large or len(channel) != keys or max(channel) >= channels:
+            raise ArgumentError("the description is not of the network that the tensors are of")
+        many, temperature = bool(asked["many"]), Temperature(str(asked["temperature"]), number("kappa", asked["kappa"]))
+        warm = temperature.name != "cold"
+        fits = asked["body"] in BODIES and BODIES[asked["body"]] in LAID_OUT.get((temperature.name, many), ())
+        if not fits or guards != (GUARDS if warm and many else 0) or keys < max(3, 2 * guards + 2) or (warm and slope):
+            raise ArgumentError(f"there is no ramp {asked['temperature']!r} of the form {asked['body']!r}")
+        if not warm and temperature.kappa < 1:
+            raise ArgumentError(f"kappa must be at least 1 for a cold head, got {temperature.kappa:g}")
+        if not asked["body"].startswith("Paper"):
+            _token_wise(w, t, "the token-wise form")
+        shape = ScalarTarget(low, high, slope)
+        wanted = Wanted(
+            stored(w), stored(t), shape, number("radius", asked["radius"], positive=True), channel, channels,
+            number("margin", asked["margin"], positive=True),
+        )  # fmt: skip
+        held = Anchors(shape.a, shape.b, keys, heads, guards)
+        body = BODIES[asked["body"]](bool(asked["causal"]))
+        return cls(w, t, wanted, held, temperature, body, many, number("eps0", asked["eps0"]))
 
     @property
     def anchors(self) -> Array:

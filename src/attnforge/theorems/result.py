@@ -24,7 +24,7 @@ from ..certificates.certified import CertifiedModule
 from ..certificates.rounding import assumptions
 from ..charts.chart import Figure, Heat, Level, Panel, Series, error_panel
 from ..charts.drawing import matplotlib_figure, save
-from ..dtypes import SHIPPED, Array, dtype_name
+from ..dtypes import SHIPPED, Array, dtype_name, shipped
 from ..errors import ArgumentError, CertificateError, DomainError, PrecisionError
 
 SLOTS = 64  # twice as many keys have a row of their own in a heat map
@@ -150,6 +150,7 @@ class Measured:
 class Construction(CertifiedModule):
     """A theorem's network. `m(X)` runs it, `m.attention(X)` are its softmax weights, `m.bound` what it guarantees."""
 
+    made: torch.dtype  # in which it was built; what it is asked to be does not change with later casts
     theorem: str = ""  # which statement, with version and number
     form: str = "paper"  # "paper" or "tokens": linear maps along the sequence, or token-wise only
     paper_bound: float | None = None  # the bound that the paper states, in real arithmetic
@@ -205,7 +206,23 @@ class Construction(CertifiedModule):
         return {f"{term.site}: {term.source}": term.value for term in self.certificate.terms}
 
     def config(self) -> dict[str, Any]:
-        raise ArgumentError("a theorem's construction is not saved to a file: keep its arguments, or its state_dict")
+        return {"made": dtype_name(self.made), "dtype": dtype_name(self.dtype), "strict": self.strict, **self.asks()}
+
+    def asks(self) -> dict[str, Any]:
+        """What was asked for, as JSON from which `again` builds it."""
+        raise NotImplementedError
+
+    @classmethod
+    def again(cls, asked: dict[str, Any], made: torch.dtype) -> Construction:
+        """The construction that `asks` describes, as it was built first, in the dtype of that time."""
+        raise NotImplementedError
+
+    @classmethod
+    def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> Construction:
+        most = sum(x.numel() for x in tensors.values())
+        m = cls.again({**config, "most": most}, shipped(str(config["made"]))).to(shipped(str(config["dtype"])))
+        m.strict = bool(config["strict"])
+        return m
 
     def guard(self, *inputs: Tensor) -> None:
         if len(inputs) != 1:

@@ -10,7 +10,7 @@ import torch
 
 from ..certificates.certificate import upper_text
 from ..certificates.rounding import unit
-from ..dtypes import dtype_name, shipped
+from ..dtypes import by_name, dtype_name, shipped
 from ..errors import ArgumentError, PrecisionError, closest
 from .ramps import GUARDS, VARIANTS, ramp, ramp_heads
 from .result import Construction, ends, leak, number, whole
@@ -53,6 +53,7 @@ class Plan:
         return "\n".join([*lines, f"  {self.note}"] if self.note else lines)
 
 
+@by_name
 def plan(
     eps: float | None = None,
     theorem: str = "ramp",

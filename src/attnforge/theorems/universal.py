@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,13 +22,24 @@ from torch import Tensor, nn
 
 from ..box import Box
 from ..certificates.rounding import unit
-from ..dtypes import Array, shipped, stored
+from ..dtypes import Array, by_name, shipped, stored
 from ..errors import ArgumentError
 from ..network import AttentionLayer, Heads
 from .bounds import DEAD, LARGEST_HAT_ERROR, Anchors, Hats, hat_error, hats_ledger
-from .grid import Function, Grid, Modulus, evaluated, grid_of, modulus_of, on_box, refuse_steeper
+from .grid import (
+    Function,
+    Grid,
+    Modulus,
+    Sampled,
+    evaluated,
+    grid_of,
+    modulus_of,
+    on_box,
+    refuse_steeper,
+    slope_of,
+)
 from .ramps import nearest, slot_keys
-from .result import Construction, Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, number, whole
+from .result import Construction, Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, number, tensor, whole
 
 if TYPE_CHECKING:
     from .result import TheoremPicture
@@ -204,6 +215,7 @@ def gathered(layer: AttentionLayer, positions: Tensor) -> dict[str, Tensor]:
     return {**group, "gather S": layer.S, "positions": positions}
 
 
+@by_name
 def two_layer(
     f: Function,
     box: Box,
@@ -231,6 +243,7 @@ def two_layer(
     return _built("attention", f, box, spacing, lipschitz, modulus, anchors, eps0, form, dtype)
 
 
+@by_name
 def attention_then_softmax(
     f: Function,
     box: Box,
@@ -275,11 +288,14 @@ def _built(
 class Universal(Construction):
     """Hats of every coordinate, then a selection among grid points: `two_layer` or `attention_then_softmax`."""
 
+    family = "theorem-universal"
+
     def __init__(
         self, f: Function, grid: Grid, values: Tensor, omega: Modulus | None, count: int, eps0: float, form: str,
         second: str, dtype: torch.dtype,
     ):  # fmt: skip
         super().__init__()
+        self.made, self.eps0 = dtype, eps0
         self.f, self.grid, self.count, self.form, self.second, self.box = f, grid, count, form, second, grid.box
         kind = "two layers" if second == "attention" else "one layer and a softmax"
         self.theorem = f"arXiv 2504.15956 v1 theorem 3.3 (v2 theorem 3.14), {kind}"
@@ -321,7 +337,30 @@ class Universal(Construction):
         return hat_error(self.asked, self.net.stored(), self.dtype)
 
     def ledger(self) -> Ledger:
-        return hats_ledger(self.asked, self.net.stored(), self.dtype, self.largest_error(256))
+        measured = None if isinstance(self.f, Sampled) else self.largest_error(256)
+        return hats_ledger(self.asked, self.net.stored(), self.dtype, measured)
+
+    def asks(self) -> dict[str, Any]:
+        return {
+            "box": self.box.to_json(), "counts": list(self.grid.counts), "samples": self.asked.samples.tolist(),
+            "lipschitz": slope_of(self.asked.modulus), "anchors": self.count, "eps0": self.eps0, "form": self.form,
+            "second": self.second,
+        }  # fmt: skip
+
+    @classmethod
+    def again(cls, asked: dict[str, Any], made: torch.dtype) -> Universal:
+        box, samples = Box.from_json(asked["box"]), tensor("samples", asked["samples"], torch.float64)
+        grid = Grid.even(box, [whole("counts", n, 2) for n in asked["counts"]])
+        count = whole("anchors", asked["anchors"], 7)
+        if len(box.shape) != 2 or len(samples) != grid.size or asked["second"] not in ("attention", "softmax"):
+            raise ArgumentError("the samples do not fit the grid, or the second layer is unknown")
+        if max(count, sum(grid.counts), samples.numel()) > asked["most"]:
+            raise ArgumentError("the description is of a larger network than the tensors")
+        return cls(
+            Sampled(), grid, samples.reshape(grid.size, box.shape[0], -1),
+            modulus_of(number("lipschitz", asked["lipschitz"], positive=True), None), count, leak(asked["eps0"]),
+            form_of(asked["form"]), asked["second"], made,
+        )  # fmt: skip
 
     @torch.no_grad()
     def picture(self) -> TheoremPicture:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import counted
 from ...box import Box
 from ...dtypes import Array
 from ...errors import ArgumentError
@@ -56,8 +57,9 @@ class PlainSize:
 
     def __str__(self) -> str:
         return (
-            f"{self.registers} registers, {self.channels} channels, {self.layers} layers, {self.heads} heads, "
-            f"{self.parameters} parameters, largest |logit| {self.largest_logit:.3g}, "
+            f"{counted(self.registers, 'register')}, {counted(self.channels, 'channel')}, "
+            f"{counted(self.layers, 'layer')}, {counted(self.heads, 'head')}, "
+            f"{counted(self.parameters, 'parameter')}, largest |logit| {self.largest_logit:.3g}, "
             f"largest |activation| {self.largest_activation:.3g}"
         )
 

@@ -166,6 +166,7 @@ class PlainTransformer(CertifiedModule):
         "output_shape": Either(None, [Whole(1)]), "first_row": bool, "largest_activation": float, "dtype": str,
         "strict": bool, "origin": Any,
     }  # fmt: skip
+    stacked = True
 
     def __init__(self, spec: PlainSpec, dtype: torch.dtype = torch.float32):
         super().__init__()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial as partial_
@@ -221,7 +221,7 @@ def refuse_undefined(cuts: Cuts, roots: Sequence[Expr], box: Box) -> None:
                 f"{partial.text} cancels, but cannot be shown to be defined everywhere on the box: "
                 f"{partial.argument.short()} may leave its domain; choose a smaller box, or leave it out"
             )
-    _visit(cuts, search, roots)
+    _visit(cuts, search, roots, {(partial.argument, partial.domain): partial.text for partial in written})
     for root in roots:
         if not all(map(math.isfinite, root.range)):
             search.refuse_overflow(root)
@@ -259,8 +259,11 @@ def _touches(partial: Partial) -> bool:
     return ends or any(low <= pole <= high for pole in domain.poles) or domain.offence("", low, high) is not None
 
 
-def _visit(cuts: Cuts, search: Search, roots: Sequence[Expr]) -> None:
-    """Walk down; below a function of one scalar that is shown to be bounded only the scalar matters."""
+def _visit(cuts: Cuts, search: Search, roots: Sequence[Expr], texts: Mapping[tuple[Expr, Domain], str]) -> None:
+    """Walk down; below a function of one scalar that is shown to be bounded only the scalar matters.
+
+    `texts` are what people wrote where the normal form has something else, such as x**y.
+    """
     todo, done = list(roots), set()
     while todo:
         node = todo.pop()
@@ -279,7 +282,8 @@ def _visit(cuts: Cuts, search: Search, roots: Sequence[Expr]) -> None:
             continue
         for partial in _partials(node):
             if _touches(partial):
-                search.refuse(partial)
+                said = texts.get((partial.argument, partial.domain), partial.text)
+                search.refuse(replace(partial, text=said))
         todo.extend(node.children)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import math
+import operator
+import types
 from collections.abc import Callable, Container, Sequence
 from fractions import Fraction
 from typing import Any
@@ -12,14 +16,18 @@ import torch
 from ...box import Box
 from ...errors import ArgumentError, UnsupportedOperation
 from ...expressions.constants import constant_e, constant_pi
-from ...expressions.expression import Expr, Graph
+from ...expressions.expression import Condition, Expr, Graph, rebuilt
 from ...expressions.grammar import read
 from ...expressions.special import ALIASES
 from ...programs.program import Program
 from .defined import refuse_undefined
 from .normal import Cuts, Writing, written
 
-_NAMES = {"Abs": "abs", "Max": "max", "Min": "min", "LambertW": "", "loggamma": ""}
+_COMPARED = {">": "gt", ">=": "ge", "<": "lt", "<=": "le"}
+_NAMES = {
+    "Abs": "abs", "Heaviside": "heaviside", "LambertW": "", "Max": "max", "Min": "min", "Mod": "mod", "ceiling": "ceil",
+    "loggamma": "",
+}  # fmt: skip
 
 
 def is_sympy(target: object) -> bool:
@@ -31,24 +39,73 @@ def from_sympy(target: Any, graph: Graph, names: Container[str]) -> tuple[list[E
     """The expression of a sympy object, and the variables it mentions."""
     import sympy
 
-    if not isinstance(target, sympy.Expr):
-        raise ArgumentError(f"expected a sympy expression, got {type(target).__name__}")
+    if not isinstance(target, sympy.Expr | sympy.MatrixBase):
+        raise ArgumentError(f"expected a sympy expression or matrix, got {type(target).__name__}")
+    if isinstance(target, sympy.MatrixBase) and min(target.shape) != 1:
+        raise ArgumentError(f"a sympy matrix must be a row or a column, got {target.shape[0]} x {target.shape[1]}")
     mentioned = {str(symbol) for symbol in target.free_symbols}
     missing = sorted(name for name in mentioned if name not in names)
     if missing:
         raise ArgumentError(f"the box has no interval for {', '.join(missing)}; add each to the box")
-    done: dict[Any, Expr] = {}
     bad: list[str] = []
-    for node in sympy.postorder_traversal(target):
-        if node not in done:
-            made = _node(node, graph, [done[a] for a in node.args if a in done])
-            if made is None:
-                bad.append(str(node))
-                made = graph.number(1)
-            done[node] = made
+    parts = list(target) if isinstance(target, sympy.MatrixBase) else [target]
+    roots = [_converted(part, graph, bad) for part in parts]
     if bad:
         raise UnsupportedOperation(f"these parts of the sympy expression have no form here: {'; '.join(bad)}")
-    return [done[target]], mentioned
+    return roots, mentioned
+
+
+def _converted(target: Any, graph: Graph, bad: list[str]) -> Expr:
+    """A sympy expression as a node; what has no form is added to `bad`, and 1 stands for it."""
+    import sympy
+
+    done: dict[Any, Expr] = {}
+    todo = [target]
+    while todo:
+        node = todo[-1]
+        if node in done:
+            todo.pop()
+        elif isinstance(node, sympy.Piecewise):
+            done[node] = _pieces(node, graph, bad)
+        elif waiting := [a for a in node.args if a not in done]:
+            todo += waiting
+        else:
+            made = _node(node, graph, [done[a] for a in node.args])
+            if made is None:
+                bad.append(str(node))
+            done[node] = graph.number(1) if made is None else made
+    return done[target]
+
+
+def _pieces(node: Any, graph: Graph, bad: list[str]) -> Expr:
+    """A continuous sympy.Piecewise. Each piece must be defined where it is used, not on all of the box."""
+    partial, inverted = len(graph.partial), dict(graph.inverted)
+    pieces = [(_converted(value, graph, bad), _condition(test, graph, bad)) for value, test in node.args]
+    if pieces[-1][1] is not None:
+        raise UnsupportedOperation(f"{node} says nothing where none of its conditions holds; end it with (value, True)")
+    found = pieces[-1][0]
+    for value, test in reversed(pieces[:-1]):
+        found = value if test is None else test.choose(value, found)
+    del graph.partial[partial:]
+    graph.inverted = inverted
+    return rebuilt(graph, [found])[0]
+
+
+def _condition(test: Any, graph: Graph, bad: list[str]) -> Condition | None:
+    """A sympy condition; None for one that always holds."""
+    import sympy
+
+    if test == True:  # noqa: E712  (sympy's own True)
+        return None
+    if isinstance(test, sympy.And | sympy.Or | sympy.Not):
+        parts = [found for part in test.args if (found := _condition(part, graph, bad)) is not None]
+        if isinstance(test, sympy.Not):
+            return ~parts[0]
+        return functools.reduce(operator.and_ if isinstance(test, sympy.And) else operator.or_, parts)
+    if isinstance(test, sympy.core.relational._Inequality):
+        return getattr(operator, _COMPARED[test.rel_op])(*(_converted(side, graph, bad) for side in test.args))
+    bad.append(str(test))
+    return None
 
 
 def _node(node: Any, graph: Graph, arguments: list[Expr]) -> Expr | None:
@@ -121,6 +178,7 @@ def expressions(target: FormulaLike, graph: Graph, box: Box) -> tuple[list[Expr]
             found = [node]
         elif is_sympy(part):
             found, mentioned = from_sympy(part, graph, names)
+            several = several or hasattr(part, "shape")
         elif callable(part):
             found, mentioned, many = _traced(part, graph, names)
             several = several or many
@@ -148,20 +206,45 @@ def _traced(function: Callable[..., Any], graph: Graph, names: Sequence[str]) ->
         parameters = []
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is p.empty]
     if parameters and set(plain) == set(names):
-        result = function(**variables)
+        result = _shadowed(function)(**variables)
     else:
         if parameters and len(plain) != len(names) and not any(p.kind == p.VAR_POSITIONAL for p in parameters):
             raise ArgumentError(
                 f"the function takes {', '.join(plain) or 'no arguments'}, but the box has {', '.join(names)}; "
                 f"name the box's intervals after the arguments"
             )
-        result = function(*variables.values())
+        result = _shadowed(function)(*variables.values())
     several = isinstance(result, (list, tuple))
     outputs = list(result) if several else [result]
     roots = [part if isinstance(part, Expr) else graph.number(part) for part in outputs]
     # a variable is used when some node was made from it, also one that cancelled later
     used = {name for name, node in variables.items() if node in roots or graph.uses(node)}
     return roots, used, several
+
+
+def _shadowed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with those of `math` that it names taking expressions as well as numbers."""
+    if not isinstance(function, types.FunctionType):
+        return function
+    cells = function.__closure__
+    known = {name: _of_math(value) for name, value in function.__globals__.items()}
+    closure = None if cells is None else tuple(types.CellType(_of_math(cell.cell_contents)) for cell in cells)
+    made = types.FunctionType(function.__code__, known, function.__name__, function.__defaults__, closure)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def _of_math(value: Any) -> Any:
+    if value is math:
+        return types.SimpleNamespace(**{name: _of_math(found) for name, found in vars(math).items()})
+    if not isinstance(value, types.BuiltinFunctionType) or value.__module__ != "math":
+        return value
+
+    def called(*arguments: Any) -> Any:
+        first = next((a for a in arguments if isinstance(a, Expr)), None)
+        return value(*arguments) if first is None else first.named(value.__name__, *arguments)
+
+    return called
 
 
 def _source(parts: Sequence[Any], roots: Sequence[Expr]) -> str:

@@ -118,6 +118,20 @@ def describe(target: object) -> str:
     return str(getattr(target, "__name__", type(target).__name__))
 
 
+def warn_of_training(net: nn.Module) -> None:
+    """Say that a module is in training mode, where that changes what it computes."""
+    differing = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm, nn.RNNBase)
+    kinds = {type(m).__name__ for m in net.modules() if m.training and isinstance(m, differing)
+             and not (isinstance(m, nn.RNNBase) and not m.dropout)}  # fmt: skip
+    if kinds:
+        warnings.warn(
+            f"the module is in training mode, where {', '.join(sorted(kinds))} differs; what is captured is its "
+            "evaluation mode: call module.eval() first",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
 @contextmanager
 def evaluation(net: nn.Module) -> Iterator[None]:
     """Evaluation mode and plain attention layers; everything restored afterwards."""

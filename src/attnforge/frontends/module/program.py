@@ -43,6 +43,7 @@ from .capture import (
     probes,
     traced,
     unfaithful,
+    warn_of_training,
 )
 from .handlers import supported_operations
 from .values import Atoms, Unknown, atoms
@@ -197,6 +198,7 @@ def capture_module(target: nn.Module | Callable[..., Tensor], boxes: Box | tuple
     if not callable(target):
         raise ArgumentError(f"expected a module or a function of tensors, got {type(target).__name__}")
     net = target if isinstance(target, nn.Module) else FunctionModule(target)
+    warn_of_training(net)
     failure: Exception | None = None
     with evaluation(net):
         for batch in (BATCH, None):

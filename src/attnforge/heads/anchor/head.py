@@ -23,7 +23,7 @@ from ...certificates.certificate import Certificate, Term, total, upper_text
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import assumptions
 from ...certificates.schema import PAIR, Whole
-from ...dtypes import DTYPES, SHIPPED, dtype_name, shipped
+from ...dtypes import DTYPES, SHIPPED, by_name, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...functions.registry import Univariate, check_domain, from_callable, get, parse
 from ...network import AttentionLayer, Heads
@@ -186,6 +186,7 @@ class AnchorHead(CertifiedModule):
         self.register_buffer("anchors", torch.from_numpy(np.ascontiguousarray(anchors)))
 
     @classmethod
+    @by_name
     def fit(
         cls,
         fn: str | Univariate | Callable[[Tensor], Tensor],

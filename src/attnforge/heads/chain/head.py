@@ -21,7 +21,7 @@ from ...certificates.certificate import Certificate, Term, total, upper_text
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import assumptions
 from ...certificates.schema import PAIR, require
-from ...dtypes import SHIPPED, dtype_name, shipped
+from ...dtypes import SHIPPED, by_name, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...functions.registry import Univariate, get, parse
 from ...network import AttentionLayer
@@ -59,6 +59,7 @@ class ChainHead(CertifiedModule):
         self.heads = nn.ModuleDict(heads)
 
     @classmethod
+    @by_name
     def fit(
         cls, fn: str | Univariate, lo: float, hi: float, eps: float | None = None, dtype: torch.dtype = torch.float32
     ) -> ChainHead:

@@ -42,7 +42,7 @@ from ...certificates.certificate import Certificate, Term, total
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import assumptions
 from ...certificates.schema import Either
-from ...dtypes import dtype_name, shipped
+from ...dtypes import by_name, dtype_name, shipped
 from ...errors import ArgumentError, PrecisionError
 from ..packing import self_layer
 from ..self_head import SelfSpec
@@ -86,6 +86,7 @@ class GateHead(CertifiedModule):
         return self.spec.sharpness
 
     @classmethod
+    @by_name
     def fit(
         cls,
         name: str,

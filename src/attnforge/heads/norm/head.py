@@ -28,7 +28,7 @@ from ...certificates.certificate import Certificate, total
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import UNIT, assumptions
 from ...certificates.schema import PAIR, Whole
-from ...dtypes import dtype_name, shipped
+from ...dtypes import by_name, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from .bound import WIDEN, Roundings, fit_error, ledger
 from .construction import NormSpec, fit
@@ -168,6 +168,7 @@ class NormHead(CertifiedModule):
         self.block = math.gcd(self.width, BLOCK)
 
     @classmethod
+    @by_name
     def fit(
         cls,
         channels: int,

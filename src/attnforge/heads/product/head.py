@@ -38,7 +38,7 @@ from ...certificates.certificate import Certificate, Term, total
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import assumptions
 from ...certificates.schema import PAIR, Either, Whole
-from ...dtypes import dtype_name, shipped
+from ...dtypes import by_name, dtype_name, shipped
 from ...errors import ArgumentError, PrecisionError
 from ..packing import self_layer
 from ..self_head import SelfSpec
@@ -84,6 +84,7 @@ class ProductHead(CertifiedModule):
         return self.spec.gain * max(abs(v - b) for v in self._sides().query)
 
     @classmethod
+    @by_name
     def fit(
         cls,
         x: tuple[float, float],

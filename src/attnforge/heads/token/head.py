@@ -27,6 +27,7 @@ from ...certificates.certificate import Certificate, total
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import assumptions
 from ...certificates.schema import MOST_TOKENS, Either, Whole
+from ...dtypes import by_name
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...network import Heads
 from .bound import UNDERFLOW, fixed_terms, peak_terms
@@ -75,6 +76,7 @@ class TokenHead(CertifiedModule):
         self.register_buffer("positions", torch.eye(size, dtype=attention.W_Q.dtype), persistent=False)
 
     @classmethod
+    @by_name
     def gather(
         cls,
         tokens: int,
@@ -94,6 +96,7 @@ class TokenHead(CertifiedModule):
         return cls._finish(attention, "gather", tokens, channels, lo, hi, matrix)
 
     @classmethod
+    @by_name
     def mean(
         cls, tokens: int, channels: int, lo: float = -1.0, hi: float = 1.0, dtype: torch.dtype = torch.float32
     ) -> TokenHead:
@@ -101,6 +104,7 @@ class TokenHead(CertifiedModule):
         return cls._average("mean", tokens, channels, lo, hi, dtype)
 
     @classmethod
+    @by_name
     def prefix_mean(
         cls, tokens: int, channels: int, lo: float = -1.0, hi: float = 1.0, dtype: torch.dtype = torch.float32
     ) -> TokenHead:
@@ -108,6 +112,7 @@ class TokenHead(CertifiedModule):
         return cls._average("prefix_mean", tokens, channels, lo, hi, dtype)
 
     @classmethod
+    @by_name
     def mix(
         cls,
         matrix: Tensor,
@@ -124,6 +129,7 @@ class TokenHead(CertifiedModule):
         return cls._finish(attention, "mix", n, channels, lo, hi, target)
 
     @classmethod
+    @by_name
     def max(
         cls,
         tokens: int,
@@ -142,6 +148,7 @@ class TokenHead(CertifiedModule):
         return cls._peak("max", tokens, channels, lo, hi, eps, sharpness, dtype)
 
     @classmethod
+    @by_name
     def min(
         cls,
         tokens: int,

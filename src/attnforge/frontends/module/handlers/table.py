@@ -64,9 +64,11 @@ def handles(*names: str, note: str) -> Callable[[Writer], Writer]:
 
 #: Why an operator is refused, where more can be said than that it is not in the table.
 _REASONS = {
-    "it chooses by comparing data, which is not continuous": """sort argsort topk argmax argmin kthvalue median
-        nanmedian mode cummax cummin unique unique2 _unique2 unique_consecutive nonzero masked_select searchsorted
-        bucketize histc msort""",
+    "it has no form here yet, although its values are continuous; amax, amin, maximum and minimum have one": """sort
+        topk kthvalue median nanmedian cummax cummin msort""",
+    "it gives places, which jump where two entries are equal": "argsort argmax argmin",
+    "it chooses by comparing data, which is not continuous": """mode unique unique2 _unique2 unique_consecutive nonzero
+        masked_select searchsorted bucketize histc""",
     "it jumps: no network of attention heads is close to a step": "heaviside hardshrink nextafter",
     "it compares data": "isclose logical_and logical_or logical_not logical_xor equal any all isin",
     "it works with complex numbers": """_fft_r2c _fft_c2c _fft_c2r fft_fft fft_rfft fft_ifft fft_irfft view_as_complex

@@ -1,0 +1,85 @@
+"""Fitted scikit-learn regressors that are attention-only functions exactly: perceptrons and linear models, scaled or
+not, as modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...errors import ArgumentError
+
+_ACTIVATIONS = {"identity": nn.Identity, "relu": nn.ReLU, "tanh": nn.Tanh, "logistic": nn.Sigmoid}
+_OUTPUTS = {**_ACTIVATIONS, "exp": lambda: _Exp()}
+_LINEAR = ("LinearRegression", "Ridge", "Lasso", "ElasticNet")
+
+
+def regressor(target: Any) -> nn.Module | None:
+    """The module, in float64, that computes what a scikit-learn regressor predicts; None for anything else.
+
+    Regressors that have no exact form are refused, with the advice to approximate them.
+    """
+    if type(target).__module__.split(".")[0] != "sklearn" or not hasattr(target, "predict"):
+        return None
+    return nn.Sequential(*_layers(target)).double().eval()
+
+
+def _layers(target: Any) -> list[nn.Module]:
+    kind = type(target).__name__
+    if kind == "Pipeline":
+        return [layer for _, step in target.steps if step != "passthrough" for layer in _layers(step)]
+    if kind not in ("MLPRegressor", "StandardScaler", *_LINEAR):
+        raise ArgumentError(
+            f"{kind} has no exact attention-only form (MLPRegressor, {', '.join(_LINEAR)} and StandardScaler have "
+            "one): approximate it with attnforge.approximate(model, box, eps)"
+        )
+    if not hasattr(target, {"MLPRegressor": "coefs_", "StandardScaler": "n_features_in_"}.get(kind, "coef_")):
+        raise ArgumentError(f"this {kind} is not fitted yet: call its fit(X, y) first")
+    if kind == "StandardScaler":
+        return [_Scaled(*(torch.tensor(v) if v is not None else None for v in (target.mean_, target.scale_)))]
+    if kind in _LINEAR:
+        weight = np.atleast_2d(target.coef_).T
+        found: list[nn.Module] = [_affine(weight, target.intercept_)]
+        return found if np.ndim(target.coef_) > 1 else [*found, _Only()]
+    found = []
+    for weight, bias in zip(target.coefs_, target.intercepts_, strict=True):
+        found += [_affine(weight, bias), _ACTIVATIONS[target.activation]()]
+    found[-1] = _OUTPUTS[target.out_activation_]()
+    return found if target.n_outputs_ > 1 else [*found, _Only()]
+
+
+class _Exp(nn.Module):
+    def forward(self, y: Tensor) -> Tensor:
+        return y.exp()
+
+
+class _Only(nn.Module):
+    """The one output, without its dimension: scikit-learn predicts a number a row."""
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y.squeeze(-1)
+
+
+class _Scaled(nn.Module):
+    """(x - mean) / scale, either of which may be left out."""
+
+    def __init__(self, mean: Tensor | None, scale: Tensor | None):
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.mean is None else x - self.mean
+        return x if self.scale is None else x / self.scale
+
+
+def _affine(weight: Any, bias: Any) -> nn.Linear:
+    """x W + b."""
+    matrix = np.asarray(weight, dtype=np.float64)
+    layer = nn.Linear(*matrix.shape, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(matrix.T))
+        layer.bias.copy_(torch.from_numpy(np.broadcast_to(np.asarray(bias, dtype=np.float64), matrix.shape[1:]).copy()))
+    return layer
