@@ -4,6 +4,9 @@ what does not is told in words."""
 from __future__ import annotations
 
 import math
+import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from math import exp
@@ -20,14 +23,16 @@ from sklearn.linear_model import LinearRegression
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from torch import Tensor, nn
+from torch import nn
 
 import attnforge as af
+from attnforge.certificates import certified
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.errors import closest
 from attnforge.frontends.formula.program import capture_formula
 from attnforge.frontends.module.regressor import regressor
 from attnforge.programs.interpret import values
+from attnforge.progress import shown, stages
 
 LINE = {"x": (-1.0, 1.0)}
 PLANE = {"x": (0.0, 1.0), "y": (0.5, 2.0)}
@@ -59,9 +64,9 @@ def test_every_kind_of_input_is_the_same_point(net: CompiledNetwork) -> None:
 
 
 @pytest.mark.parametrize(
-    "call, words",
+    ("call", "words"),
     [
-        (lambda net: net(torch.zeros(1, 2)), r"float32 and the weights are torch.float64.*net.predict.*dtype=torch.float32"),
+        (lambda net: net(torch.zeros(1, 2)), r"float32 and the weights are torch.float64.*predict.*=torch.float32"),
         (lambda net: net(torch.zeros(1, 2, dtype=torch.float16)), r"net.predict\(x\)\)$"),
         (lambda net: net(["a"]), "must be a tensor, an array, a list or a number"),
         (lambda net: net(x=0.5), "the input 'y' is missing; the network takes x, y"),
@@ -92,7 +97,7 @@ def test_dtypes_and_boxes_by_name(tmp_path: Path) -> None:
     assert af.GateHead.fit("relu", -1, 1, dtype="float64").dtype == torch.float64
     assert af.plan("x**2", LINE, eps=1e-2, dtype="float64").best.name
     assert af.TokenHead.mean(2, 1, dtype="float64").dtype == torch.float64
-    with pytest.raises(af.ArgumentError, match="float32 or torch.float64, or its name, got 'float16'"):
+    with pytest.raises(af.ArgumentError, match=r"float32 or torch.float64, or its name, got 'float16'"):
         af.compile("x", LINE, eps=1e-3, dtype="float16")
     with pytest.raises(af.ArgumentError, match="box must be a Box, a dict"):
         af.compile("x", [(-1, 1)], eps=1e-3)
@@ -121,14 +126,14 @@ TARGETS: dict[str, tuple[Any, Callable[[float], Any]]] = {
     "hypot": ("hypot(x, 1, 2)", lambda x: math.hypot(x, 1, 2)),
     "sign": ("sign(x + 2) * x", lambda x: x),
     "floor": ("floor(x/4 + 0.5) + ceil(x/4 + 0.5) * x", lambda x: x),
-    "mod": ("mod(x/4, 1/2) if 0 else x".split(" if")[0].replace("x/4", "x/8 + 3/4"), lambda x: x / 8 + 1 / 4),
+    "mod": ("mod(x/8 + 3/4, 1/2)", lambda x: x / 8 + 1 / 4),
     "math": (lambda x: math.sin(x) * math.pi + exp(x), lambda x: math.sin(x) * math.pi + math.exp(x)),
     "numpy": (lambda x: np.sin(x) + np.cbrt(x + 2), lambda x: math.sin(x) + (x + 2) ** (1 / 3)),
     "numpy where": (lambda x: np.where(x > 0, x, 0.1 * x), lambda x: x if x > 0 else 0.1 * x),
     "torch where": (lambda x: torch.where(x <= 0, torch.exp(x) - 1, x), lambda x: x if x > 0 else math.expm1(x)),
     "between": (lambda x: np.where((x > -0.5) & (x < 0.5), x**2, 0.25), lambda x: min(x * x, 0.25)),
     "piecewise": (sympy.Piecewise((X**2, X > 0), (0, True)), hard),
-    "three pieces": (sympy.Piecewise((0, X < 0), (X, X < sympy.Rational(1, 2)), (sympy.Rational(1, 2), True)),
+    "three pieces": (sympy.Piecewise((0, X < 0), (X, sympy.Rational(1, 2) > X), (sympy.Rational(1, 2), True)),
                      lambda x: min(max(x, 0.0), 0.5)),
     "a root where it is used": (sympy.Piecewise((sympy.sqrt(X), X > 0), (-X, True)), lambda x: x**0.5 if x > 0 else -x),
     "vector": (sympy.Matrix([X**2, sympy.sin(X)]), lambda x: [x * x, math.sin(x)]),
@@ -153,7 +158,7 @@ def test_pieces_that_meet_are_certified() -> None:
 
 
 @pytest.mark.parametrize(
-    "target, words",
+    ("target", "words"),
     [
         ("floor(x)", r"floor\(x\) jumps on the box.*x reaches from -1 to 1"),
         ("sign(x)", "jumps"),
@@ -179,7 +184,7 @@ def test_what_cannot_be_read_is_told_in_words(target: Any, words: str) -> None:
 def test_messages_say_what_to_do() -> None:
     with pytest.raises(af.ArgumentError, match="give eps, rtol or both"):
         af.compile("x", LINE)
-    with pytest.raises(af.PrecisionError, match="rtol = 0.001 alone.*eps=") as told:
+    with pytest.raises(af.PrecisionError, match=r"rtol = 0.001 alone.*eps=") as told:
         af.compile("sin(x)/3", LINE, rtol=1e-3)
     assert "eps = 0" not in str(told.value)
     with pytest.raises(af.DomainError, match=r"x\*\*y, which is exp\(y \* log\(x\)\) here, is undefined at x = 0"):
@@ -206,12 +211,11 @@ def test_regressors_are_modules_exactly() -> None:
     points, y = rng.uniform(-1, 1, (50, 2)), rng.uniform(-1, 1, 50)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fitted = [
-            make_pipeline(StandardScaler(), MLPRegressor(hidden_layer_sizes=(3, 2), activation=kind, max_iter=5).fit(points, y))
+        perceptrons = [
+            MLPRegressor(hidden_layer_sizes=(3, 2), activation=kind, max_iter=5)
             for kind in ("relu", "tanh", "logistic", "identity")
-        ]  # fmt: skip
-        for pipeline in fitted:
-            pipeline[0].fit(points + 1)
+        ]
+        fitted = [make_pipeline(StandardScaler(), perceptron).fit(points + 1, y) for perceptron in perceptrons]
         fitted += [MLPRegressor(hidden_layer_sizes=(3,), max_iter=5).fit(points, np.c_[y, -y])]
     fitted += [LinearRegression().fit(points, y), LinearRegression().fit(points, np.c_[y, -y])]
     for model in fitted:
@@ -223,7 +227,7 @@ def test_regressors_are_modules_exactly() -> None:
     error = np.abs(net.predict(points.astype(np.float32)) - fitted[0].predict(points.astype(np.float32).astype(float)))
     assert error.max() <= net.bound <= 1e-3
     forest = RandomForestRegressor(2, max_depth=2).fit(points, y)
-    with pytest.raises(af.ArgumentError, match="RandomForestRegressor has no exact.*attnforge.approximate"):
+    with pytest.raises(af.ArgumentError, match=r"RandomForestRegressor has no exact.*attnforge.approximate"):
         af.compile(forest, af.Box.cube(-1, 1, shape=2), eps=1e-3)
     with pytest.raises(af.ArgumentError, match="not fitted yet"):
         af.compile(MLPRegressor(), af.Box.cube(-1, 1, shape=2), eps=1e-3)
@@ -262,6 +266,13 @@ def test_prelu_converts_and_the_rest_is_explained(tmp_path: Path) -> None:
     for module, words in ((nn.GroupNorm(1, 2), "GroupNorm.*no head"), (nn.LSTM(2, 2), "LSTM.*gates its state")):
         with pytest.raises(af.ArgumentError, match=words):
             af.convert(module.eval(), torch.rand(8, 2))
+
+
+def test_a_norm_without_an_epsilon_has_that_of_its_dtype() -> None:
+    module = nn.RMSNorm(3)
+    net = af.compile(module, af.Box.cube(-1, 1, shape=3), eps=0.1)
+    x = net.box.sample(200, dtype=torch.float32)
+    assert float((net(x) - module(x)).abs().max()) <= net.bound <= 0.1 and module.eps is None
 
 
 # -- what networks say of themselves --------------------------------------------------------------------------------
@@ -311,9 +322,7 @@ def test_run_reads_the_columns_it_needs(tmp_path: Path, net: CompiledNetwork) ->
     code, out = command("run", tmp_path, "-i", points)
     assert code == 2 and "is a folder" in out
     with pytest.raises(af.CertificateError, match="is a folder, not a file"):
-        from attnforge.certificates.certified import load
-
-        load(tmp_path)
+        certified.load(tmp_path)
 
 
 def test_functions_lists_every_word_of_formulas() -> None:
@@ -323,3 +332,39 @@ def test_functions_lists_every_word_of_formulas() -> None:
     listed = {line.split()[0] for line in out.splitlines() if line.strip()}
     assert code == 0 and set(words()) <= listed
     assert all(f"{other} = {name}" in out for other, name in ALIASES.items())
+
+
+def test_tables_follow_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("head", "sin", "--lo", "-3", "--hi", "3", "--eps", "1e-2")
+    _, wide = command(*arguments)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    code, narrow = command(*arguments)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in narrow.splitlines()]
+    start = next(i for i, line in enumerate(lines) if line.startswith("site"))
+    assert code == 0 and max(map(len, lines[start:])) <= 60 < max(map(len, wide.splitlines()))
+    assert "".join(lines[start].split()) == "sitesourceatmostnote"
+
+
+def test_a_closed_pipe_is_no_failure() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "attnforge", "--version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait()) == ("", 0)
+
+
+def test_work_inside_other_work_shares_its_line() -> None:
+    seen: list[str] = []
+    with stages(seen.append) as outer, stages(None, "fitting") as inner:
+        assert inner is outer
+        inner("anchors")
+    assert seen == ["anchors"] and shown("fitting")(lambda x: 2 * x)(3) == 6
+
+
+def test_python_arguments_are_options_on_the_command_line() -> None:
+    from attnforge.cli.common import as_options
+
+    assert as_options("it needs a batch: give calibration=batches") == "it needs a batch: give --texts FILE"
+    assert as_options("there already; force=True overwrites it") == "there already; --force overwrites it"

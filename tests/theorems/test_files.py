@@ -83,7 +83,7 @@ def test_what_no_file_can_hold_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, change",
+    ("name", "change"),
     [
         ("ramp", {"keys": 10**9, "channel": [0] * 9}),
         ("ramp", {"temperature": "gate"}),

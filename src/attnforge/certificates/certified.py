@@ -17,6 +17,7 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable, without lo
 from ..box import Box
 from ..dtypes import SHIPPED, dtype_name
 from ..errors import ArgumentError, AttnforgeError, CertificateError, DomainError, DomainWarning, PrecisionError
+from ..progress import shown
 from . import storage
 from .certificate import Certificate, upper_text, weights_hash
 from .inputs import tensors
@@ -251,6 +252,7 @@ def _view(name: str) -> Any:
     return getattr(importlib.import_module(VIEWS), name)
 
 
+@shown("certifying")
 def certify(net: CertifiedModule) -> Certificate:
     """Recompute the certificate of a network's present weights, attach it and return it."""
     if not isinstance(net, CertifiedModule):
@@ -292,6 +294,7 @@ def load(path: str | Path) -> CertifiedModule:
     return module.eval()
 
 
+@shown("checking")
 def check(path: str | Path) -> Certificate:
     """Recompute a file's certificate from its weights and description; raises `CertificateError` if it does not
     hold."""

@@ -23,12 +23,14 @@ from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import ArgumentError, AttnforgeError, CertificateError, PurityError, closest
+from ..progress import stages
 from ..saving import free_file
 
 if TYPE_CHECKING:
     import torch
 
     from ..box import Box
+    from ..certificates.certificate import Certificate
 
 # Exit codes: a check, or the machine (a full disk), failed; the command was used wrongly; the user interrupted it (128
 # + SIGINT, as shells count).
@@ -137,7 +139,8 @@ def guarded(command: Any) -> int:
     """Runs a command; its exit code, with every error that is not ours to debug said in words."""
     try:
         code = command()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is None where it was closed before we began
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (CertificateError, PurityError) as error:
         return _complain(str(error), FAILED)
@@ -197,10 +200,15 @@ def _complain(text: str, code: int) -> int:
     return code
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # which `guarded` answers; rich would leave as if something had failed
+
+
 def console(stderr: bool = False) -> Console:
     """Where to write: as wide as the terminal, and wide enough for any table where there is none."""
-    found = Console(stderr=stderr, highlight=False)
-    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=WIDE)
+    found = _Console(stderr=stderr, highlight=False)
+    return found if found.is_terminal else _Console(stderr=stderr, highlight=False, width=WIDE)
 
 
 def say(text: str = "") -> None:
@@ -215,16 +223,27 @@ def say_json(found: Mapping[str, Any]) -> None:
 
 @contextmanager
 def waiting(text: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on the terminal while something may take long; nothing where the output goes to a file.
+    """A line on the terminal while something takes long; nothing where the output goes to a file.
 
-    What it yields changes the text.
+    What it yields adds to the text.
     """
-    output = console(stderr=True)
-    if not output.is_terminal:
-        yield lambda text: None
+    with stages(None, text) as stage:
+        yield stage
+
+
+def say_certificate(found: Certificate) -> None:
+    """A certificate as it is, or with its table folded where the terminal is narrower."""
+    text, output = str(found), console()
+    if not output.is_terminal or max(map(len, text.splitlines())) <= output.width or not found.terms:
+        say(text)
         return
-    with output.status(text) as status:
-        yield lambda text: status.update(text)
+    from ..certificates.certificate import upper_text
+
+    say(text.partition("\n\n")[0] + "\n")
+    rows = [(term.site, term.source, upper_text(term.value, 4), term.note) for term in found.terms]
+    rows.append(("total", "", upper_text(found.bound, 4), ""))
+    table(("site", "source", "at most", "note"), rows, right=("at most",))
+    say(f"by {', '.join(found.lemmas)}")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:

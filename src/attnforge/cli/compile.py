@@ -23,6 +23,7 @@ from .common import (
     number,
     refuse_overwriting,
     say,
+    say_certificate,
     say_json,
     waiting,
     whole,
@@ -81,7 +82,8 @@ def compile(
         say_json(description(net, seconds, written))
         return
     found = measure(net)
-    say(f"{net.size}, compiled in {seconds:.1f} s\n\n{net.certificate}")
+    say(f"{net.size}, compiled in {seconds:.1f} s\n")
+    say_certificate(net.certificate)
     say(f"largest error measured {found.worst:.3e}, on {found.count:,} points of the box")
     for path in written:
         say(f"wrote {path}")

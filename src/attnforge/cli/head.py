@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import AS_JSON, FORCE, PICTURES, DType, number, refuse_overwriting, say, say_json, table, waiting, whole
+from .common import (
+    AS_JSON,
+    FORCE,
+    PICTURES,
+    DType,
+    number,
+    refuse_overwriting,
+    say,
+    say_certificate,
+    say_json,
+    table,
+    waiting,
+    whole,
+)
 
 if TYPE_CHECKING:
     from ..functions.registry import Domain
@@ -167,7 +180,8 @@ def head(
     if as_json:
         say(json.dumps(description(built), allow_nan=False))
         return
-    say(f"{summary(built, name)}\n\n{built.certificate}")
+    say(f"{summary(built, name)}\n")
+    say_certificate(built.certificate)
     if built.measured is not None:
         say(f"largest error measured {built.measured:.3e}")
     for path in written:

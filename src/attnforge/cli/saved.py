@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ArgumentError
-from .common import AS_JSON, SAVED, existing, say, say_json, table, waiting
+from .common import AS_JSON, SAVED, existing, say, say_certificate, say_json, table, waiting
 
 if TYPE_CHECKING:
     from ..certificates.certified import CertifiedModule
@@ -42,7 +42,8 @@ def check(
         say_json({"holds": True, "conversion" if converted else "certificate": found.to_json()})
         return
     held = f"the certificates of {len(found.sites)} sites hold" if converted else "the certificate holds"
-    say(f"{found}\n\n{file.name}: {held}")
+    say(str(found)) if converted else say_certificate(found)
+    say(f"\n{file.name}: {held}")
 
 
 def explain(

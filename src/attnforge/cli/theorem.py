@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError, closest
-from .common import AS_JSON, FORCE, PICTURES, DType, box, number, refuse_overwriting, say, say_json, waiting, whole
+from .common import (
+    AS_JSON,
+    FORCE,
+    PICTURES,
+    DType,
+    box,
+    number,
+    refuse_overwriting,
+    say,
+    say_certificate,
+    say_json,
+    waiting,
+    whole,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -132,7 +145,8 @@ def theorem(
         say_json(description(name, built))
         return
     size = built.size
-    say(f"{built.theorem}, {built.form} form\n\n{built.certificate}")
+    say(f"{built.theorem}, {built.form} form\n")
+    say_certificate(built.certificate)
     if built.paper_bound is not None:
         say(f"the paper states {built.paper_bound:.4g}, in real arithmetic")
     say(f"largest error measured {built.measure(POINTS).largest:.3e}")

@@ -67,7 +67,7 @@ class CompiledNetwork(CertifiedModule):
             "output": Whole(), "output_shape": [Whole(1)], "output_rows": str, "source": str, "sites": [str],
         },
         "arrays": {}, "sites": [(Whole(), str, {})], "boxes": [BOX], "dtype": str, "eps": float, "rtol": float,
-        "grid": Whole(1, MOST_CELLS), "strict": bool, "flats?": [[float]],
+        "grid": Whole(1, MOST_CELLS), "strict": bool, "flats?": [[float]], "outputs?": [str],
     }  # fmt: skip
     stacked = True
     #: Names of the outputs, where the target had any: those of the last dimension.

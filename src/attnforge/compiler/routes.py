@@ -15,6 +15,7 @@ from ..box import Box, Interval, boxes_of
 from ..certificates.certificate import upper_text
 from ..dtypes import by_name, dtype_name
 from ..errors import ArgumentError, AttnforgeError
+from ..progress import shown
 from .pipeline import Way, attempt, capture, enclose, searched, tolerance_of, ways
 from .plan import sensitivities
 from .search import Attempt, Problem, Task, Tolerance
@@ -70,6 +71,7 @@ class Sizes:
         return "\n".join([title, lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
 
 
+@shown("planning")
 @by_name
 def plan(
     target: Any,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, contextmanager
 
 from ..certificates.certified import CertifiedModule
 from ..errors import ArgumentError
@@ -33,11 +32,7 @@ def quiet() -> Iterator[None]:
             logging.disable(level)
 
 
-_outer: ContextVar[Callable[[str], None] | None] = ContextVar("outer", default=None)
-
-
-@contextmanager
-def steps() -> Iterator[Callable[[str], None]]:
+def steps() -> AbstractContextManager[Callable[[str], None]]:
     """A function to call with the name of each step, shown on a terminal when it takes long.
 
     An export inside another shares its line.
@@ -46,13 +41,4 @@ def steps() -> Iterator[Callable[[str], None]]:
     ...     inner is step
     True
     """
-    shown = _outer.get()
-    if shown is not None:
-        yield shown
-        return
-    with stages(None, "exporting") as stage:
-        token = _outer.set(stage)
-        try:
-            yield stage
-        finally:
-            _outer.reset(token)
+    return stages(None, "exporting")

@@ -74,7 +74,8 @@ def tokens(formula: str) -> list[Token]:
     position = 0
     while position < len(formula):
         match = _TOKEN.match(formula, position)
-        if match is None or (match.lastgroup == "name" and not formula[position].isidentifier()):  # refused when the parser comes to it: what stands before it may be the real mistake
+        if match is None or (match.lastgroup == "name" and not formula[position].isidentifier()):
+            # refused when the parser comes to it: what stands before it may be the real mistake
             found.append(Token("strange", formula[position], position))
             position += 1
             continue

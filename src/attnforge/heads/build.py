@@ -9,6 +9,7 @@ import torch
 from ..certificates.certified import CertifiedModule
 from ..dtypes import by_name
 from ..functions.registry import Univariate, get
+from ..progress import shown
 from .anchor.head import AnchorHead
 from .chain.head import ChainHead
 from .choose import Gate, GateProduct, Pieces, choose, fast_form, line_of
@@ -16,6 +17,7 @@ from .fast.activation import FastActivation
 from .gate.head import GateHead
 
 
+@shown("fitting")
 @by_name
 def head_for(
     fn: str | Univariate, lo: float, hi: float, eps: float | None = None, dtype: torch.dtype = torch.float32,

@@ -22,6 +22,7 @@ from ..dtypes import Array
 from ..heads.families import FAMILIES
 from ..network import AttentionLayer
 from ..programs.interpret import values
+from ..progress import shown
 from .html import Page
 from .mathml import typeset
 from .structure import Structure, Unit, structure
@@ -44,6 +45,7 @@ FONT = "font-family=\"system-ui, 'Segoe UI', 'Noto Sans', 'Liberation Sans', 'De
 CENTRE = "the centre"
 
 
+@shown("drawing")
 def network_page(net: CompiledNetwork) -> Page:
     """All there is to say about a network, on one page; raises `CertificateError` where its certificate is stale."""
     certificate, size = net.certificate, net.size

@@ -23,6 +23,7 @@ from ..box import Box
 from ..dtypes import Array, by_name, shipped, stored
 from ..errors import ArgumentError
 from ..network import AttentionLayer, Heads
+from ..progress import shown
 from .bounds import DEAD, Cells, cells_ledger
 from .grid import SUSPECTS, Function, Modulus, Sampled, evaluated, modulus_of, on_box, refuse_between, slope_of
 from .ramps import nearest
@@ -38,6 +39,7 @@ PROBES = (4096, 128, 32, 16)  # small boxes a side, by dimension, for the coveri
 FEW = 1024  # centres whose pairs are looked at for slopes: a million pairs
 
 
+@shown("building")
 @by_name
 def max_affine(
     f: Function,
@@ -82,7 +84,7 @@ def max_affine(
     values = evaluated(f, centres.reshape(-1, *box.shape), box)
     omega = modulus_of(lipschitz, modulus)
     m = MaxAffine(f, box, centres, values.flatten(1), reach, omega, leak(eps0), attention, shape, causal, dtype)
-    m.cells = cells if isinstance(cells, int) else centres.tolist()
+    m.cells = len(centres) if isinstance(cells, int) else centres.tolist()
     if lipschitz is not None:
         _refuse_steeper(f, box, centres, values.flatten(1), float(lipschitz))
     m.attach(m.recertify())
@@ -208,8 +210,9 @@ class MaxAffine(Construction):
         cells, causal = asked["cells"], bool(asked["causal"])
         if samples.dim() != 2 or samples.numel() > asked["most"] or len(box.shape) not in (1, 2):
             raise ArgumentError("the samples do not fit the tensors, or the box is none of tokens or sequences")
-        given = isinstance(cells, int)
-        centres, reach = _grid_centres(box, whole("cells", cells, 1)) if given else _given(box, cells)
+        if (cells if isinstance(cells, int) else len(cells)) != len(samples):
+            raise ArgumentError("there is not one sample for each cell")
+        centres, reach = _grid_centres(box, cells) if isinstance(cells, int) else _given(box, cells)
         if len(centres) != len(samples) or asked["attention"] not in ("self", "cross"):
             raise ArgumentError("the samples do not fit the cells, or the kind of attention is unknown")
         omega = modulus_of(number("lipschitz", asked["lipschitz"], positive=True), None)

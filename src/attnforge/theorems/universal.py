@@ -25,6 +25,7 @@ from ..certificates.rounding import unit
 from ..dtypes import Array, by_name, shipped, stored
 from ..errors import ArgumentError
 from ..network import AttentionLayer, Heads
+from ..progress import shown
 from .bounds import DEAD, LARGEST_HAT_ERROR, Anchors, Hats, hat_error, hats_ledger
 from .grid import (
     Function,
@@ -215,6 +216,7 @@ def gathered(layer: AttentionLayer, positions: Tensor) -> dict[str, Tensor]:
     return {**group, "gather S": layer.S, "positions": positions}
 
 
+@shown("building")
 @by_name
 def two_layer(
     f: Function,
@@ -243,6 +245,7 @@ def two_layer(
     return _built("attention", f, box, spacing, lipschitz, modulus, anchors, eps0, form, dtype)
 
 
+@shown("building")
 @by_name
 def attention_then_softmax(
     f: Function,

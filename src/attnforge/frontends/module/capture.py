@@ -134,12 +134,19 @@ def warn_of_training(net: nn.Module) -> None:
 
 @contextmanager
 def evaluation(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode and plain attention layers; everything restored afterwards."""
+    """Evaluation mode and plain attention layers; everything restored afterwards.
+
+    The epsilon of an RMSNorm that names none is that of its own dtype, not of the float64 that it is captured in.
+    """
     flags = [(module, module.training) for module in net.modules()]
+    small = [module for module in net.modules() if isinstance(module, nn.RMSNorm) and module.eps is None]
     fused = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         net.eval()
+        for module in small:
+            dtype = torch.get_default_dtype() if module.weight is None else module.weight.dtype
+            module.eps = torch.finfo(dtype).eps
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
@@ -147,6 +154,8 @@ def evaluation(net: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
         for module, training in flags:
             module.training = training
+        for module in small:
+            module.eps = None
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from ...dtypes import DTYPES, SHIPPED, by_name, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...functions.registry import Univariate, check_domain, from_callable, get, parse
 from ...network import AttentionLayer, Heads
+from ...progress import shown
 from ...threads import one_thread
 from ..fast.anchor import Lattice, fast_certificate, fast_core, lattice_of
 from ..fast.read import exporting
@@ -186,6 +187,7 @@ class AnchorHead(CertifiedModule):
         self.register_buffer("anchors", torch.from_numpy(np.ascontiguousarray(anchors)))
 
     @classmethod
+    @shown("fitting")
     @by_name
     def fit(
         cls,

@@ -25,6 +25,7 @@ from ...dtypes import SHIPPED, by_name, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...functions.registry import Univariate, get, parse
 from ...network import AttentionLayer
+from ...progress import shown
 from ..anchor.head import AnchorHead
 from ..choose import Gate, GateProduct, Pieces, choose
 from ..gate.head import GateHead
@@ -59,6 +60,7 @@ class ChainHead(CertifiedModule):
         self.heads = nn.ModuleDict(heads)
 
     @classmethod
+    @shown("fitting")
     @by_name
     def fit(
         cls, fn: str | Univariate, lo: float, hi: float, eps: float | None = None, dtype: torch.dtype = torch.float32

@@ -30,6 +30,7 @@ from ...certificates.rounding import UNIT, assumptions
 from ...certificates.schema import PAIR, Whole
 from ...dtypes import by_name, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
+from ...progress import shown
 from .bound import WIDEN, Roundings, fit_error, ledger
 from .construction import NormSpec, fit
 from .site import MAX_HEADS
@@ -168,6 +169,7 @@ class NormHead(CertifiedModule):
         self.block = math.gcd(self.width, BLOCK)
 
     @classmethod
+    @shown("fitting")
     @by_name
     def fit(
         cls,

@@ -40,6 +40,7 @@ from ...certificates.rounding import assumptions
 from ...certificates.schema import PAIR, Either, Whole
 from ...dtypes import by_name, dtype_name, shipped
 from ...errors import ArgumentError, PrecisionError
+from ...progress import shown
 from ..packing import self_layer
 from ..self_head import SelfSpec
 from .bound import ProductError, Sides, fused_error, product_error
@@ -84,6 +85,7 @@ class ProductHead(CertifiedModule):
         return self.spec.gain * max(abs(v - b) for v in self._sides().query)
 
     @classmethod
+    @shown("fitting")
     @by_name
     def fit(
         cls,
