@@ -23,7 +23,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from torch import nn
+from torch import Tensor, nn
 
 import attnforge as af
 from attnforge.certificates import certified
@@ -266,6 +266,45 @@ def test_prelu_converts_and_the_rest_is_explained(tmp_path: Path) -> None:
     for module, words in ((nn.GroupNorm(1, 2), "GroupNorm.*no head"), (nn.LSTM(2, 2), "LSTM.*gates its state")):
         with pytest.raises(af.ArgumentError, match=words):
             af.convert(module.eval(), torch.rand(8, 2))
+
+
+class Bent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        return torch.where(y > 0, y * y, torch.zeros_like(y)).sum(-1)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        Bent(),
+        lambda x: torch.where(x > 0, x, torch.exp(x) - 1),
+        lambda x: torch.where(x > 0.5, 0.5, torch.where(x <= -0.5, -0.5, x)),
+    ],
+)
+def test_where_with_pieces_that_meet_is_captured(target: Callable[[Tensor], Tensor]) -> None:
+    box = af.Box.cube(-1, 1, shape=3)
+    net, x = af.compile(target, box, eps=1e-2), box.sample(300, dtype=torch.float32)
+    assert float((net(x) - target(x)).abs().max()) <= (net.bound or 0.0) <= 1e-2
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        lambda x: torch.where(x > 0, 1.0, x),
+        lambda x: torch.where(x > 0, x, x.flip(-1)),
+        lambda x: torch.where(x > 0, x, x * x.sum(-1, keepdim=True)),
+        lambda x: torch.where(x > 0, x, torch.nextafter(torch.tensor(0.0), torch.tensor(1.0)) + 0 * x),
+    ],
+)
+def test_where_with_pieces_that_do_not_is_refused(target: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(af.UnsupportedOperation, match=r"torch.where has a form where"):
+        af.compile(target, af.Box.cube(-1, 1, shape=3), eps=1e-2)
 
 
 def test_a_norm_without_an_epsilon_has_that_of_its_dtype() -> None:

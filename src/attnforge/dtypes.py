@@ -12,7 +12,8 @@ import torch
 
 from .errors import ArgumentError
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 Array = npt.NDArray[np.float64]
 
 #: Every dtype that a certificate can speak of, by the name it has in files.

@@ -11,7 +11,8 @@ from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
 PATIENCE = 2.0  # seconds
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 _outer: ContextVar[Callable[[str], None] | None] = ContextVar("outer", default=None)
 
 

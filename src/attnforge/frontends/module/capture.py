@@ -34,6 +34,7 @@ from ...census.graph import capture as export_graph
 from ...errors import ArgumentError, DomainError, PurityError, UnsupportedOperation
 from ...programs.interpret import every_value, values
 from ...programs.program import Program
+from .pieces import join_pieces
 from .walk import Places, promoted
 
 if TYPE_CHECKING:
@@ -187,6 +188,7 @@ def exported(net: nn.Module, examples: tuple[Tensor, ...]) -> Captured:
         if spec.kind.name != "USER_INPUT" and spec.target is not None:
             store = program.state_dict if spec.target in program.state_dict else program.constants
             constants[spec.arg.name] = _real(store[spec.target])
+    join_pieces(program.graph_module, constants)
     names = {node.name: node for node in program.graph.nodes}
     results = [spec for spec in signature.output_specs if spec.kind.name == "USER_OUTPUT"]
     kept = [spec for spec in signature.output_specs if spec.kind.name.endswith("MUTATION")]

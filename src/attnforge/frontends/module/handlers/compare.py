@@ -56,7 +56,10 @@ def decide(tape: Tape, name: str, x: Value, y: Value) -> Tensor:
     yes, no = _COMPARISONS[name](low, high)
     open_ = ~(yes | no)
     if open_.any():
-        raise _undecided("it compares data, and the sign of the difference is not settled", low[open_], high[open_])
+        raise _undecided(
+            "it compares data (torch.where has a form where it compares x with a number and chooses between functions "
+            "of x that are equal there), and the sign of the difference is not settled", low[open_], high[open_],
+        )  # fmt: skip
     return yes
 
 

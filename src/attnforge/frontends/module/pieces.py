@@ -1,0 +1,136 @@
+"""`torch.where` with pieces that meet, written without a comparison.
+
+Where x > c chooses between pieces that are computed from x entry by entry, and the pieces are equal at x = c,
+
+    where(x > c, a(x), b(x)) = a(max(x, c)) + b(min(x, c)) - a(c).
+
+Everything else is left as it is: the walk refuses comparisons that are not settled, with their line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.fx.node import map_arg
+
+from ...census.graph import operator_name
+from .handlers.table import TABLE
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+#: Comparisons with a number on the right, and whether the first piece is the one above it.
+_ABOVE = {"gt": True, "ge": True, "lt": False, "le": False}
+#: Tensors of one number in the shape of another tensor; None: the number is their last argument.
+_FILLED = {"zeros_like": 0.0, "new_zeros": 0.0, "ones_like": 1.0, "new_ones": 1.0, "full_like": None, "new_full": None}
+_NOT_POINTWISE = {"huber_loss", "smooth_l1_loss"}  # among the operators of `pointwise`: they may add up
+
+
+def join_pieces(module: GraphModule, constants: Mapping[str, Tensor]) -> None:
+    """Rewrite every `where` of a captured graph that can be; `constants` are the placeholders that are no inputs."""
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and operator_name(node) == "where" and len(node.args) == 3:
+            _join(_Pieces(module, constants), node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _join(pieces: _Pieces, node: Node) -> None:
+    test = node.args[0]
+    if getattr(test, "op", "") != "call_function" or operator_name(test) not in _ABOVE or len(test.args) != 2:
+        return
+    x, limit = test.args
+    place = None if pieces.is_data(limit) or not pieces.is_data(x) else pieces.number(limit, {})
+    if place is None:
+        return
+    above, below = node.args[1:] if _ABOVE[operator_name(test)] else (node.args[2], node.args[1])
+    cones = [pieces.cone(piece, x) for piece in (above, below)]
+    if any(cone is None for cone in cones):
+        return
+    here, there = (pieces.number(piece, {x: torch.tensor(place, dtype=torch.float64)}) for piece in (above, below))
+    if here is None or here != there:
+        return
+    graph, clamp = node.graph, torch.ops.aten.clamp.default
+    made = []
+    with graph.inserting_before(node):
+        for piece, cone, ends in ((above, cones[0], (place, None)), (below, cones[1], (None, place))):
+            moved: dict[Any, Any] = {x: graph.call_function(clamp, (x, *ends))}
+            moved[x].meta = dict(x.meta)
+            for one in cone or ():
+                moved[one] = graph.node_copy(one, lambda n, moved=moved: moved.get(n, n))
+            made.append(moved.get(piece, piece))
+        node_of = [one for one in made if hasattr(one, "op")]
+        if len(node_of) == 2:
+            total = graph.call_function(torch.ops.aten.add.Tensor, tuple(made))
+            total.meta = dict(node.meta)
+        else:  # a piece that is a number is a(c) itself, and nothing is left of it
+            total, here = node_of[0], 0.0
+    node.target, node.args = torch.ops.aten.sub.Scalar, (total, here)
+
+
+class _Pieces:
+    """What is known of a graph: which nodes depend on the inputs, and the numbers of the others."""
+
+    def __init__(self, module: GraphModule, constants: Mapping[str, Tensor]):
+        self.module, self.constants = module, constants
+        self._data: dict[Node, bool] = {}
+        for node in module.graph.nodes:
+            own = node.op == "placeholder" and node.name not in constants
+            own = own or any(self._data[n] for n in node.all_input_nodes)
+            self._data[node] = own and not (node.op == "call_function" and operator_name(node) in _FILLED)
+
+    def is_data(self, value: Any) -> bool:
+        """Whether a value depends on the inputs; what was inserted meanwhile counts as such."""
+        return hasattr(value, "op") and self._data.get(value, True)
+
+    def cone(self, piece: Any, x: Node) -> list[Node] | None:
+        """The nodes between x and a piece, in order; None where they are not all computed from x entry by entry."""
+        found: set[Node] = set()
+        todo = [piece] if self.is_data(piece) else []
+        while todo:
+            node = todo.pop()
+            if node is x or node in found:
+                continue
+            handler = TABLE.get(operator_name(node)) if node.op == "call_function" else None
+            name = "" if handler is None else handler.write.__module__.rpartition(".")[2]
+            if name != "pointwise" or operator_name(node) in _NOT_POINTWISE or not _same_shape(node, x):
+                return None
+            found.add(node)
+            todo += [n for n in node.all_input_nodes if self.is_data(n)]
+        return [node for node in x.graph.nodes if node in found]
+
+    def number(self, value: Any, known: dict[Any, Any]) -> float | None:
+        """The one number that a value is, given those of some nodes; None where it is not one finite number."""
+        try:
+            out = self._value(value, known)
+        except (KeyError, RuntimeError, TypeError, ValueError):  # an operator that does not take a single number
+            return None
+        if isinstance(out, Tensor):
+            out = out.double().unique()
+            out = float(out[0]) if out.numel() == 1 else None
+        return float(out) if isinstance(out, (int, float)) and math.isfinite(out) else None
+
+    def _value(self, value: Any, known: dict[Any, Any]) -> Any:
+        if not hasattr(value, "op"):
+            return value
+        if value not in known:
+            if value.op == "placeholder":
+                known[value] = self.constants[value.name]
+            elif value.op == "get_attr":
+                known[value] = getattr(self.module, str(value.target)).double()
+            elif operator_name(value) in _FILLED:
+                fill = _FILLED[operator_name(value)]
+                known[value] = value.args[-1] if fill is None else fill
+            else:
+                args, kwargs = map_arg((value.args, value.kwargs), lambda n: self._value(n, known))
+                known[value] = value.target(*args, **kwargs)
+        return known[value]
+
+
+def _same_shape(node: Node, x: Node) -> bool:
+    sizes = [getattr(n.meta.get("val"), "shape", None) for n in (node, x)]
+    return sizes[0] is not None and sizes[0] == sizes[1]
