@@ -154,7 +154,7 @@ def test_what_people_write_is_read(name: str) -> None:
 def test_pieces_that_meet_are_certified() -> None:
     net = af.compile(sympy.Piecewise((X**2, X > 0), (0, True)), LINE, eps=1e-3)
     x = torch.linspace(-1, 1, 1001)[:, None]
-    assert float((net(x) - x[:, 0].relu() ** 2).abs().max()) <= (net.bound or 0) <= 1e-3
+    assert float((net(x) - x[:, 0].relu() ** 2).abs().max().detach()) <= (net.bound or 0) <= 1e-3
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ class Bent(nn.Module):
 def test_where_with_pieces_that_meet_is_captured(target: Callable[[Tensor], Tensor]) -> None:
     box = af.Box.cube(-1, 1, shape=3)
     net, x = af.compile(target, box, eps=1e-2), box.sample(300, dtype=torch.float32)
-    assert float((net(x) - target(x)).abs().max()) <= (net.bound or 0.0) <= 1e-2
+    assert float((net(x) - target(x)).abs().max().detach()) <= (net.bound or 0.0) <= 1e-2
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_a_norm_without_an_epsilon_has_that_of_its_dtype() -> None:
     module = nn.RMSNorm(3)
     net = af.compile(module, af.Box.cube(-1, 1, shape=3), eps=0.1)
     x = net.box.sample(200, dtype=torch.float32)
-    assert float((net(x) - module(x)).abs().max()) <= net.bound <= 0.1 and module.eps is None
+    assert float((net(x) - module(x)).abs().max().detach()) <= net.bound <= 0.1 and module.eps is None
 
 
 # -- what networks say of themselves --------------------------------------------------------------------------------

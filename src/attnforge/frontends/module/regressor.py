@@ -3,6 +3,7 @@ not, as modules."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,13 @@ from torch import Tensor, nn
 
 from ...errors import ArgumentError
 
-_ACTIVATIONS = {"identity": nn.Identity, "relu": nn.ReLU, "tanh": nn.Tanh, "logistic": nn.Sigmoid}
-_OUTPUTS = {**_ACTIVATIONS, "exp": lambda: _Exp()}
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "exp": lambda: _Exp(),  # of the output, for Poisson's loss
+    "identity": nn.Identity,
+    "logistic": nn.Sigmoid,
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+}
 _LINEAR = ("LinearRegression", "Ridge", "Lasso", "ElasticNet")
 
 
@@ -46,7 +52,7 @@ def _layers(target: Any) -> list[nn.Module]:
     found = []
     for weight, bias in zip(target.coefs_, target.intercepts_, strict=True):
         found += [_affine(weight, bias), _ACTIVATIONS[target.activation]()]
-    found[-1] = _OUTPUTS[target.out_activation_]()
+    found[-1] = _ACTIVATIONS[target.out_activation_]()
     return found if target.n_outputs_ > 1 else [*found, _Only()]
 
 
@@ -65,6 +71,9 @@ class _Only(nn.Module):
 class _Scaled(nn.Module):
     """(x - mean) / scale, either of which may be left out."""
 
+    mean: Tensor | None
+    scale: Tensor | None
+
     def __init__(self, mean: Tensor | None, scale: Tensor | None):
         super().__init__()
         self.register_buffer("mean", mean)
@@ -78,7 +87,7 @@ class _Scaled(nn.Module):
 def _affine(weight: Any, bias: Any) -> nn.Linear:
     """x W + b."""
     matrix = np.asarray(weight, dtype=np.float64)
-    layer = nn.Linear(*matrix.shape, dtype=torch.float64)
+    layer = nn.Linear(matrix.shape[0], matrix.shape[1], dtype=torch.float64)
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(matrix.T))
         layer.bias.copy_(torch.from_numpy(np.broadcast_to(np.asarray(bias, dtype=np.float64), matrix.shape[1:]).copy()))
