@@ -108,6 +108,7 @@ def test_a_dict_of_formulas_names_its_outputs(tmp_path: Path) -> None:
     assert net.outputs == ("total", "twice") and net.predict(x=0.5, y=1.0).tolist() == [1.5, 1.0]
     net.save(tmp_path / "net.safetensors")
     assert af.load(tmp_path / "net.safetensors").outputs == net.outputs
+    assert af.plan({"total": "x + y", "twice": "2*x"}, PLANE, eps=1e-2).best.name
     (tmp_path / "points.csv").write_text("x,note,y\n0.5,a,1\n")
     assert command("run", tmp_path / "net.safetensors", "-i", tmp_path / "points.csv") == (0, "total,twice\n1.5,1.0\n")
 

@@ -205,14 +205,11 @@ def _boxes(net: CertifiedModule) -> tuple[Box, ...]:
 
 
 def _evaluate(net: CertifiedModule, boxes: tuple[Box, ...], table: torch.Tensor) -> Array:
-    from ..compiler.compiled import CompiledNetwork
-    from ..export import PlainTransformer
-
     outputs = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DomainWarning)  # said once already, with a count
         for rows in table.split(ROWS):
-            if isinstance(net, CompiledNetwork | PlainTransformer):
+            if net.stacked:
                 parts = rows.split([box.dim for box in boxes], -1)
                 inputs = tuple(part.reshape(-1, *box.shape) for part, box in zip(parts, boxes, strict=True))
             else:

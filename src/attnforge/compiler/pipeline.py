@@ -66,7 +66,7 @@ def compile(
     """
     boxes, outputs = boxes_of(box), ()
     if isinstance(target, Mapping):
-        target, outputs = list(target.values()), tuple(map(str, target))
+        outputs = tuple(map(str, target))
     net = compiled(ways(target, boxes), tolerance_of(eps, rtol, dtype), boxes if len(boxes) > 1 else (), progress)
     net.strict, net.outputs = strict, outputs
     return net
@@ -153,7 +153,7 @@ def attempt(problem: Problem, task: Task, say: Say) -> Attempt:
 
 def ways(target: Any, boxes: tuple[Box, ...]) -> list[Way]:
     """The ways in which a target can be written as a program."""
-    target = regressor(target) or target
+    target = list(target.values()) if isinstance(target, Mapping) else regressor(target) or target
     tensors = isinstance(target, nn.Module) or (callable(target) and boxes[0].names is None)
     if isinstance(target, (str, list)) or not tensors:
         from ..frontends.formula.normal import WRITINGS
