@@ -145,7 +145,7 @@ class CertifiedModule(nn.Module):
         array([1., 2.], dtype=float32)
         """
         with torch.no_grad():
-            given = (x.to(self.dtype) for x in self.tensors(inputs, named))
+            given = (x if x.is_complex() else x.to(self.dtype) for x in self.tensors(inputs, named))
             return self(*given).cpu().numpy()  # type: ignore[no-any-return]
 
     def plot(self, path: str | Path | None = None, *, force: bool = False) -> Any:
@@ -160,17 +160,18 @@ class CertifiedModule(nn.Module):
         """What computes what, at which error, in words: what `attnforge explain` prints."""
         return str(_view("explain")(self))
 
-    def measure(self, count: int = 4096, seed: int = 0) -> Any:
+    def measure(self, points: int = 4096, *, seed: int = 0) -> Any:
         """The error at random points and corners of the box: `worst` and `count`. A measurement, not a bound."""
-        return _view("measure")(self, count, seed)
+        return _view("measure")(self, points, seed)
 
     def __repr__(self) -> str:
-        found = self._certificate
+        found, extra = self._certificate, self.extra_repr()
+        more = f"; {extra}" if extra else ""
         if found is None or found.weights != weights_hash(self):
-            return f"{type(self).__name__}({self.extra_repr() or self.box!r}, {dtype_name(self.dtype)}, no certificate)"
+            return f"{type(self).__name__}(on {self.box!r}, {dtype_name(self.dtype)}, no certificate{more})"
         bound = f"bound {upper_text(found.bound)}" if found.bound is not None else f"measured {found.measured:.3g}"
         target = found.target if len(found.target) <= SHOWN else found.target[: SHOWN - 3] + "..."
-        return f"{type(self).__name__}({target} on {self.box!r}, {found.dtype}, {bound})"
+        return f"{type(self).__name__}({target} on {self.box!r}, {found.dtype}, {bound}{more})"
 
     def guard(self, *inputs: Tensor) -> None:
         """Refuse what cannot be evaluated; warn once about (or, if `strict`, refuse) what lies outside the box."""

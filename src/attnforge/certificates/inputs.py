@@ -55,7 +55,7 @@ def _tensor(name: str, x: Any, like: Tensor) -> Tensor:
         return x
     try:
         array = np.asarray(x)
-        if array.dtype.kind not in "fiub":
+        if array.dtype.kind not in "fiu":
             raise TypeError(f"it holds {array.dtype}")
         return torch.from_numpy(np.array(array, dtype=np.float64)).to(like.device, like.dtype)
     except (TypeError, ValueError, RuntimeError) as error:

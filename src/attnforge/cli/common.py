@@ -240,7 +240,7 @@ def say_certificate(found: Certificate) -> None:
     from ..certificates.certificate import upper_text
 
     say(text.partition("\n\n")[0] + "\n")
-    rows = [(term.site, term.source, upper_text(term.value, 4), term.note) for term in found.terms]
+    rows: list[tuple[str, ...]] = [(t.site, t.source, upper_text(t.value, 4), t.note) for t in found.terms]
     rows.append(("total", "", upper_text(found.bound, 4), ""))
     table(("site", "source", "at most", "note"), rows, right=("at most",))
     say(f"by {', '.join(found.lemmas)}")
