@@ -300,7 +300,7 @@ def draw(found: dict[str, Any]) -> None:
     panel = Panel("Largest change of a sentence embedding", "anchors at each of the six GELU sites", "change", curves,
                   log_x=True, log_y=True, ticks=[(n, f"{n:g}") for n in ANCHORS])  # fmt: skip
     for name, theme in (("convert.svg", LIGHT), ("convert-dark.svg", DARK)):
-        save(sweep_figure([panel]), IMAGES / name, theme)
+        save(sweep_figure([panel]), IMAGES / name, theme, force=True)
 
 
 def write(found: dict[str, Any]) -> None:

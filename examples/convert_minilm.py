@@ -58,7 +58,7 @@ def main(folder: Path) -> tuple[nn.Module, nn.Module, Any, Any]:
     print(f"\nattention-only: {census.attention} attention and {census.affine} affine operations in the exported graph")
 
     save(model2, report, folder, tokenizer=tokenizer, force=True)
-    report.save(folder / "report.html")
+    report.save(folder / "report.html", force=True)
     again = embeddings(af.load(folder), batches)
     print(f"saved to {folder}, read back with a difference of {float((again - after).abs().max()):.0e}")
     return model, model2, report, census

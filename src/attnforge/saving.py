@@ -104,5 +104,5 @@ def _naming(target: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise
-        raise type(error)(error.errno, f"cannot write it: {error.strerror}", str(target)) from error
+        raise OSError(error.errno, f"cannot write it: {error.strerror}", str(target)) from error
 

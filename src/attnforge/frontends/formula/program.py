@@ -79,8 +79,9 @@ def _converted(target: Any, graph: Graph, bad: list[str]) -> Expr:
 
 def _pieces(node: Any, graph: Graph, bad: list[str]) -> Expr:
     """A continuous sympy.Piecewise. Each piece must be defined where it is used, not on all of the box."""
+    tests = [_condition(test, graph, bad) for _, test in node.args]
     partial, inverted = len(graph.partial), dict(graph.inverted)
-    pieces = [(_converted(value, graph, bad), _condition(test, graph, bad)) for value, test in node.args]
+    pieces = [(_converted(value, graph, bad), test) for (value, _), test in zip(node.args, tests, strict=True)]
     if pieces[-1][1] is not None:
         raise UnsupportedOperation(f"{node} says nothing where none of its conditions holds; end it with (value, True)")
     found = pieces[-1][0]
@@ -228,10 +229,18 @@ def _shadowed(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     cells = function.__closure__
     known = {name: _of_math(value) for name, value in function.__globals__.items()}
-    closure = None if cells is None else tuple(types.CellType(_of_math(cell.cell_contents)) for cell in cells)
+    closure = None if cells is None else tuple(map(_shadowed_cell, cells))
     made = types.FunctionType(function.__code__, known, function.__name__, function.__defaults__, closure)
     made.__kwdefaults__ = function.__kwdefaults__
     return made
+
+
+def _shadowed_cell(cell: types.CellType) -> types.CellType:
+    try:
+        found = _of_math(cell.cell_contents)
+    except ValueError:  # nothing is in it yet
+        return cell
+    return cell if found is cell.cell_contents else types.CellType(found)
 
 
 def _of_math(value: Any) -> Any:
