@@ -245,7 +245,8 @@ def figure(rows: list[Row], path: Path) -> None:
             at = range(begin, begin + len(bound))
             series.append(Series(f"{name}, certified bound", at, bound, style="bound", group=name))
         panels.append(Panel(title, "depth (applications of the block)", "distance to the optimum", series, log_y=True))
-    save(Figure("incontext", "Distance to the optimum against depth, with the bounds of F4b and F4c.", panels), path, force=True)
+    caption = "Distance to the optimum against depth, with the bounds of F4b and F4c."
+    save(Figure("incontext", caption, panels), path, force=True)
 
 
 def prompts(lengths: list[int], batch: int = 1000, d: int = 20) -> list[Row]:
