@@ -96,9 +96,6 @@ class Numbers:
 class Extended(Numbers):
     """Arrays of long doubles: the screen of float64 networks. erf and erfc are those of float64."""
 
-    NAMES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh",
-             "atanh": "arctanh"}  # fmt: skip
-
     def number(self, value: Fraction | float, like: Any) -> Any:
         return np.longdouble(value) if isinstance(value, float) else np.longdouble(value.numerator) / value.denominator
 
@@ -109,7 +106,7 @@ class Extended(Numbers):
         if name in ("erf", "erfc"):
             wide = torch.from_numpy(np.asarray(x, dtype=np.float64).copy())
             return getattr(torch.special, name)(wide).numpy().astype(np.longdouble)
-        return getattr(np, self.NAMES.get(name, name))(x)
+        return getattr(np, f"arc{name[1:]}" if name[0] == "a" and name != "abs" else name)(x)
 
     def larger(self, x: Any, y: Any) -> Any:
         return np.maximum(x, y)
@@ -135,8 +132,10 @@ class Balls(Numbers):
 
 
 TORCH, LONG, BALLS = Numbers(), Extended(), Balls()
-PRIMITIVES = """exp expm1 log log1p sqrt sin cos tan tanh sinh cosh asin acos atan asinh acosh atanh erf erfc
-    abs""".split()
+PRIMITIVES = (
+    "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan", "tanh", "sinh", "cosh", "asin", "acos", "atan",
+    "asinh", "acosh", "atanh", "erf", "erfc", "abs",
+)  # fmt: skip
 
 
 def call(a: Numbers, name: str, x: Any) -> Any:
@@ -395,8 +394,8 @@ def module(seed: int) -> Case:
     for _ in range(int(rng.integers(1, 4))):
         wide = int(rng.integers(1, 6))
         size = 1.0 if rng.random() < 0.7 else power(rng, -2, 1)
-        W, b = (np.round(v, 6) if rng.random() < 0.3 else v
-                for v in (size * rng.normal(size=(wide, width)) / math.sqrt(width), size * rng.normal(size=wide)))  # fmt: skip
+        drawn_ = size * rng.normal(size=(wide, width)) / math.sqrt(width), size * rng.normal(size=wide)
+        W, b = (np.round(v, 6) if rng.random() < 0.3 else v for v in drawn_)
         layer = nn.Linear(width, wide, dtype=torch.float64)
         with torch.no_grad():
             layer.weight.copy_(torch.from_numpy(W))
@@ -458,7 +457,9 @@ class Tokens(nn.Module):
             if name == "attention":
                 scale, mask = given
                 logits = x @ x.mT * scale
-                x = torch.softmax(logits if mask is None else logits + torch.tensor(mask, dtype=torch.float64).to(x), -1) @ x
+                if mask is not None:
+                    logits = logits + torch.tensor(mask, dtype=torch.float64).to(x)
+                x = torch.softmax(logits, -1) @ x
             elif name == "mix":
                 x = torch.tensor(given[0], dtype=torch.float64).to(x) @ x
             elif name == "channels":
@@ -477,7 +478,7 @@ class Tokens(nn.Module):
 
 
 def tokens(seed: int) -> Case:
-    """Attention with scales and masks, mixing of tokens and channels, maxima over tokens, norms, pointwise functions."""
+    """Attention with scales and masks, mixing of tokens and channels, maxima over tokens, norms, functions."""
     rng = np.random.default_rng([3, seed])
     dtype = torch.float32 if rng.random() < 0.5 else torch.float64
     count, width = int(rng.integers(2, 4)), int(rng.integers(1, 4))
@@ -515,9 +516,11 @@ def tokens(seed: int) -> Case:
                 out = []
                 for i in range(count):
                     seen = [j for j in range(count) if given[1] is None or given[1][i][j] != -math.inf]
-                    logits = [sum((p * q for p, q in zip(x[i][1:], x[j][1:], strict=True)), x[i][0] * x[j][0])
-                              * a.number(given[0], x[0][0])
-                              + (0 if given[1] is None else a.number(given[1][i][j], x[0][0])) for j in seen]  # fmt: skip
+                    logits = []
+                    for j in seen:
+                        product = sum((p * q for p, q in zip(x[i][1:], x[j][1:], strict=True)), x[i][0] * x[j][0])
+                        extra = 0 if given[1] is None else a.number(given[1][i][j], product)
+                        logits.append(product * a.number(given[0], product) + extra)
                     weights = soft(a, logits)
                     out.append([sum((w * x[j][c] for w, j in zip(weights[1:], seen[1:], strict=True)),
                                     weights[0] * x[seen[0]][c]) for c in range(width)])  # fmt: skip
@@ -729,7 +732,8 @@ def hunt(net: Any, case: Case, bound: float, evaluations: int, seed: int, device
     low, high = ends(net)
     dtype, batch = net.dtype, BATCH if device == "cpu" else DEVICE_BATCH
     narrow_low, narrow_high = low.to(dtype).to(device), high.to(dtype).to(device)
-    found = Bad(torch.empty(0, len(low), dtype=dtype, device=device), torch.empty(0, dtype=torch.float64, device=device))
+    nothing = torch.empty(0, len(low), dtype=dtype, device=device)
+    found = Bad(nothing, nothing[:, 0].double())
     scales = (1e-1, 1e-2, 1e-3, 1e-5, 1e-8, 0.0, 0.0)
     turn = 0
     while found.evaluations < evaluations:
@@ -1158,7 +1162,8 @@ def main() -> None:
         data = refereed(kinds, wanted.minutes, wanted.jobs, wanted.evaluations)
     sys.stdout.write(markdown(data) + "\n")
     if data["broken"]:
-        raise SystemExit(f"{len(data['broken'])} certificates are broken: {[(b['kind'], b['seed']) for b in data['broken']]}")
+        named = ", ".join(f"{row['kind']} {row['seed']}" for row in data["broken"])
+        raise SystemExit(f"{len(data['broken'])} certificates are broken: {named}")
 
 
 if __name__ == "__main__":

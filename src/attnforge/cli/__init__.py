@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from .common import Command, Forge, TakesFormulas, WithPlot, say, stop
+from .common import Command, FileOrMachine, Forge, TakesFormulas, WithPlot, say, stop
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Entry:
 COMMANDS = {
     "compile": Entry("compile", "Compile a formula into a certified network.", TakesFormulas),
     "convert": Entry("convert", "Convert a pretrained Hugging Face model to attention."),
-    "check": Entry("saved", "Recompute the certificate of a saved network or head."),
+    "check": Entry("saved", "Recompute the certificate of a saved network or head.", FileOrMachine),
     "run": Entry("run", "Evaluate a saved network at the points of a file."),
     "export": Entry("export", "Write a saved network for the tools of others: PyTorch, ONNX, ..."),
     "explain": Entry("saved", "Show layer by layer what the heads of a saved network compute."),

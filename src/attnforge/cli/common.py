@@ -123,6 +123,16 @@ class TakesFormulas(Command):
         return re.match(r"-[^-]", arg) is not None and arg not in known and not arg.endswith((".safetensors", ".html"))
 
 
+class FileOrMachine(Command):
+    """A command that needs a file, unless it is asked about the machine itself."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        for parameter in self.params:
+            if parameter.name == "file":
+                parameter.required = "--machine" not in args
+        return super().parse_args(ctx, args)
+
+
 class WithPlot(Command):
     """A command whose --plot may stand alone: the file is then named after the first argument."""
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import ArgumentError
-from .common import AS_JSON, SAVED, existing, say, say_certificate, say_json, table, waiting
+from ..errors import ArgumentError, CertificateError
+from .common import AS_JSON, SAVED, DType, existing, say, say_certificate, say_json, table, waiting
 
 if TYPE_CHECKING:
     from ..certificates.certified import CertifiedModule
@@ -22,14 +22,24 @@ RIGHT = ("heads", "anchors", "its error", "in the bound", "share")
 
 def check(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A .safetensors file written by attnforge, or a converted folder.")
-    ],
+        Path | None,
+        typer.Argument(metavar="FILE", help="A .safetensors file written by attnforge, or a converted folder."),
+    ] = None,
+    machine: Annotated[
+        bool, typer.Option("--machine", help="Measure whether this machine keeps what certificates assume of it.")
+    ] = False,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Recompute a saved certificate, trusting nothing in the file; exit code 1 if it does not hold.
 
-    Of a converted model, those of all its sites.
+    Of a converted model, those of all its sites. With --machine instead of a file: the exponential, the operations and
+    the products of this machine's devices against the assumptions that every certificate states.
     """
+    if file is None:
+        _check_machine(as_json)
+        return
+    if machine:
+        raise ArgumentError(f"--machine measures this machine and reads no file; leave out '{file}', or --machine")
     from .. import files
     from ..conversion.storage import is_converted
 
@@ -44,6 +54,32 @@ def check(
     held = f"the certificates of {len(found.sites)} sites hold" if converted else "the certificate holds"
     say(str(found)) if converted else say_certificate(found)
     say(f"\n{file.name}: {held}")
+
+
+def _check_machine(as_json: bool) -> None:
+    """Every assumption on every device, as a table; `CertificateError` where one does not hold."""
+    from ..certificates.certificate import upper_text
+    from ..certificates.machine import devices, survey
+    from ..dtypes import DTYPES
+
+    found = []
+    for device in devices():
+        for dtype in DType:
+            with waiting(f"measuring {dtype.value} on {device}"):
+                found += survey(device, DTYPES[dtype.value])
+    failed = [each for each in found if not each.holds]
+    if as_json:
+        say_json({"holds": not failed, "findings": [each.to_json() for each in found]})
+    else:
+        rows = [
+            (each.device, each.dtype, each.name, upper_text(each.measured), f"{each.allowed:g} {each.unit}",
+             "yes" if each.holds else "NO", each.covered)
+            for each in found
+        ]  # fmt: skip
+        table(("device", "dtype", "what", "measured", "at most", "holds", "looked at"), rows, right=("measured",))
+    if failed:
+        named = ", ".join(f"{each.name} in {each.dtype} on {each.device}" for each in failed)
+        raise CertificateError(f"this machine does not keep what certificates assume of it: {named}")
 
 
 def explain(
