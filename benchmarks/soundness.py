@@ -12,8 +12,8 @@ in the last place. Points are screened against the target in extended precision 
 worst of every case are settled in ball arithmetic: an error counts only when the ball lies above the bound. The targets
 are written out here once more, from textbook definitions: nothing of them comes from the package.
 
-What takes an accelerator goes in three steps: --pack FOLDER builds and saves networks, --hunt FOLDER looks for bad
-points (it needs PyTorch only) and --settle FOLDER judges them here.
+An accelerator takes part in three steps: --pack FOLDER builds and saves networks, --hunt FOLDER looks for bad points
+on another machine (it needs PyTorch and safetensors only), and --settle FOLDER judges them here.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-import attnforge as af  # noqa: E402
-
 try:
     from flint import arb, arb_mat, ctx, fmpq
 except ImportError:  # a machine that only hunts has no ball arithmetic
     arb = arb_mat = ctx = fmpq = None
+
+import attnforge as af  # noqa: E402
+from attnforge.network import AttentionLayer, AttentionOnly, Heads  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "soundness.json"
 EXTENDED = np.finfo(np.longdouble).eps < 1e-18  # elsewhere long doubles are doubles, and the screen is coarser
@@ -59,6 +60,7 @@ KEPT = 256  # the worst points of a case, which are settled in ball arithmetic
 STARTS = 48  # points from which the local search moves on
 BITS, MOST_BITS = 192, 12288  # of the balls: the first try, and where a point is called undecided
 TIGHT = 24  # cases that are listed, those closest to their bounds
+PACKED = 1_000_000  # seeds from here on are for other machines
 EVALUATIONS = 150_000  # points looked at for one network
 
 
@@ -1051,7 +1053,7 @@ def entered(data: dict[str, Any], row: dict[str, Any]) -> None:
         "largest ratio": 0.0, "next seed": 0, "outcomes": {}, "variants": {},
     })  # fmt: skip
     kind["seeds"] += 1
-    kind["next seed"] = max(kind["next seed"], row["seed"] + 1)
+    kind["next seed"] = max(kind["next seed"], row["seed"] + 1 if row["seed"] < PACKED else 0)
     kind["outcomes"] = dict(sorted((Counter(kind["outcomes"]) + Counter([row["status"]])).items()))
     kept = {key: row[key] for key in ("kind", "seed", "text", "dtype", "variant", "bound", "ratio") if key in row}
     if row["status"] == "crashed":
@@ -1118,6 +1120,134 @@ def refereed(kinds: Sequence[str], minutes: float, jobs: int, evaluations: int) 
     return data
 
 
+# --------------------------------------------------------------------------------------------- with an accelerator
+
+
+class Core(nn.Module):
+    """What a compiled network computes, without the rest of it: layers, and where its inputs and outputs stand."""
+
+    def __init__(self, entry: dict[str, Any], tensors: dict[str, Tensor]):
+        super().__init__()
+        layers = []
+        for i, groups in enumerate(entry["layers"]):
+            given = [{key.split(".")[-1]: t for key, t in tensors.items() if key.startswith(f"layers.{i}.groups.{j}.")}
+                     for j in range(len(groups))]  # fmt: skip
+            made = [Heads(scope, causal=causal, **g) for (scope, causal), g in zip(groups, given, strict=True)]
+            layers.append(AttentionLayer(made, S=tensors.get(f"layers.{i}.S"), s=tensors.get(f"layers.{i}.s")))
+        self.network = AttentionOnly(layers)
+        self.register_buffer("constants", tensors.get("constants"))
+        self.entry, self.box = entry, af.Box.from_json(entry["box"])
+        self.boxes = (self.box,)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    def core(self, x: Tensor) -> Tensor:
+        count = len(x)
+        state = x.reshape(count, self.entry["tokens"], -1)
+        if self.constants is not None:
+            state = torch.cat([state, self.constants.expand(count, *self.constants.shape)], -1)
+        out = self.network(state)
+        return out if self.entry["rows"] == "all" else out[..., :1, :]
+
+
+def packed(folder: Path, kinds: Sequence[str], count: int, first: int) -> None:
+    """Saves the certified networks of some seeds of each kind, for another machine to hunt on."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = json.loads((folder / "manifest.json").read_text("utf-8")) if (folder / "manifest.json").exists() else []
+    known = {(entry["kind"], entry["seed"]) for entry in listed}
+    for seed in range(first, first + count):
+        for kind in kinds:
+            found = "known" if (kind, seed) in known else prepared(kind, seed)
+            if isinstance(found, str):
+                continue
+            net, program = found.net, found.net.program
+            tensors = {key: t.contiguous() for key, t in net.network.state_dict().items()}
+            if net.constants is not None:
+                tensors["constants"] = net.constants
+            save_file(tensors, str(folder / f"{kind}-{seed}.safetensors"))
+            layers = [[(group.scope, group.causal) for group in layer.groups] for layer in net.network.layers]
+            listed.append({
+                "kind": kind, "seed": seed, "text": found.case.text, "variant": found.variant, "bound": found.bound,
+                "dtype": str(net.dtype)[6:], "box": net.box.to_json(), "layers": layers, "tokens": program.tokens,
+                "rows": program.output_rows,
+            })  # fmt: skip
+        (folder / "manifest.json").write_text(json.dumps(listed, indent=0), encoding="utf-8")
+
+
+def unpacked(folder: Path, entry: dict[str, Any]) -> Core:
+    from safetensors.torch import load_file
+
+    return Core(entry, load_file(str(folder / f"{entry['kind']}-{entry['seed']}.safetensors")))
+
+
+def hunted(folder: Path, out: Path, device: str, evaluations: int, minutes: float) -> None:
+    """Looks for bad points of the networks of a folder, and writes those and what the device computed there."""
+    from safetensors.torch import save_file
+
+    kept: dict[str, Tensor] = {}
+    done: list[dict[str, Any]] = []
+    stop = time.monotonic() + 60 * minutes
+    for entry in json.loads((folder / "manifest.json").read_text("utf-8")):
+        if time.monotonic() > stop:
+            break
+        case, name = KINDS[entry["kind"]](entry["seed"]), f"{entry['kind']}-{entry['seed']}"
+        if case.text != entry["text"]:  # another version draws other numbers
+            done.append({**entry, "evaluations": 0, "score": 0.0})
+            continue
+        net = unpacked(folder, entry).to(device)
+        bad = hunt(net, case, entry["bound"], evaluations, entry["seed"] + 1, device)
+        with torch.no_grad():
+            kept[f"{name}/outputs"] = computed(net, bad.points).cpu().contiguous()
+        kept[f"{name}/points"] = bad.points.cpu().contiguous()
+        done.append({**entry, "evaluations": bad.evaluations, "score": float(bad.score[0])})
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(kept, str(out / "points.safetensors"))
+    where = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    record = {"device": where, "torch": torch.__version__, "entries": done}
+    (out / "hunted.json").write_text(json.dumps(record, indent=0), encoding="utf-8")
+    total = sum(entry["evaluations"] for entry in done)
+    over = [f"{e['kind']} {e['seed']}" for e in done if e["score"] > 1]
+    sys.stdout.write(f"{len(done)} networks, {total:,} evaluations on {where}; to be settled first: {over}\n")
+
+
+def judged_folder(folder: Path, out: Path) -> dict[str, Any]:
+    """Settles what another machine found: the networks as this machine computes them, and as that one did."""
+    from safetensors.torch import load_file
+
+    data = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else empty()
+    record, points = json.loads((out / "hunted.json").read_text("utf-8")), load_file(str(out / "points.safetensors"))
+    there, total = {"settled": 0, "broken": 0, "largest ratio": 0.0, "which": []}, 0
+    for entry in record["entries"]:
+        if not entry["evaluations"]:
+            continue
+        name, start = f"{entry['kind']}-{entry['seed']}", time.perf_counter()
+        case, net = KINDS[entry["kind"]](entry["seed"]), unpacked(folder, entry)
+        bad = Bad(points[f"{name}/points"], torch.zeros(0), entry["evaluations"])
+        here = settle(net, case, entry["bound"], bad)
+        away = settle(net, case, entry["bound"], bad, points[f"{name}/outputs"])
+        entered(data, {
+            **{key: entry[key] for key in ("kind", "seed", "text", "variant", "bound", "dtype", "evaluations")},
+            "status": "broken" if here.broken else "holds", "settled": here.settled, "undecided": here.undecided,
+            "ratio": here.largest, "broken": here.broken[:3], "points broken": len(here.broken),
+            "seconds": time.perf_counter() - start,
+        })  # fmt: skip
+        total += entry["evaluations"]
+        there["settled"] += away.settled
+        there["broken"] += bool(away.broken)
+        there["which"] += [[entry["kind"], entry["seed"], away.largest]] if away.broken else []
+        there["largest ratio"] = max(there["largest ratio"], away.largest)
+    data["parts"].append({
+        "commit": commit(), "device": record["device"], "torch": record["torch"], "evaluations": total,
+        "networks": len(record["entries"]), "outputs of the device": there,
+    })  # fmt: skip
+    written(data)
+    return data
+
+
 def line(row: dict[str, Any]) -> str:
     detail = row.get("error") or row.get("text", "")
     ratio = f"{row['ratio']:.4g} of {row['bound']:.3g}" if "ratio" in row else ""
@@ -1144,14 +1274,25 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(ALL), help=f"of {', '.join(ALL)}")
     parser.add_argument("--evaluations", type=int, default=EVALUATIONS, help="points looked at for one network")
     parser.add_argument("--seeds", help="FROM:TO: these seeds, here and now; nothing is written")
+    parser.add_argument("--pack", type=Path, metavar="FOLDER", help="build and save networks for --hunt; --seeds")
+    parser.add_argument("--hunt", type=Path, metavar="FOLDER", help="look for bad points of the networks of a folder")
+    parser.add_argument("--settle", type=Path, metavar="FOLDER", help="judge what --hunt wrote to --out")
+    parser.add_argument("--out", type=Path, default=Path("out/soundness"), help="where --hunt writes")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where --hunt runs")
     parser.add_argument("--markdown", action="store_true", help="print the table of all runs so far")
     wanted = parser.parse_args()
     kinds = wanted.kinds.split(",")
     if wanted.markdown:
         sys.stdout.write(markdown(json.loads(RESULTS.read_text("utf-8"))) + "\n")
         return
-    if wanted.seeds:
-        first, last = map(int, wanted.seeds.split(":"))
+    first, last = map(int, wanted.seeds.split(":")) if wanted.seeds else (PACKED, PACKED + 100)
+    if wanted.pack:
+        return packed(wanted.pack, [kind for kind in kinds if kind in KINDS and kind != "head"], last - first, first)
+    if wanted.hunt:
+        return hunted(wanted.hunt, wanted.out, wanted.device, wanted.evaluations, wanted.minutes)
+    if wanted.settle:
+        data = judged_folder(wanted.settle, wanted.out)
+    elif wanted.seeds:
         data = empty()
         for kind in kinds:
             for seed in range(first, last):

@@ -13,6 +13,7 @@ from .common import AS_JSON, SAVED, DType, existing, say, say_certificate, say_j
 
 if TYPE_CHECKING:
     from ..certificates.certified import CertifiedModule
+    from ..certificates.machine import Finding
     from ..compiler.compiled import CompiledNetwork
     from ..report.structure import Structure, Unit
 
@@ -60,13 +61,12 @@ def _check_machine(as_json: bool) -> None:
     """Every assumption on every device, as a table; `CertificateError` where one does not hold."""
     from ..certificates.certificate import upper_text
     from ..certificates.machine import devices, survey
-    from ..dtypes import DTYPES
 
-    found = []
+    found: list[Finding] = []
     for device in devices():
         for dtype in DType:
             with waiting(f"measuring {dtype.value} on {device}"):
-                found += survey(device, DTYPES[dtype.value])
+                found += survey(device, dtype.torch)
     failed = [each for each in found if not each.holds]
     if as_json:
         say_json({"holds": not failed, "findings": [each.to_json() for each in found]})
