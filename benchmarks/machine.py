@@ -11,7 +11,6 @@ hundred thousand, each judged. Where python-flint is missing, long doubles judge
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import platform
 import sys
@@ -26,8 +25,12 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
-BALLS = importlib.util.find_spec("flint") is not None
-if not BALLS:  # the sweep itself needs none of it
+try:
+    import flint  # noqa: F401
+
+    BALLS = True
+except ImportError:  # the sweep itself needs none of it
+    BALLS = False
     sys.modules["flint"] = types.ModuleType("flint")
     sys.modules["flint"].__dict__.update(arb=None, ctx=None)
 

@@ -398,7 +398,8 @@ def network_bound(
     at."""
     known = _evaluate(propagation, *outward_cells(propagation.layout.program, first, propagation.setting.dtype), rtol)
     evaluated = len(known.low)
-    while True:
+    hopeless = not np.isfinite(known.excess).all() and _infinite_at_a_point(propagation, known, rtol)
+    while not hopeless:
         excess = known.excess
         worst = float(excess.max())
         if worst <= goal or evaluated >= effort:
@@ -417,6 +418,13 @@ def network_bound(
     bound, excess_up = float(known.largest.max()) * up, float(known.parts[at].sum()) * up - float(known.allowance[at])
     bound, excess_up = (float(np.nextafter(x, np.inf)) if x else 0.0 for x in (bound, excess_up))
     return NetworkBound(bound, excess_up, known.parts[at], known.low[at], known.high[at], evaluated)
+
+
+def _infinite_at_a_point(propagation: Propagation, known: Cells, rtol: float) -> bool:
+    """Whether there is no bound even at the middle of some cell: then no split of its cells gives one."""
+    cells_ = known.pick(~np.isfinite(known.excess))
+    middle = 0.5 * cells_.low + 0.5 * cells_.high
+    return not np.isfinite(_evaluate(propagation, middle, middle, rtol).excess).all()
 
 
 def outward_cells(program: Program, count: int, dtype: torch.dtype) -> tuple[Array, Array]:
