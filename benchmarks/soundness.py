@@ -859,8 +859,8 @@ def examined(kind: str, seed: int, evaluations: int) -> dict[str, Any]:
     """One seed from beginning to end, as a row."""
     start = time.perf_counter()
     row: dict[str, Any] = {"kind": kind, "seed": seed}
-    if kind == "estimator":
-        row |= estimated(seed)
+    if kind in ("estimator", "wide estimator"):
+        row |= estimated(seed, kind != "estimator")
     else:
         found = prepared(kind, seed)
         if isinstance(found, str):
@@ -893,7 +893,7 @@ def newton(start: list[float], derivatives: Callable[[list[Any]], tuple[list[Any
         w = [(v - s).mid() for v, s in zip(w, step, strict=True)]
         if max(float(abs(s).upper()) for s in step) <= 1e-45 * (1e-3 + max(float(abs(v)) for v in w)):
             return w
-    raise ArithmeticError("the reference has not converged")
+    raise ArithmeticError("Newton's method has not converged")
 
 
 def design(X: np.ndarray, intercept: bool) -> list[list[Any]]:
@@ -932,26 +932,92 @@ def likelihood(X: np.ndarray, y: np.ndarray, penalty: Any, start: list[float], l
     return newton(start, derivatives)
 
 
-def estimated(seed: int) -> dict[str, Any]:
+def sparse(X: np.ndarray, y: np.ndarray, model: Any, alpha: float, share: float) -> list[Any]:
+    """The weights of a lasso or an elastic net: those that the model keeps, if they pass the optimality conditions."""
+    n, d = X.shape
+    rows, labels = design(X, False), [arb(float(v)) for v in y]
+    means, middle = [sum((r[j] for r in rows), arb(0)) / n for j in range(d)], sum(labels, arb(0)) / n
+    rows = [[v - m for v, m in zip(row, means, strict=True)] for row in rows]
+    labels = [v - middle for v in labels]
+    own, l1, l2 = np.ravel(model.coef_), arb(alpha) * arb(share), arb(alpha) * (1 - arb(share))
+    live = [j for j in range(d) if own[j] != 0]
+    found = [arb(0)] * d
+    if live:
+        matrix = [[sum((r[i] * r[j] for r in rows), arb(0)) / n + (l2 if i == j else 0) for j in live] for i in live]
+        right = [sum((r[i] * v for r, v in zip(rows, labels, strict=True)), arb(0)) / n - l1 * float(np.sign(own[i]))
+                 for i in live]  # fmt: skip
+        for j, value in zip(live, solved(matrix, right), strict=True):
+            found[j] = value
+    rest = [v - sum((w * x for w, x in zip(found, r, strict=True)), arb(0)) for r, v in zip(rows, labels, strict=True)]
+    for j in range(d):
+        slope = sum((r[j] * e for r, e in zip(rows, rest, strict=True)), arb(0)) / n
+        if not (found[j] * float(np.sign(own[j])) > 0 if j in live else abs(slope) < l1):
+            raise ArithmeticError("other columns are in use at the optimum")
+    return found
+
+
+def huber(X: np.ndarray, y: np.ndarray, model: Any) -> list[Any]:
+    """The weights of Huber's regression with its scale: sum(s + s H((y - z)/s)) + 1e-4 |w|^2, by Newton's method.
+
+    Columns and labels are divided by their sizes, for the conditioning of the search.
+    """
+    n, d = X.shape
+    size = [2.0 ** round(math.log2(float(np.abs(X[:, j]).max()) or 1.0)) for j in range(d)]
+    unit = 2.0 ** round(math.log2(float(np.abs(y).max()) or 1.0))
+    rows, labels, eps = design(X / size, True), [arb(float(v)) for v in y / unit], arb(1.35)
+    ridge = [arb(1e-4) * arb(unit) / arb(s) ** 2 for s in size]
+    start = [*(np.ravel(model.coef_) * size / unit), float(model.intercept_) / unit, float(model.scale_) / unit]
+
+    def derivatives(w: list[Any]) -> tuple[list[Any], list[list[Any]]]:
+        *weights, sigma = w
+        gradient = [2 * r * v for r, v in zip(ridge, weights, strict=False)] + [arb(0), arb(n)]
+        hessian = [[2 * ridge[i] if i == j and i < d else arb(0) for j in range(d + 2)] for i in range(d + 2)]
+        for row, label in zip(rows, labels, strict=True):
+            u = (sum((v * x for v, x in zip(weights, row, strict=True)), arb(0)) - label) / sigma
+            inside = abs(u) < eps
+            clipped = u if inside else eps if u > 0 else -eps
+            for i in range(d + 1):
+                gradient[i] += 2 * clipped * row[i]
+            gradient[d + 1] -= clipped * clipped
+            if inside:
+                full = [*row, -u]
+                for i in range(d + 2):
+                    for j in range(d + 2):
+                        hessian[i][j] += 2 * full[i] * full[j] / sigma
+        return gradient, hessian
+
+    found = newton([float(v) for v in start], derivatives)
+    return [v * arb(unit) / arb(s) for v, s in zip(found[:d], size, strict=True)]
+
+
+def estimated(seed: int, wide: bool = False) -> dict[str, Any]:
     """One problem: the estimator's distance from the optimum, or a kernel mean's from its definition, against both
-    bounds."""
+    bounds. The wide ones have columns and labels of any scale, and are sparse and robust regressions too."""
     from attnforge import incontext as ic
 
-    rng = np.random.default_rng([5, seed])
-    n, d = int(rng.integers(2, 24)), int(rng.integers(1, 4))
-    X = rng.normal(size=(n, d)) * 10.0 ** rng.uniform(-3, 3, d) + rng.normal(size=d) * 10.0 ** rng.uniform(-3, 3, d)
+    rng = np.random.default_rng([6 if wide else 5, seed])
+    n, d, most = int(rng.integers(2, 24)), int(rng.integers(1, 4)), 9 if wide else 3
+    X = rng.normal(size=(n, d)) * 10.0 ** rng.uniform(-most, most, d)
+    middle, exponent = rng.normal(size=d), np.log10(X.std(0)) + rng.uniform(-3, 4) if wide else rng.uniform(-3, 3, d)
+    X = X + middle * 10.0**exponent
     if rng.random() < 0.15:
         X[:, 0] = np.round(X[:, 0])
     z = (X - X.mean(0)) / np.maximum(X.std(0), 1e-12) @ rng.normal(size=d) + 0.5 * rng.normal(size=n)
-    unit, dtype = 10.0 ** rng.uniform(-5, 5), str(rng.choice(["float32", "float64"]))
+    unit = 10.0 ** (rng.uniform(-5, 5) * (4 if wide else 1))
+    dtype = str(rng.choice(["float32", "float64"]))
     options: dict[str, Any] = {"dtype": dtype} | ({"max_iter": int(rng.integers(2, 200))} if rng.random() < 0.3 else {})
-    what = choose(rng, linear=1, ridge=2, logistic=2, poisson=2, mean=3, kernel=2)
+    more = {"lasso": 2.0, "elastic": 2.0, "huber": 3.0} if wide else {}
+    what = choose(rng, linear=1, ridge=2, logistic=2, poisson=2, mean=3, kernel=2, **more)
     alpha, gamma = power(rng, -4, 2), power(rng, -3, 3)
     text = f"{what} on {n} x {d}, alpha {alpha:g}, gamma {gamma:g}, {options}"
     row: dict[str, Any] = {"text": text, "dtype": dtype, "variant": "fitted"}
     y = unit * z if what not in ("logistic", "poisson") else (z > np.median(z)).astype(float)
     if what == "poisson":
         y = rng.poisson(np.exp(np.clip(0.7 * z + 1, -5, 8))).astype(float)
+    if what in ("lasso", "elastic"):
+        alpha *= float(np.abs((X - X.mean(0)).T @ (y - y.mean())).max()) / n * 10.0 ** rng.uniform(-3, -2)
+    if what == "huber":
+        y[rng.integers(n)] += 30 * unit
     if what == "kernel" or what == "mean":
         X = (X - X.mean(0)) / np.maximum(X.std(0), 1e-12) * 10.0 ** rng.uniform(-1, 1)
     with warnings.catch_warnings():
@@ -963,6 +1029,8 @@ def estimated(seed: int) -> dict[str, Any]:
                 "poisson": lambda: ic.PoissonRegressor(alpha=alpha, **options),
                 "mean": lambda: ic.KernelRegressor(method="mean", gamma=gamma, dtype=dtype),
                 "kernel": lambda: ic.KernelRegressor(gamma=gamma, alpha=alpha, **options),
+                "lasso": lambda: ic.Lasso(alpha, **options), "elastic": lambda: ic.ElasticNet(alpha, **options),
+                "huber": lambda: ic.HuberRegressor(alpha=1e-4, **options),
             }[what]().fit(X, y)  # fmt: skip
         except (af.AttnforgeError, ValueError) as error:  # scikit-learn refuses, say, labels of one class
             return {**row, "status": f"not built: {type(error).__name__}"}
@@ -970,7 +1038,10 @@ def estimated(seed: int) -> dict[str, Any]:
         if certificate.kind != "certified":
             return {**row, "status": "calibrated"}
         with ctx.workprec(BITS * 2):
-            found, count = measured(what, model, X, y, alpha, gamma, rng)
+            try:
+                found, count = measured(what, model, X, y, alpha, gamma, rng)
+            except ArithmeticError as error:
+                return {**row, "status": f"no reference: {error}"}
             limits = (certificate.bound, certificate.posterior)
             broken = [{"distance": float(found), "limit": limit} for limit in limits if not found <= arb(limit)]
             ratio = max(float(found / arb(limit)) for limit in limits)
@@ -1012,7 +1083,11 @@ def measured(
             gap = abs(arb(float(mine)) - top / sum(weights, arb(0))) / unit
             worst = gap if gap > worst else worst
         return worst, len(new)
-    if what in ("linear", "ridge"):
+    if what in ("lasso", "elastic"):
+        exact, unit = sparse(X, y, model, alpha, 1.0 if what == "lasso" else 0.5), arb(model.scaling_.y_scale)
+    elif what == "huber":
+        exact, unit = huber(X, y, model), arb(model.scaling_.y_scale)
+    elif what in ("linear", "ridge"):
         exact = least_squares(X, y, alpha if what == "ridge" else 0.0)
         unit = arb(model.scaling_.y_scale)
     else:
@@ -1030,7 +1105,7 @@ def measured(
 # ------------------------------------------------------------------------------------------------------ many seeds
 
 
-ALL = (*KINDS, "estimator")
+ALL = (*KINDS, "estimator", "wide estimator")
 
 
 def worker(task: tuple[str, int, int]) -> dict[str, Any]:
