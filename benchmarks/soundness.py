@@ -56,13 +56,13 @@ RESULTS = Path(__file__).parent / "results" / "soundness.json"
 EXTENDED = np.finfo(np.longdouble).eps < 1e-18  # elsewhere long doubles are doubles, and the screen is coarser
 BATCH = 1 << 14  # points evaluated at once on a processor
 DEVICE_BATCH = 1 << 19  # and on an accelerator
-KEPT = 512  # the worst points of a case, which are settled in ball arithmetic
+KEPT = 2048  # the worst points of a case, which are settled in ball arithmetic
 SECOND_LOOK = 16  # one of so many float64 points, the worst, is looked at in long doubles
 STARTS = 48  # points from which the local search moves on
 BITS, MOST_BITS = 192, 3072  # of the balls: the first try, and where a point is called undecided
 TIGHT = 24  # cases that are listed, those closest to their bounds
 PACKED = 1_000_000  # seeds from here on are for other machines
-EVALUATIONS = 1_500_000  # points looked at for one network
+EVALUATIONS = 10_000_000  # points looked at for one network
 
 
 # --------------------------------------------------------------------------- arithmetic: one definition, three kinds
@@ -1176,32 +1176,35 @@ def written(data: dict[str, Any]) -> None:
 
 
 def refereed(kinds: Sequence[str], minutes: float, jobs: int, evaluations: int) -> dict[str, Any]:
-    """One part: as many seeds as the time allows, added to the record."""
+    """One part: as many seeds as the time allows, added to the record, which is written every minute."""
     data = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else empty()
     begin = {kind: data["kinds"].get(kind, {}).get("next seed", 0) for kind in kinds}
-    stop, started = time.monotonic() + 60 * minutes, time.strftime("%Y-%m-%d %H:%M")
-    rows: list[dict[str, Any]] = []
+    part: dict[str, Any] = {
+        "commit": commit(), "started": time.strftime("%Y-%m-%d %H:%M"), "minutes": 0.0, "jobs": jobs,
+        "processor": platform.processor() or platform.machine(), "torch": torch.__version__, "evaluations": 0,
+        "seeds": {kind: [first, first] for kind, first in begin.items()},
+    }  # fmt: skip
+    data["parts"].append(part)
+    start = saved = time.monotonic()
+    endless, waiting = tasks(kinds, begin, evaluations), []
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        endless = tasks(kinds, begin, evaluations)
-        waiting: list[Any] = []
-        while time.monotonic() < stop or waiting:
-            while len(waiting) < 2 * jobs and time.monotonic() < stop:
+        while (now := time.monotonic()) < start + 60 * minutes or waiting:
+            while len(waiting) < jobs + 1 and now < start + 60 * minutes:
                 waiting.append(pool.apply_async(worker, (next(endless),)))
             done = [w for w in waiting if w.ready()]
-            for each in done:
-                row = each.get()
-                rows.append(row)
+            waiting = [w for w in waiting if w not in done]
+            for row in (w.get() for w in done):
                 entered(data, row)
+                part["evaluations"] += row.get("evaluations", 0)
+                ends_ = part["seeds"][row["kind"]]
+                ends_[1] = max(ends_[1], row["seed"] + 1)
                 if row["status"] in ("broken", "crashed"):
                     sys.stderr.write(f"{line(row)}\n")
-            waiting = [w for w in waiting if w not in done]
+            part["minutes"] = round((now - start) / 60, 1)
+            if done and now > saved + 60:
+                saved = now
+                written(data)
             time.sleep(0.02)
-    ends_ = {kind: data["kinds"].get(kind, {}).get("next seed", 0) for kind in kinds}
-    data["parts"].append({
-        "commit": commit(), "started": started, "minutes": minutes, "jobs": jobs, "processor": platform.processor()
-        or platform.machine(), "torch": torch.__version__, "evaluations": sum(r.get("evaluations", 0) for r in rows),
-        "seeds": {kind: [begin[kind], ends_[kind]] for kind in kinds},
-    })  # fmt: skip
     written(data)
     return data
 
