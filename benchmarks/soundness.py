@@ -56,7 +56,7 @@ RESULTS = Path(__file__).parent / "results" / "soundness.json"
 EXTENDED = np.finfo(np.longdouble).eps < 1e-18  # elsewhere long doubles are doubles, and the screen is coarser
 BATCH = 1 << 14  # points evaluated at once on a processor
 DEVICE_BATCH = 1 << 19  # and on an accelerator
-KEPT = 2048  # the worst points of a case, which are settled in ball arithmetic
+KEPT = 2048  # the worst points of a case, which are settled in ball arithmetic, at most
 SECOND_LOOK = 16  # one of so many float64 points, the worst, is looked at in long doubles
 STARTS = 48  # points from which the local search moves on
 BITS, MOST_BITS = 192, 3072  # of the balls: the first try, and where a point is called undecided
@@ -746,7 +746,7 @@ def hunt(net: Any, case: Case, bound: float, evaluations: int, seed: int, device
     narrow_low, narrow_high = low.to(dtype).to(device), high.to(dtype).to(device)
     nothing = torch.empty(0, len(low), dtype=dtype, device=device)
     found = Bad(nothing, nothing[:, 0].double())
-    scales = (1e-1, 1e-2, 1e-3, 1e-5, 1e-8, 0.0, 0.0)
+    scales, kept = (1e-1, 1e-2, 1e-3, 1e-5, 1e-8, 0.0, 0.0), min(KEPT, max(64, evaluations // 50))
     turn = 0
     while found.evaluations < evaluations:
         count = min(batch, evaluations - found.evaluations)
@@ -759,13 +759,13 @@ def hunt(net: Any, case: Case, bound: float, evaluations: int, seed: int, device
         score = screen(net, case, bound, points)
         found.evaluations += count
         turn += 1
-        top = torch.topk(score, min(KEPT, len(score))).indices
+        top = torch.topk(score, min(kept, len(score))).indices
         points, score = torch.cat([found.points, points[top]]), torch.cat([found.score, score[top]])
         order = torch.argsort(score, descending=True)
         found.points, found.score = points[order], score[order]
         keep = torch.ones(len(order), dtype=torch.bool, device=device)
         keep[1:] = (found.points[1:] != found.points[:-1]).any(-1)
-        found.points, found.score = found.points[keep][:KEPT], found.score[keep][:KEPT]
+        found.points, found.score = found.points[keep][:kept], found.score[keep][:kept]
     return found
 
 
