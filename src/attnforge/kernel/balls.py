@@ -1,0 +1,78 @@
+"""Ball arithmetic: precision, upper ends of balls, and power series as short lists of balls.
+
+A number is a `flint.arb`: a midpoint and a radius that together enclose a real number. Whatever cannot be enclosed is
+NaN, and a comparison with NaN is false, so that nothing follows from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from flint import arb, arb_series, ctx
+
+BITS = 128  # of a midpoint: float64's 53, twice for products, and room for logits of 2^20; more would only tighten
+ORDER = 8  # of Taylor polynomials on a cell: with 64 cells of a product their remainder is below float64's roundoff
+ZERO, ONE = arb(0), arb(1)
+Series = list[arb]
+
+
+@contextmanager
+def working() -> Iterator[None]:
+    """The precision of every proof."""
+    before = ctx.prec, ctx.cap
+    ctx.prec, ctx.cap = BITS, ORDER + 8
+    try:
+        yield
+    finally:
+        ctx.prec, ctx.cap = before
+
+
+def up(x: arb) -> float:
+    """A float that is at least every number of a ball; infinity where nothing is known."""
+    nearest = float(x.upper())
+    if math.isnan(nearest):
+        return math.inf
+    return nearest if arb(nearest) >= x else math.nextafter(nearest, math.inf)
+
+
+def down(x: arb) -> float:
+    """A float that is at most every number of a ball."""
+    return -up(-x)
+
+
+def size(x: arb) -> arb:
+    """An upper bound of |x|, as an exact number; NaN stays NaN."""
+    return x.abs_upper()
+
+
+def largest(values: Sequence[arb]) -> arb:
+    """An upper bound of all of some balls; infinity where one is not known."""
+    return arb(max((up(v) for v in values), default=0.0))
+
+
+def hull(low: float, high: float) -> arb:
+    """The ball of an interval."""
+    return arb(low).union(arb(high))
+
+
+def series(coefficients: Sequence[arb]) -> arb_series:
+    """Coefficients as a power series, as long as there are."""
+    return arb_series(list(coefficients), prec=len(coefficients))
+
+
+def coefficients(x: arb_series, count: int) -> Series:
+    """The first coefficients of a series; those beyond its own precision are not known."""
+    known: Series = x.coeffs()[:count]
+    known += [ZERO] * (min(x.prec, count) - len(known))
+    return known + [arb.nan()] * (count - len(known))
+
+
+def reach(thin: Sequence[arb], last: arb, radius: arb) -> arb:
+    """An upper bound of |f| on |t| <= radius: f = sum thin_j t^j + (something in `last`) t^len(thin) (Lagrange)."""
+    total, power = ZERO, ONE
+    for coefficient in thin:
+        total += size(coefficient) * power
+        power *= radius
+    return total + size(last) * power

@@ -1,0 +1,424 @@
+"""The proof: errors from layer to layer on every part of the box, and the largest of them (lemma K7).
+
+For every column of the state a bound of |computed - exact| is carried on; what a column should be is an exact affine
+form of earlier columns, or the result of an operation by heads. Every stored number of every layer is looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flint import arb, arb_mat, fmpq
+
+from ..errors import CertificateError
+from . import derivation as choices
+from . import program as programs
+from .balls import ONE, ZERO, largest, size, up, working
+from .derivation import Derivation, Place
+from .file import Saved, Tensor, outward
+from .functions import Function, function
+from .program import Column, Form, Program, exact
+from .rounding import MACHINES, Machine, affine_rounding
+from .scalar import Head, Site, Table
+from .values import Blind, Entry, Value, values
+
+TABLES = ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "M_K", "M_V", "W_O")
+RANKS = {"W_Q": 3, "b_Q": 2, "W_K": 3, "b_K": 2, "W_V": 3, "b_V": 2, "M_K": 3, "M_V": 3, "W_O": 3}
+Errors = list[list[arb]]  # token, column
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was proved: |network - program| <= bound on the box, in the dtype, rounding included."""
+
+    bound: float
+    dtype: str
+    leaves: int
+    families: tuple[str, ...]
+
+
+def prove(saved: Saved, chosen: Any = None) -> Proof:
+    """The bound of a saved network against its program; `CertificateError` where none can be proved.
+
+    `chosen` is a derivation as JSON; without one, the file's own is taken.
+    """
+    with working():
+        return Prover.of(saved, chosen).prove()
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of heads as stored: tables by name, as nested lists."""
+
+    scope: str
+    causal: bool
+    heads: int
+    tables: dict[str, Any]
+
+    def table(self, name: str, head: int) -> Any:
+        """One head's part of a table, which heads may share; None where the group has no such table."""
+        found = self.tables.get(name)
+        return None if found is None else found[head if len(found) > 1 else 0]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer as stored: columns before and after it, groups of heads, and the linear skip by columns."""
+
+    before: tuple[Column, ...]
+    after: tuple[Column, ...]
+    groups: tuple[Group, ...]
+    skip: list[list[float]]  # row for each column before
+    bias: list[float]
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The columns of a layer that are affine: stored sizes, and how far they are from what they should be."""
+
+    columns: tuple[int, ...]
+    weight: arb_mat
+    off: arb_mat
+    bias: list[arb]
+    off_bias: list[arb]
+    stored: list[tuple[list[float], float]]
+
+
+class Prover:
+    """Everything about a network that does not depend on the part of the box: read once, then `leaf` by leaf."""
+
+    def __init__(self, program: Program, chosen: Derivation, layers: list[Layer], constants: Errors, dtype: str):
+        self.program, self.chosen, self.layers, self.dtype = program, chosen, layers, dtype
+        self.machine: Machine = MACHINES[dtype]
+        self.constants = constants
+        self.forms = program.forms()
+        self.tables: dict[tuple[str, int], Table] = {}
+        self.known: dict[tuple[Site, int], tuple[list[float], list[float]]] = {}
+        self.by_op: dict[int, Table] = {}
+        self.affine = [self._affine(layer) for layer in layers]
+        self.sites = [[self._site(layer, place) for place in layer.places] for layer in layers]
+
+    @classmethod
+    def of(cls, saved: Saved, chosen: Any = None) -> Prover:
+        """Read a file for a proof, strictly."""
+        header = saved.header
+        if header.get("family") != "network":
+            raise CertificateError(f"the kernel does not cover files of the family {header.get('family')!r} yet")
+        config = header["config"]
+        program = programs.read(config)
+        dtype = config.get("dtype")
+        if dtype not in MACHINES or any(tensor.dtype != dtype for tensor in saved.tensors.values()):
+            raise CertificateError(f"the kernel speaks of networks stored and run in float32 or float64, not {dtype!r}")
+        given = header.get("derivation") if chosen is None else chosen
+        if given is None:
+            raise CertificateError("the file holds no derivation, and none was given")
+        derivation = choices.read(given, program)
+        for name, tensor in saved.tensors.items():
+            if not all(map(math.isfinite, tensor.numbers)):
+                raise CertificateError(f"no bound holds for weights that are not finite: {name}")
+        left = dict(saved.tensors)
+        constants = _constants(program, left.pop("constants", None))
+        first = tuple(
+            (i, c) for i, op in enumerate(program.ops) if op.word in ("input", "constant") for c in range(op.width)
+        )
+        layers = []
+        for number, after in enumerate(derivation.states):
+            places = tuple(place for place in derivation.places if place.layer == number)
+            scopes = derivation.scopes[number] if number < len(derivation.scopes) else ()
+            layers.append(_layer(left, number, first, after, scopes, places))
+            first = after
+        if left:
+            raise CertificateError(f"the derivation says nothing of the tensors {', '.join(sorted(left)[:4])}")
+        if len(derivation.scopes) != len(layers) or any(p.layer >= len(layers) for p in derivation.places):
+            raise CertificateError("the derivation speaks of layers that the network does not have")
+        output = tuple((program.output, c) for c in range(program.ops[program.output].width))
+        if first != output:
+            raise CertificateError("the last state of the network is not the output of the program")
+        return cls(program, derivation, layers, constants, dtype)
+
+    # -- the whole box --------------------------------------------------------------------------------------------
+
+    def box(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The box, widened to numbers of the dtype: an input is one."""
+        low = tuple(outward(x, self.dtype, above=False) for x in self.program.low)
+        return low, tuple(outward(x, self.dtype, above=True) for x in self.program.high)
+
+    def prove(self) -> Proof:
+        """The largest bound over the leaves of the tree, which cover the box by construction."""
+        worst, leaves = 0.0, 0
+        for low, high in self.leaves():
+            found = self.leaf(low, high)
+            leaves += 1
+            if not math.isfinite(found):
+                raise CertificateError(f"nothing can be proved on a part of the box, near {_shown(low, high)}")
+            worst = max(worst, found)
+        families = tuple(sorted({self.program.ops[place.op].word for place in self.chosen.places}))
+        return Proof(worst, self.dtype, leaves, families)
+
+    def leaves(self) -> Iterator[tuple[tuple[float, ...], tuple[float, ...]]]:
+        """The parts of the box that the tree makes."""
+        waiting = [(self.chosen.tree, *self.box())]
+        while waiting:
+            node, low, high = waiting.pop()
+            if not node:
+                yield low, high
+                continue
+            i, at, below, above = node
+            if not low[i] <= at <= high[i]:
+                raise CertificateError(f"the tree splits coordinate {i} at {at}, outside of [{low[i]}, {high[i]}]")
+            waiting.append((below, low, (*high[:i], float(at), *high[i + 1 :])))
+            waiting.append((above, (*low[:i], float(at), *low[i + 1 :]), high))
+
+    def leaf(self, low: tuple[float, ...], high: tuple[float, ...]) -> float:
+        """The error of the output on a part of the box; infinity where nothing is known."""
+        try:
+            found = values(self.program, low, high, self.by_op)
+            errors = self._start()
+            for number in range(len(self.layers)):
+                errors = self._through(number, errors, found)
+        except Blind:
+            return math.inf
+        return up(largest([e for row in errors[: self.program.rows] for e in row]))
+
+    def _start(self) -> Errors:
+        width = self.program.ops[0].width
+        return [[*[ZERO] * width, *row] for row in self.constants]
+
+    def _through(self, number: int, errors: Errors, found: list[Value]) -> Errors:
+        layer, affine = self.layers[number], self.affine[number]
+        out: Errors = [[ZERO] * len(layer.after) for _ in errors]
+        if affine.columns:
+            for t, row in enumerate(errors):
+                sizes = [found[v][t][c].size for v, c in layer.before]
+                n = len(row)
+                passed = arb_mat(1, n, row) * affine.weight
+                off = arb_mat(1, n, sizes) * affine.off
+                reach = arb_mat(1, n, [s + e for s, e in zip(sizes, row, strict=True)]) * affine.weight
+                for i, column in enumerate(affine.columns):
+                    weights, bias = affine.stored[i]
+                    rounding = affine_rounding(self.machine, weights, bias, reach[0, i] + affine.bias[i])
+                    out[t][column] = size(passed[0, i] + off[0, i] + affine.off_bias[i] + rounding)
+        for place, site in zip(layer.places, self.sites[number], strict=True):
+            site(place, layer, errors, found, out)
+        return out
+
+    # -- affine columns -------------------------------------------------------------------------------------------
+
+    def _affine(self, layer: Layer) -> Affine:
+        made = {i for place in layer.places for i, (v, c) in enumerate(layer.after)
+                if v == place.op and place.channel in (None, c)}  # fmt: skip
+        rows = {column: i for i, column in enumerate(layer.before)}
+        columns = tuple(i for i in range(len(layer.after)) if i not in made)
+        n = len(layer.before)
+        weight, off, bias, off_bias, stored = [], [], [], [], []
+        for i in columns:
+            for group in layer.groups:
+                if any(any(row[i] != 0 for row in head) for head in group.tables["W_O"]):
+                    raise CertificateError(f"heads write column {i} of a layer, which no operation of theirs makes")
+            form = _form(layer.after[i], rows, self.forms)
+            mine = [row[i] for row in layer.skip]
+            wanted = [fmpq(0)] * n
+            for column, factor in form.weights.items():
+                if column not in rows:
+                    raise CertificateError(f"a state lacks column {column}, which column {i} after it is made of")
+                wanted[rows[column]] = factor
+            weight.append([arb(abs(x)) for x in mine])
+            off.append([size(arb(exact(x) - w)) for x, w in zip(mine, wanted, strict=True)])
+            bias.append(arb(abs(layer.bias[i])))
+            off_bias.append(size(arb(exact(layer.bias[i]) - form.bias)))
+            stored.append((mine, layer.bias[i]))
+        return Affine(columns, _transposed(weight, n), _transposed(off, n), bias, off_bias, stored)
+
+    # -- heads ----------------------------------------------------------------------------------------------------
+
+    def _site(self, layer: Layer, place: Place) -> Any:
+        op = self.program.ops[place.op]
+        if place.table is not None:
+            return self._scalar(layer, place)
+        raise CertificateError(f"the kernel does not cover heads for {op.word!r} yet")
+
+    def _scalar(self, layer: Layer, place: Place) -> Any:
+        """Heads that read one scalar: the stored numbers as a `Site`, and its errors on the cells of its table."""
+        op = self.program.ops[place.op]
+        if place.channel is None or place.table is None or op.word not in ("apply", "product"):
+            raise CertificateError(f"operation {place.op} ({op.word}) is not one of a scalar")
+        operands = [(v, place.channel) for v in op.inputs]
+        rows = {column: i for i, column in enumerate(layer.before)}
+        if any(column not in rows for column in operands):
+            raise CertificateError(f"the heads of operation {place.op} do not see what it reads")
+        at = [rows[column] for column in operands]
+        x, y = (None, at[0]) if len(at) == 1 or at[0] == at[1] else (at[1], at[0]) if place.swapped else (at[0], at[1])
+        fn: Function | None = op.function if op.word == "apply" else function("square") if x is None else None
+        i = layer.after.index((place.op, place.channel))
+        site = _stored_site(layer, place, i, x, y, fn, self.dtype)
+        edges = self.chosen.tables[place.table]
+        key = ("" if fn is None else fn.name + repr(fn.knots) + repr(fn.pieces), place.table)
+        if key not in self.tables:
+            self.tables[key] = Table(fn, edges)
+        table = self.tables[key]
+        if (site, place.table) not in self.known:
+            self.known[site, place.table] = table.errors(site, self.machine)
+        slopes, rests = self.known[site, place.table]
+        if op.word == "apply":
+            self.by_op.setdefault(place.op, table)
+
+        def rule(place: Place, layer: Layer, errors: Errors, found: list[Value], out: Errors) -> None:
+            for t, row in enumerate(errors):
+                entry_y, e_y = found[layer.before[y][0]][t][layer.before[y][1]], row[y]
+                cells = table.between(entry_y.ball.lower() - e_y, entry_y.ball.upper() + e_y)
+                if cells is None:
+                    raise Blind(f"operation {place.op} leaves its table")
+                first, last = cells
+                own = arb(max(rests[first:last]))
+                if x is None:
+                    assert fn is not None
+                    passed = _moved(fn, table, first, last, entry_y, e_y)
+                else:
+                    entry_x, e_x = found[layer.before[x][0]][t][layer.before[x][1]], row[x]
+                    away = size(entry_x.ball - arb(place.pivot)) + e_x
+                    own += arb(max(slopes[first:last])) * away
+                    passed = entry_x.size * e_y + (entry_y.size + e_y) * e_x
+                out[t][i] = size(passed + own)
+
+        return rule
+
+
+def _moved(fn: Function, table: Table, first: int, last: int, entry: Entry, error: arb) -> arb:
+    """How far g can move when its argument moves by `error` (lemma K8)."""
+    if error.is_zero():
+        return ZERO
+    steep = max(table.slope[first:last])
+    if math.isfinite(steep):
+        found = up(arb(steep) * error)
+    else:
+        found = math.inf
+    if fn.power is not None and error < 1e300:  # |a^p - b^p| <= |a - b|^p
+        found = min(found, up((error.log() * arb(fn.power)).exp()))
+    if not math.isfinite(found):
+        found = up(arb(max(table.high[first:last])) - arb(min(table.low[first:last])))
+    return arb(found)
+
+
+def _stored_site(
+    layer: Layer, place: Place, column: int, x: int | None, y: int, fn: Function | None, dtype: str
+) -> Site:
+    """The numbers of a site's heads, and that there are no others: everything else that they could read is 0."""
+    if place.group >= len(layer.groups):
+        raise CertificateError(f"operation {place.op} has its heads in group {place.group}, which is not there")
+    group = layer.groups[place.group]
+    mine = range(place.first, place.first + place.heads)
+    for number, other in enumerate(layer.groups):
+        for h in range(other.heads):
+            writes = any(row[column] != 0 for row in other.table("W_O", h))
+            if writes and not (number == place.group and h in mine):
+                raise CertificateError(f"heads of another operation write the result of operation {place.op}")
+    if mine.stop > group.heads or len(group.tables["W_O"]) != group.heads:
+        raise CertificateError(f"operation {place.op} has {place.heads} heads from {place.first} on; there are fewer")
+    if group.scope == "tokens" or "W_K" in group.tables or "M_K" not in group.tables:
+        raise CertificateError(f"the heads of operation {place.op} must have constant keys, and memory")
+    reads = {y, *([] if x is None else [x])}
+    heads = []
+    for h in mine:
+        query, out = group.table("W_Q", h), group.table("W_O", h)
+        if any(w != 0 for i, row in enumerate(query) if i != y for w in row):
+            raise CertificateError(f"the queries of operation {place.op} read other columns than its scalar")
+        if len(out) != 1:
+            raise CertificateError(f"the heads of operation {place.op} have {len(out)} value channels; 1 is covered")
+        bias = group.table("b_Q", h) or [0.0] * len(query[0])
+        keys = [tuple(key) for key in group.table("M_K", h)]
+        value, own = (0.0, 0.0, 0.0), group.scope == "self"
+        if own:
+            keys.insert(0, tuple(group.table("b_K", h)))
+            weight = group.table("W_V", h) or [[0.0]] * len(query)
+            shift = group.table("b_V", h) or [0.0]
+            if any(row[0] != 0 for i, row in enumerate(weight) if i not in reads):
+                raise CertificateError(f"the values of operation {place.op} read other columns than its own")
+            value = (0.0 if x is None else weight[x][0], weight[y][0], shift[0])
+        memory = tuple(row[0] for row in group.table("M_V", h))
+        heads.append(Head(tuple(zip(query[y], bias, strict=True)), tuple(keys), own, value, memory, out[0][column]))
+    if any(row[column] != 0 for i, row in enumerate(layer.skip) if i not in reads):
+        raise CertificateError(f"the skip of operation {place.op} reads other columns than its own")
+    skip = (0.0 if x is None else layer.skip[x][column], layer.skip[y][column], layer.bias[column])
+    return Site(tuple(heads), skip, fn, place.pivot if x is not None else 0.0, dtype)
+
+
+def _form(column: Column, rows: dict[Column, int], forms: list[list[Form]]) -> Form:
+    """What a column should be: itself, where the state has it, its form in atoms otherwise."""
+    if column in rows:
+        return Form({column: fmpq(1)}, fmpq(0))
+    return forms[column[0]][column[1]]
+
+
+def _transposed(columns: list[list[arb]], n: int) -> arb_mat:
+    return arb_mat(n, len(columns), [column[i] for i in range(n) for column in columns])
+
+
+def _constants(program: Program, tensor: Tensor | None) -> Errors:
+    """How far the stored constants beside the input are from the program's."""
+    wanted: list[list[float]] = [[] for _ in range(program.tokens)]
+    for op in program.ops:
+        if op.word == "constant":
+            for row, more in zip(wanted, op.extra["value"], strict=True):
+                row.extend(more)
+    if tensor is None:
+        if wanted[0]:
+            raise CertificateError("the file has no constants, but its program does")
+        return [[] for _ in wanted]
+    if tensor.shape != (program.tokens, len(wanted[0])):
+        raise CertificateError(f"the constants have the shape {tensor.shape}, which is not that of the program's")
+    return [
+        [size(arb(exact(a) - exact(b))) for a, b in zip(*rows, strict=True)]
+        for rows in zip(tensor.rows(), wanted, strict=True)
+    ]
+
+
+def _layer(
+    left: dict[str, Tensor], number: int, before: tuple[Column, ...], after: tuple[Column, ...],
+    scopes: tuple[tuple[str, bool], ...], places: tuple[Place, ...],
+) -> Layer:  # fmt: skip
+    """A layer's tensors, taken out of those that are left, with shapes that fit: nothing is broadcast."""
+    prefix, columns, outputs = f"network.layers.{number}.", len(before), len(after)
+    if len(set(before)) != columns or len(set(after)) != outputs:
+        raise CertificateError("a state of the derivation names a column twice")
+    groups = []
+    for g, (scope, causal) in enumerate(scopes):
+        found = {name: left.pop(f"{prefix}groups.{g}.{name}") for name in TABLES if f"{prefix}groups.{g}.{name}" in left}
+        groups.append(_group(found, scope, causal, columns, outputs))
+    skip, bias = left.pop(prefix + "S", None), left.pop(prefix + "s", None)
+    if (skip is not None and skip.shape != (columns, outputs)) or (bias is not None and bias.shape != (outputs,)):
+        raise CertificateError(f"the skip of layer {number} does not have the shape ({columns}, {outputs})")
+    return Layer(
+        before, after, tuple(groups), skip.rows() if skip else [[0.0] * outputs for _ in before],
+        list(bias.numbers) if bias else [0.0] * outputs, places,
+    )  # fmt: skip
+
+
+def _group(found: dict[str, Tensor], scope: str, causal: bool, columns: int, outputs: int) -> Group:
+    if "W_Q" not in found or "W_O" not in found or any(len(t.shape) != RANKS[name] for name, t in found.items()):
+        raise CertificateError("a group of heads lacks queries or outputs, or a table has another number of dimensions")
+    heads, _, width = found["W_Q"].shape
+    slots = found["M_K"].shape[1] if "M_K" in found else 0
+    reads = found["W_O"].shape[1]
+    wanted = {
+        "W_Q": (columns, width), "b_Q": (width,), "W_K": (columns, width), "b_K": (width,), "W_V": (columns, reads),
+        "b_V": (reads,), "M_K": (slots, width), "M_V": (slots, reads), "W_O": (reads, outputs),
+    }  # fmt: skip
+    for name, tensor in found.items():
+        if tensor.shape[0] not in (1, heads) or tensor.shape[1:] != wanted[name] or not heads:
+            raise CertificateError(f"{name} has the shape {tensor.shape}, which does not fit its group of heads")
+    if ("M_K" in found) != ("M_V" in found) or (scope == "memory") != (
+        not any(name in found for name in ("W_K", "b_K", "W_V", "b_V"))
+    ):
+        raise CertificateError(f"the tables {sorted(found)} are not those of heads of the scope {scope!r}")
+    return Group(scope, causal, heads, {name: tensor.rows() for name, tensor in found.items()})
+
+
+def _shown(low: tuple[float, ...], high: tuple[float, ...]) -> str:
+    return ", ".join(f"[{a:.4g}, {b:.4g}]" for a, b in zip(low[:4], high[:4], strict=True))
+
+
+__all__ = ["ONE", "Proof", "Prover", "prove"]

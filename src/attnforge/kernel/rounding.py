@@ -1,0 +1,111 @@
+"""The rounding model, and what it does to sums and to a softmax (section R of docs/kernel.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flint import arb
+
+from .balls import ONE, ZERO, up
+
+EXPONENTIAL = 3  # a computed exponential is right to so many u: devices measured reach 2.56
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A dtype: its unit roundoff, and what a result loses at most when it is too small for a normal number."""
+
+    u: arb
+    tiny: arb
+
+    def gamma(self, roundings: int) -> arb:
+        """The relative error of so many roundings in a row (lemma R1); infinite where they are too many."""
+        k = roundings * self.u
+        return k / (1 - k) if roundings * self.u < 0.5 else arb.pos_inf()
+
+
+MACHINES = {  # 2^-p and 2^(1 - bias) of the formats
+    "float32": Machine(arb(2.0**-24), arb(2.0**-126)),
+    "float64": Machine(arb(2.0**-53), arb(2.0**-1022)),
+}
+
+
+def power_of_two(x: float) -> bool:
+    """Whether a product with x is exact, underflow aside (lemma R3)."""
+    return x == 0 or abs(math.frexp(x)[0]) == 0.5
+
+
+def sum_roundings(weights: Sequence[float], bias: float) -> int:
+    """How many roundings in a row a term of sum x_i w_i + bias goes through at most (lemma R2)."""
+    used = [w for w in weights if w != 0]
+    if not used:
+        return 0
+    product = not all(map(power_of_two, used))
+    return len(used) - 1 + product + (bias != 0)
+
+
+def affine_rounding(machine: Machine, weights: Sequence[float], bias: float, reach: arb) -> arb:
+    """What rounding adds to sum x_i w_i + bias, where sum |x_i w_i| + |bias| <= reach (lemma R2)."""
+    count = sum_roundings(weights, bias)
+    shrinks = count > 0 or any(0 < abs(w) < 1 for w in weights)
+    return machine.gamma(count) * reach + ((count + 1) * machine.tiny if shrinks else ZERO)
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """A softmax as computed: upper bounds of the weights of the slots, and of what moving logits does to them."""
+
+    machine: Machine
+    exact: list[arb]  # upper bounds of the exact weights
+    computed: list[arb]  # and of the computed ones
+    moves: list[arb]  # expm1(d_k) times the exact weight, and the factor of Jensen's inequality
+    heavy: int
+
+    @classmethod
+    def of(cls, machine: Machine, weights: Sequence[arb], logit_errors: Sequence[arb]) -> Softmax:
+        """From upper bounds of exact weights, and of the errors of the logits before the exponential (lemma R5)."""
+        extra = -(1 - EXPONENTIAL * machine.u).log()
+        d = [e + extra for e in logit_errors]
+        mean = sum((w * x for w, x in zip(weights, d, strict=True)), ZERO)
+        top = arb(max(up(x) for x in d))
+        shift = mean if mean < top else top
+        limit = machine.u / (8 * len(d))
+        computed, moves, heavy, factor = [], [], 0, shift.exp()
+        for w, x in zip(weights, d, strict=True):
+            most = w * (x + shift).exp()
+            most = most if most < 1 else ONE
+            computed.append(most)
+            moves.append(factor * w * x.expm1())
+            heavy += not most <= limit
+        return cls(machine, list(weights), computed, moves, heavy)
+
+    def mean(self, size: Sequence[arb]) -> arb:
+        """An upper bound of the computed mean of |V_k| <= size."""
+        total = sum((w * v for w, v in zip(self.computed, size, strict=True)), ZERO)
+        most = arb(max(up(v) for v in size))
+        return total if total < most else most
+
+    def weighty(self, size: Sequence[arb]) -> set[int]:
+        """The slots whose part of the mean is not too small to be worth a rounding of its own."""
+        limit = self.machine.u * self.mean(size) / (8 * len(size))
+        return {k for k, (w, v) in enumerate(zip(self.computed, size, strict=True)) if not w * v <= limit}
+
+    def error(
+        self, spread: Sequence[arb], size: Sequence[arb], lost: arb = ZERO, weighty: int | None = None
+    ) -> tuple[arb, arb]:
+        """How far the computed mean of values is from the exact one, and how large the computed one is at most.
+
+        `spread` bounds |V_k - mean|, `size` the computed |V_k|; `lost` is the error of the first value. `weighty` counts
+        slots where the values are only a part of what is summed (lemma R5).
+        """
+        slots, machine = len(size), self.machine
+        moved = sum((m * s for m, s in zip(self.moves, spread, strict=True)), ZERO)
+        widest = arb(max(up(s) for s in spread))
+        moved = moved if moved < widest else widest
+        most, mean = arb(max(up(v) for v in size)), self.mean(size)
+        count = len(self.weighty(size)) if weighty is None else weighty
+        roundings = machine.gamma(self.heavy + count + 3) if 8 * slots * machine.u < 1 else arb.pos_inf()
+        error = moved + roundings * mean + self.computed[0] * lost + 2 * slots * (1 + most) * machine.tiny
+        return error, mean + error

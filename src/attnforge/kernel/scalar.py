@@ -1,0 +1,436 @@
+"""Heads that read one scalar y: anchors, gates, squares and products are one lemma (K4 of docs/kernel.md).
+
+The logits of such heads are affine in y, their values affine in y and in a second argument x. What they write is
+A(y) x + B(y), and so is what they should write: a function g(y), or x y. On a cell of y both coefficients of the
+difference are enclosed by a Taylor polynomial at the centre and a Lagrange coefficient over the cell; rounding is R5.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flint import arb, arb_mat
+
+from .balls import ONE, ORDER, ZERO, Series, coefficients, down, largest, reach, series, size, up
+from .functions import Function, evaluate
+from .rounding import EXPONENTIAL, Machine, Softmax, power_of_two
+
+
+@dataclass(frozen=True)
+class Head:
+    """The stored numbers of one head, over y (queries and values) and x (values).
+
+    `query` is (weight of y, bias) for each coordinate, `keys` a row for each slot. If `own`, the first slot is the token
+    itself, with the value x * value[0] + y * value[1] + value[2]; `memory` are the values of the others. `out` is W_O.
+    """
+
+    query: tuple[tuple[float, float], ...]
+    keys: tuple[tuple[float, ...], ...]
+    own: bool
+    value: tuple[float, float, float]
+    memory: tuple[float, ...]
+    out: float
+
+
+@dataclass(frozen=True)
+class Site:
+    """The heads of one scalar result, and its skip: x * skip[0] + y * skip[1] + skip[2]. Without a function: x y.
+
+    `pivot` is subtracted from x in the bound, which is best where the heads subtract it too: a choice.
+    """
+
+    heads: tuple[Head, ...]
+    skip: tuple[float, float, float]
+    function: Function | None
+    pivot: float
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Bound:
+    """slope |x - pivot| + rest."""
+
+    slope: arb
+    rest: arb
+
+    def __add__(self, other: Bound) -> Bound:
+        return Bound(self.slope + other.slope, self.rest + other.rest)
+
+    def times(self, factor: arb) -> Bound:
+        """The bound times a non-negative factor."""
+        return Bound(self.slope * factor, self.rest * factor)
+
+
+NOTHING = Bound(ZERO, ZERO)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell |y - centre| <= radius, and the function on it, around its centre and around all of its points."""
+
+    centre: arb
+    radius: arb
+    thin: Series
+    wide: Series
+
+    @classmethod
+    def of(cls, low: float, high: float, function: Function | None) -> Cell:
+        """The cell [low, high]; a function that has no series on it is a constant ball there."""
+        middle = 0.5 * low + 0.5 * high
+        radius = arb(max(up(arb(high) - middle), up(arb(middle) - low)))
+        if function is None:
+            return cls(arb(middle), radius, [], [])
+        count, whole = ORDER + 2, function.range(low, high)
+        node = function.piece(low, high)
+        flat = [whole, *[ZERO] * (count - 1)]
+        if node is None:
+            return cls(arb(middle), radius, flat, flat)
+        thin, wide = evaluate(node, arb(middle), count), evaluate(node, arb(middle) + arb(0, up(radius)), count)
+        if not size(wide[-1]) * radius ** (ORDER + 1) <= 2 * arb(up(whole.rad()) if whole.is_finite() else math.inf):
+            return cls(arb(middle), radius, flat, flat)
+        return cls(arb(middle), radius, thin, wide)
+
+
+class Table:
+    """A function on cells: its range and its slope on each; and the errors of sites on the same cells."""
+
+    def __init__(self, function: Function | None, edges: Sequence[float]):
+        self.function, self.edges = function, list(edges)
+        self.cells = [Cell.of(a, b, function) for a, b in zip(edges, edges[1:], strict=False)]
+        self.low: list[float] = []
+        self.high: list[float] = []
+        self.slope: list[float] = []
+        for (a, b), cell in zip(zip(edges, edges[1:], strict=False), self.cells, strict=True):
+            if function is None:
+                continue
+            whole = function.range(a, b)
+            near = cell.thin[0] + arb(0, 1) * reach([ZERO, *cell.thin[1:-1]], cell.wide[-1], cell.radius)
+            self.low.append(max(down(whole), down(near)) if whole.is_finite() else down(near))
+            self.high.append(min(up(whole), up(near)) if whole.is_finite() else up(near))
+            self.slope.append(_steepest(function, a, b, cell))
+
+    def between(self, low: arb, high: arb) -> tuple[int, int] | None:
+        """The cells that meet [low, high], as a range; None where they do not cover it."""
+        first, last = down(low), up(high)
+        if not (self.edges[0] <= first and last <= self.edges[-1]):
+            return None
+        start = bisect.bisect_right(self.edges, first) - 1
+        stop = bisect.bisect_left(self.edges, last)
+        return min(start, len(self.cells) - 1), max(stop, start + 1)
+
+    def errors(self, site: Site, machine: Machine) -> tuple[list[float], list[float]]:
+        """Slope and rest of the error of a site on each cell, rounded up."""
+        found = [cell_error(site, machine, cell) for cell in self.cells]
+        return [up(b.slope) for b in found], [up(b.rest) for b in found]
+
+
+def _steepest(function: Function, low: float, high: float, cell: Cell) -> float:
+    """An upper bound of |g'| on a cell; of all formulas that meet it, where a knot lies inside."""
+    node = function.piece(low, high)
+    if node is not None:
+        own = evaluate(node, cell.centre + arb(0, up(cell.radius)), 3)
+        there = evaluate(node, cell.centre, 2)[1]
+        return min(up(size(own[1])), up(size(there) + 2 * size(own[2]) * cell.radius))
+    found = 0.0
+    for k, part in enumerate(function.pieces):
+        start = low if k == 0 else max(low, function.knots[k - 1])
+        stop = high if k == len(function.knots) else min(high, function.knots[k])
+        if start <= stop:
+            found = max(found, up(size(evaluate(part, arb(start).union(arb(stop)), 2)[1])))
+    return found
+
+
+def cell_error(site: Site, machine: Machine, cell: Cell) -> Bound:
+    """How far what the heads compute is from what they should, on a cell (lemma K4)."""
+    y, r, one = cell.centre, cell.radius, ONE
+    target: tuple[Series, Series] = (cell.thin, cell.wide)
+    count = ORDER + 2
+    a = [[ZERO] * count, [ZERO] * count]  # A and B, around the centre and over the cell
+    b = [[ZERO] * count, [ZERO] * count]
+    outputs: list[tuple[Bound, Bound]] = []  # error and size of each head
+    p = arb(site.pivot)
+    for head in site.heads:
+        settled = _settled(head, machine, y, r, p)
+        weights = None if settled is not None else _Weights.of(head, y, r)
+        if settled is not None:
+            parts, error, most = settled
+        else:
+            assert weights is not None
+            parts, error, most = _spread(head, machine, weights, y, r, p)
+        for i in (0, 1):
+            a[i] = [s + arb(head.out) * t for s, t in zip(a[i], parts[0][i], strict=True)]
+            b[i] = [s + arb(head.out) * t for s, t in zip(b[i], parts[1][i], strict=True)]
+        outputs.append((error, most))
+    heads = Bound(reach(a[0][:-1], a[1][-1], r), reach(b[0][:-1], b[1][-1], r))  # size of the exact sum
+    wide = y + arb(0, up(r))
+    x_skip, y_skip, bias = map(arb, site.skip)
+    for i, at in ((0, y), (1, wide)):
+        a[i][0] += x_skip
+        b[i][0] += x_skip * p + y_skip * at + bias
+        b[i][1] += y_skip
+        if site.function is None:  # x y = (x - p) y + p y
+            a[i][0] -= at
+            a[i][1] -= one
+            b[i][0] -= p * at
+            b[i][1] -= p
+        else:
+            b[i] = [s - t for s, t in zip(b[i], target[i], strict=True)]
+    off = Bound(reach(a[0][:-1], a[1][-1], r), reach(b[0][:-1], b[1][-1], r))
+    return off + _outer(site, machine, y, r, heads, outputs)
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The softmax of one head on a cell: weights at the centre, slopes of the logits less a common one, and more."""
+
+    at: list[arb]
+    slopes: list[arb]
+    lifted: list[arb]  # w e^(s t) over the cell, as balls
+    most: list[arb]  # upper bounds of the weights over the cell
+    gap: list[arb]  # the largest logit less this one, at most, over the cell
+    size: list[arb]  # |logit| at most
+
+    @classmethod
+    def of(cls, head: Head, y: arb, r: arb) -> _Weights:
+        a = [sum((arb(w) * arb(k) for (w, _), k in zip(head.query, key, strict=True)), ZERO) for key in head.keys]
+        b = [sum((arb(c) * arb(k) for (_, c), k in zip(head.query, key, strict=True)), ZERO) for key in head.keys]
+        logits = [s * y + t for s, t in zip(a, b, strict=True)]
+        top = arb(max(down(x) for x in logits))
+        powers = [(x - top).exp() for x in logits]
+        total = sum(powers, ZERO)
+        at = [x / total for x in powers]
+        common = sum((w * s for w, s in zip(at, a, strict=True)), ZERO).mid()
+        slopes = [s - common for s in a]
+        swing = [size(s) * r for s in slopes]
+        lifted = [w * (s * arb(0, up(r))).exp() for w, s in zip(at, slopes, strict=True)]
+        drift = size(sum((w * s for w, s in zip(at, slopes, strict=True)), ZERO))
+        least = (-drift * r).exp()  # of the sum of w e^(s t), by Jensen's inequality
+        most = [w * s.exp() / least for w, s in zip(at, swing, strict=True)]
+        most = [w if w < 1 else ONE for w in most]
+        below = [top - x for x in logits]
+        bump = largest([s - g for s, g in zip(swing, below, strict=True)])
+        gap = [size(g) + bump + s for g, s in zip(below, swing, strict=True)]
+        return cls(at, slopes, lifted, most, gap, [size(x) + size(s) * r for x, s in zip(logits, a, strict=True)])
+
+
+def _spread(
+    head: Head, machine: Machine, w: _Weights, y: arb, r: arb, p: arb
+) -> tuple[tuple[list[Series], list[Series]], Bound, Bound]:
+    """A head by Taylor polynomials: series of its A and B (thin and wide), its rounding error and its size."""
+    count, slots = ORDER + 2, len(w.at)
+    vx, vy, vb = map(arb, head.value)
+    wide = arb(0, up(r))
+    values = [arb(v) for v in head.memory]
+    if head.own:
+        values.insert(0, vx * p + vy * y + vb)
+    powers = [[ONE] for _ in range(slots)]
+    for row, s in zip(powers, w.slopes, strict=True):
+        for j in range(1, count):
+            row.append(row[-1] * s / j)
+    rows = [w.at, [x * v for x, v in zip(w.at, values, strict=True)], w.lifted]
+    spread = [v + (vy * wide if head.own and k == 0 else 0) for k, v in enumerate(values)]
+    rows.append([x * v for x, v in zip(w.lifted, spread, strict=True)])
+    product = arb_mat(4, slots, [x for row in rows for x in row]) * arb_mat(slots, count, [x for q in powers for x in q])
+    below, above, below_wide, above_wide = ([product[i, j] for j in range(count)] for i in range(4))
+    if head.own and head.value[1] != 0:
+        for j in range(1, count):
+            above[j] += w.at[0] * vy * powers[0][j - 1]
+            above_wide[j] += w.lifted[0] * vy * powers[0][j - 1]
+    inverse, inverse_wide = _inverse(below), _inverse(below_wide)
+    b = [_times(above, inverse), _times(above_wide, inverse_wide)]
+    a = [[ZERO] * count, [ZERO] * count]
+    if head.own and head.value[0] != 0:
+        first = [x * vx for x in powers[0]]
+        a = [_times([w.at[0] * x for x in first], inverse), _times([w.lifted[0] * x for x in first], inverse_wide)]
+    softmax = Softmax.of(machine, w.most, _logit_errors(head, machine, w, y, r))
+    variation = reach([ZERO, *b[0][1:-1]], b[1][-1], r)
+    distance = [size(v - b[0][0]) + variation for v in values]
+    sizes, lost, x_lost = [size(v) for v in values], ZERO, ZERO
+    if head.own:
+        distance[0] += size(vy) * r
+        sizes[0] += size(vy) * r
+        x_lost, lost = _value_errors(head, machine, y, r, p, sizes[0])
+        sizes[0] += lost
+    if not (head.own and head.value[0] != 0):
+        rest, rest_size = softmax.error(distance, sizes, lost)
+        return (a, b), Bound(ZERO, rest), Bound(ZERO, rest_size)
+    weighty = len(softmax.weighty(sizes) | {0})
+    rest, rest_size = softmax.error(distance, sizes, lost, weighty)
+    others = sum(w.most[1:], ZERO)
+    steep = [size(vx) * (others if others < 1 else ONE), *[size(vx) * w.most[0]] * (slots - 1)]
+    slope, slope_size = softmax.error(steep, [size(vx) + x_lost, *[ZERO] * (slots - 1)], x_lost, weighty)
+    return (a, b), Bound(slope, rest), Bound(slope_size, rest_size)
+
+
+def _times(a: Series, b: Series) -> Series:
+    return coefficients(series(a) * series(b), len(a))
+
+
+def _inverse(a: Series) -> Series:
+    return [arb.nan()] * len(a) if a[0].contains(0) else coefficients(series(a).inv(), len(a))
+
+
+def _query(head: Head, machine: Machine, y: arb, r: arb) -> tuple[list[arb], list[arb]]:
+    """|q_j| at most on a cell, and the error of the computed q_j = w y + c (lemma R4)."""
+    most = size(y) + r
+    sizes, errors = [], []
+    for w, c in head.query:
+        length = size(arb(w) * y + arb(c)) + size(arb(w)) * r
+        error = ZERO
+        if w != 0 and (w, c) != (1.0, 0.0):
+            product = ZERO if power_of_two(w) else machine.u * size(arb(w)) * most
+            error = product + 2 * machine.tiny
+            if c != 0:
+                error += machine.u * (length + error)
+        sizes.append(length)
+        errors.append(error)
+    return sizes, errors
+
+
+def _logit_errors(head: Head, machine: Machine, w: _Weights, y: arb, r: arb) -> list[arb]:
+    """How far the logits, less the largest, are from the exact ones, up to a number common to all (lemma R4)."""
+    sizes, errors = _query(head, machine, y, r)
+    means = [
+        sum((x * arb(key[j]) for x, key in zip(w.at, head.keys, strict=True)), ZERO).mid() for j in range(len(sizes))
+    ]
+    found = []
+    for key, length in zip(head.keys, w.size, strict=True):
+        own = _inner(head, machine, key, length, sizes, errors)
+        found.append(own + sum((size(arb(k) - m) * e for k, m, e in zip(key, means, errors, strict=True)), ZERO))
+    worst = largest(found)
+    return [e + machine.u * (g + e + worst) + machine.tiny for e, g in zip(found, w.gap, strict=True)]
+
+
+def _inner(
+    head: Head, machine: Machine, key: tuple[float, ...], length: arb, sizes: list[arb], errors: list[arb]
+) -> arb:
+    """The rounding of one logit's inner product, whose exact value is at most `length`."""
+    products = passed = total = ZERO
+    for k, (w, c), s, e in zip(key, head.query, sizes, errors, strict=True):
+        still = w == 0 and power_of_two(c)  # a coordinate that is a constant power of two
+        term = (s + e) * size(arb(k))
+        total += term
+        passed += e * size(arb(k))
+        if not (power_of_two(k) or still):
+            products += machine.u * term
+    used = sum(k != 0 for k in key)
+    if used < 2:
+        return products + machine.tiny
+    if used == 2:
+        return products + machine.u * (length + passed + products) + 3 * machine.tiny
+    return products + machine.gamma(used - 1) * (total + products) + (used + 1) * machine.tiny
+
+
+def _value_errors(head: Head, machine: Machine, y: arb, r: arb, p: arb, length: arb) -> tuple[arb, arb]:
+    """The rounding of the token's own value x vx + y vy + vb: what is proportional to |x - p|, and the rest."""
+    vx, vy, vb = head.value
+    u, slope, rest = machine.u, ZERO, ZERO
+    if not power_of_two(vx):
+        slope, rest = u * size(arb(vx)), u * size(arb(vx)) * size(p)
+    if not power_of_two(vy):
+        rest += u * size(arb(vy)) * (size(y) + r)
+    used = (vx != 0) + (vy != 0)
+    additions = max(used - 1, 0) + (vb != 0 and used > 0)
+    if additions == 1:
+        slope, rest = slope + u * (size(arb(vx)) + slope), rest + u * (length + rest)
+    elif additions > 1:
+        every = size(arb(vx) * p) + size(arb(vy)) * (size(y) + r) + size(arb(vb)) + rest
+        slope, rest = slope + machine.gamma(2) * (size(arb(vx)) + slope), rest + machine.gamma(2) * every
+    if used and (additions or any(0 < abs(v) < 1 for v in (vx, vy))):
+        rest += 3 * machine.tiny
+    return slope, rest
+
+
+def _settled(
+    head: Head, machine: Machine, y: arb, r: arb, p: arb
+) -> tuple[tuple[list[Series], list[Series]], Bound, Bound] | None:
+    """A head that is decided on a cell: all slots but one weigh too little to be seen by the sum (lemma K5)."""
+    if head.value[0] != 0 or len(head.keys) > 4:  # gates; a head of many slots is not decided by one
+        return None
+    sizes, errors = _query(head, machine, y, r)
+    low, high = y - r, y + r
+    a = [sum((arb(w) * arb(k) for (w, _), k in zip(head.query, key, strict=True)), ZERO) for key in head.keys]
+    b = [sum((arb(c) * arb(k) for (_, c), k in zip(head.query, key, strict=True)), ZERO) for key in head.keys]
+    middle = [s * y + t for s, t in zip(a, b, strict=True)]
+    winner = max(range(len(a)), key=lambda k: float(middle[k]))
+    own, sums, leak, losers = [], ZERO, ZERO, []
+    for key, s, t in zip(head.keys, a, b, strict=True):
+        length = size(s * y + t) + size(s) * r
+        passed = sum((size(arb(k)) * e for k, e in zip(key, errors, strict=True)), ZERO)
+        own.append(passed + _inner(head, machine, key, length, sizes, errors))
+    extra = -(1 - EXPONENTIAL * machine.u).log()
+    values = [arb(v) for v in head.memory]
+    lines = [(ZERO, v) for v in values]
+    if head.own:
+        lines.insert(0, (arb(head.value[1]), arb(head.value[2])))
+    sizes_v = [size(s * y + c) + size(s) * r for s, c in lines]
+    lost = _value_errors(head, machine, y, r, p, sizes_v[0])[1] if head.own else ZERO
+    for k in range(len(a)):
+        if k == winner:
+            continue
+        slope, level = a[k] - a[winner], b[k] - b[winner]
+        gap = largest([slope * low + level, slope * high + level])
+        away = gap + own[k] + own[winner]
+        if not away < 0:
+            return None
+        exact, computed = gap.exp(), (away * (1 - 2 * machine.u) + extra).exp() + machine.tiny
+        sums += computed
+        apart = size(lines[k][0] - lines[winner][0]) * (size(y) + r) + size(lines[k][1] - lines[winner][1])
+        leak += exact * apart
+        losers.append(computed * (sizes_v[k] + (lost if head.own and k == 0 else ZERO)))
+    if not sums <= machine.u / 2:
+        return None
+    count = ORDER + 2
+    slope, level = lines[winner]
+    thin = [slope * y + level, slope, *[ZERO] * (count - 2)]
+    wide = [slope * (y + arb(0, up(r))) + level, slope, *[ZERO] * (count - 2)]
+    leaked = sum(losers, ZERO)
+    error = leak + 3 * leaked + (lost if head.own and winner == 0 else ZERO) + 4 * len(a) * machine.tiny
+    nothing = [[ZERO] * count, [ZERO] * count]
+    return (nothing, [thin, wide]), Bound(ZERO, error), Bound(ZERO, sizes_v[winner] + error)
+
+
+def _outer(
+    site: Site, machine: Machine, y: arb, r: arb, heads: Bound, outputs: list[tuple[Bound, Bound]]
+) -> Bound:
+    """From what the heads compute to the column: output weights, the sum over heads, the skip and its bias (K4)."""
+    u, p = machine.u, arb(site.pivot)
+    error, total, tiny = NOTHING, NOTHING, ZERO
+    used = 0
+    for head, (own, most) in zip(site.heads, outputs, strict=True):
+        if head.out == 0:
+            continue
+        used += 1
+        weight = size(arb(head.out))
+        error += own.times(weight)
+        total += most.times(weight)
+        if not power_of_two(head.out):
+            error += most.times(weight * u)
+        if head.out not in (1.0, -1.0):
+            tiny += machine.tiny
+    if used == 2:
+        error += (heads + error).times(u)
+    elif used > 2:
+        error += (total + error).times(machine.gamma(used - 1))
+    x_skip, y_skip, bias = site.skip
+    reach_y, length_x, length_y = size(y) + r, size(arb(x_skip)), size(arb(y_skip))
+    exact_x = Bound(length_x, length_x * size(p))
+    exact_y = Bound(ZERO, length_y * reach_y)
+    skip = NOTHING
+    if not power_of_two(x_skip):
+        skip += exact_x.times(u)
+    if not power_of_two(y_skip):
+        skip += exact_y.times(u)
+    if x_skip != 0 and y_skip != 0:
+        skip += (exact_x + exact_y + skip).times(u)
+    error += skip
+    if used and (x_skip != 0 or y_skip != 0):
+        error += (heads + exact_x + exact_y + error).times(u)
+    if bias != 0 and (used or x_skip != 0 or y_skip != 0):
+        error += (heads + exact_x + exact_y + error + Bound(ZERO, size(arb(bias)))).times(u)
+    if error.rest.is_zero() and error.slope.is_zero():
+        return error
+    return error + Bound(ZERO, tiny + 4 * machine.tiny)
