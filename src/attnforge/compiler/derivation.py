@@ -20,20 +20,24 @@ from ..heads.product.site import ProductSite
 from ..heads.rule import first_cells
 from ..heads.site import Site
 from ..heads.stored import StoredHeads
-from ..kernel.balls import working
+from ..kernel.balls import up, working
 from ..kernel.file import Saved
 from ..kernel.prove import Prover
+from ..kernel.scalar import Cell, Table, cell_error
+from ..kernel.values import Blind, values
 from ..programs.ops import Apply
 from .compiled import CompiledNetwork
 from .layout import Step
 
-ANCHOR_CELLS = 128  # of a table of anchors at first: every fourth of those that the fast analysis begins with
+ANCHOR_CELLS = 64  # of a table of anchors at least; twice the anchors where those are many
 SMOOTH_CELLS = 64  # of a product: the Taylor remainder is then below float64's roundoff
 #: Edges around a crossing of two logits, in units of their difference: fine where weights move, then doubling.
 NEAR = np.concatenate([np.arange(0.0, 6.0, 0.125), np.arange(6.0, 40.0, 0.5), 40.0 * 2.0 ** np.arange(0.0, 64.0)])
 EFFORT = 1500  # leaves that are looked at before giving up
-TRIES = 3  # coordinates that are tried for a split
+TRIES = 2  # coordinates that are tried for a split
 NEARLY = 1.02  # times the fast bound is near enough
+MOST_CELLS = 4096  # of a table that is made finer
+SLOW, PATIENCE = 0.99, 300  # splitting ends when so many more parts do not lower the bound by 1 %
 
 
 def structure(net: CompiledNetwork) -> dict[str, Any]:
@@ -78,7 +82,8 @@ def _edges(net: CompiledNetwork, step: Step, site: Site, heads: StoredHeads) -> 
     low, high = site.interval
     target = clipped(op.function)
     if isinstance(site, AnchorSite):
-        inner = np.array(site.edges)[:: max(1, (len(site.edges) - 1) // ANCHOR_CELLS)]
+        wanted = max(ANCHOR_CELLS, 2 * site.anchors)
+        inner = np.array(site.edges)[:: max(1, (len(site.edges) - 1) // wanted)]
     else:
         inner = np.concatenate([np.linspace(low, high, SMOOTH_CELLS + 1), *_crossings(heads)])
     return tuple(first_cells(target, low, high, inner[(inner > low) & (inner < high)]).tolist())
@@ -103,48 +108,107 @@ def _crossings(heads: StoredHeads) -> list[Array]:
 def derive(net: CompiledNetwork, saved: Saved, goal: float, effort: int = EFFORT) -> dict[str, Any]:
     """The derivation of a network, its box split until the kernel proves about `goal`."""
     chosen = structure(net)
+    reach = {site.op: max(map(abs, site.intervals[0])) for site in net.layout.sites if isinstance(site, ProductSite)}
     with working():
         prover = Prover.of(saved, chosen)
+        refined = _refined(prover, reach)
+        if refined:
+            for number, edges in refined.items():
+                chosen["tables"][number] = edges
+            prover = Prover.of(saved, chosen)
         chosen["tree"] = split(prover, goal * NEARLY, effort)
     return chosen
+
+
+def _refined(prover: Prover, reach: dict[int, float]) -> dict[int, list[float]]:
+    """Finer edges for the tables on which halving the worst cells lowers the largest error."""
+    away: dict[int, float] = {}
+    for place in prover.chosen.places:
+        if place.table is not None:
+            away[place.table] = max(away.get(place.table, 0.0), reach.get(place.op, 0.0) + abs(place.pivot))
+    found: dict[int, list[float]] = {}
+    for (site, number), (slopes, rests) in prover.known.items():
+        edges = found.get(number, list(prover.chosen.tables[number]))
+        if number in found:
+            slopes, rests = Table(site.function, edges).errors(site, prover.machine)
+        cells = {
+            (a, b): s * away[number] + r for a, b, s, r in zip(edges, edges[1:], slopes, rests, strict=False)
+        }  # fmt: skip
+        before, stuck, grown = max(cells.values()), 0, False
+        while stuck < 2 and len(cells) < MOST_CELLS:
+            least = 0.9 * before if math.isfinite(before) else before
+            for a, b in [cell for cell, error in cells.items() if not error < least]:
+                middle = 0.5 * a + 0.5 * b
+                if a < middle < b:
+                    del cells[a, b]
+                    for part in ((a, middle), (middle, b)):
+                        error = cell_error(site, prover.machine, Cell.of(*part, site.function))
+                        cells[part] = up(error.slope) * away[number] + up(error.rest)
+            worst = max(cells.values())
+            stuck = stuck + 1 if math.isfinite(worst) and not worst < 0.98 * before else 0
+            grown |= not stuck
+            if not math.isfinite(worst) and min(b - a for a, b in cells) < 1e-12 * (edges[-1] - edges[0]):
+                break
+            before = worst
+        if grown:
+            found[number] = sorted({end for cell in cells for end in cell})
+    return found
 
 
 def split(prover: Prover, goal: float, effort: int = EFFORT) -> list[Any]:
     """A tree of parts, split where the bound is worst and along the coordinate that lowers it most."""
     low, high = prover.box()
+    whole = prover.leaf(low, high)
     root: list[Any] = []
-    count = 0
-    waiting = [(-prover.leaf(low, high), count, low, high, root)]
-    looked = 1
-    while looked < effort:
-        bound, _, low, high, node = waiting[0]
-        if -bound <= goal:
-            break
-        heapq.heappop(waiting)
-        best: tuple[float, float, int, float, Any] | None = None
+    own = {id(root): whole}  # the bound of every part, before it was split
+    waiting = [(-whole, 0, low, high, root)]
+    looked, before = 1, (0, whole)
+    while looked < effort and -waiting[0][0] > goal:
+        worst, _, low, high, node = heapq.heappop(waiting)
+        if -worst <= SLOW * before[1] or not math.isfinite(before[1]):
+            before = looked, -worst
+        best: tuple[float, int, float, Any] | None = None
         for i in _order(low, high, prover)[:TRIES]:
             at = 0.5 * low[i] + 0.5 * high[i]
-            if not low[i] < at < high[i]:
-                continue
-            parts = (low, (*high[:i], at, *high[i + 1 :])), ((*low[:i], at, *low[i + 1 :]), high)
-            found = [prover.leaf(*part) for part in parts]
-            looked += 2
-            score = sum(min(x, 1e300) for x in found)
-            if best is None or score < best[0]:
-                best = score, max(found), i, at, (parts, found)
-        if best is None:
-            heapq.heappush(waiting, (bound, count, low, high, node))
+            if low[i] < at < high[i]:
+                parts = (low, (*high[:i], at, *high[i + 1 :])), ((*low[:i], at, *low[i + 1 :]), high)
+                found = [prover.leaf(*part) for part in parts]
+                looked += 2
+                score = sum(min(x, 1e300) for x in found)
+                best = min(best or (math.inf, i, at, ()), (score, i, at, (parts, found)), key=lambda each: each[0])
+        if best is None or looked - before[0] > PATIENCE:
+            heapq.heappush(waiting, (worst, looked, low, high, node))
             break
-        _, _, i, at, (parts, found) = best
+        _, i, at, (parts, found) = best
         node += [i, at, [], []]
-        for part, value, child in zip(parts, found, node[2:], strict=True):
-            count += 1
-            heapq.heappush(waiting, (-value, count, *part, child))
+        for side, (part, value) in enumerate(zip(parts, found, strict=True)):
+            own[id(node[2 + side])] = value
+            heapq.heappush(waiting, (-value, looked + side, *part, node[2 + side]))
+    _prune(root, own, -waiting[0][0])
     return root
 
 
+def _prune(root: list[Any], own: dict[int, float], bound: float) -> None:
+    """Undo splits of parts whose own bound is no more than the whole tree's."""
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if own[id(node)] <= bound:
+            node.clear()
+        waiting += node[2:]
+
+
 def _order(low: tuple[float, ...], high: tuple[float, ...], prover: Prover) -> list[int]:
-    """The coordinates of a part, widest first relative to the box."""
-    first, last = prover.box()
-    share = [(b - a) / (d - c) if d > c else -math.inf for a, b, c, d in zip(low, high, first, last, strict=True)]
-    return sorted((i for i in range(len(low)) if high[i] > low[i]), key=lambda i: -share[i])
+    """The coordinates of a part that can be split, those first on which the values depend most."""
+    matter = [b - a for a, b in zip(low, high, strict=True)]
+    try:
+        found = values(prover.program, low, high, prover.by_op)
+    except Blind:
+        found = []
+    slopes = [(e, e.slope) for value in found for row in value for e in row if e.slope is not None]
+    if slopes:
+        matter = [0.0] * len(low)
+        for entry, slope in slopes:
+            most = max(float(entry.size), 1e-300)
+            matter = [m + min(abs(float(s)) / most, 1.0) for m, s in zip(matter, slope, strict=True)]
+    return sorted((i for i in range(len(low)) if high[i] > low[i]), key=lambda i: -matter[i])

@@ -14,6 +14,7 @@ from flint import arb, arb_series, ctx
 
 BITS = 128  # of a midpoint: float64's 53, twice for products, and room for logits of 2^20; more would only tighten
 ORDER = 8  # of Taylor polynomials on a cell: with 64 cells of a product their remainder is below float64's roundoff
+PARTS = 8  # of a cell, for the largest value of a polynomial: the error of a head goes up and down within a cell
 ZERO, ONE = arb(0), arb(1)
 Series = list[arb]
 
@@ -48,8 +49,11 @@ def size(x: arb) -> arb:
 
 
 def largest(values: Sequence[arb]) -> arb:
-    """An upper bound of all of some balls; infinity where one is not known."""
-    return arb(max((up(v) for v in values), default=0.0))
+    """An upper bound of all of some balls, at least 0; NaN where one is not known."""
+    found = ZERO
+    for value in values:
+        found = found.max(value)
+    return found.upper()
 
 
 def hull(low: float, high: float) -> arb:
@@ -76,3 +80,16 @@ def reach(thin: Sequence[arb], last: arb, radius: arb) -> arb:
         total += size(coefficient) * power
         power *= radius
     return total + size(last) * power
+
+
+def supremum(thin: Sequence[arb], last: arb, radius: arb) -> arb:
+    """The same bound, but tighter: the polynomial is expanded anew on each of a few parts (lemma K1)."""
+    tail = size(last) * radius ** len(thin)
+    part, found = radius / PARTS, ZERO
+    for i in range(PARTS):
+        moved, at = list(thin), part * (2 * i + 1 - PARTS)
+        for first in range(len(moved) - 1):  # Taylor coefficients around `at`, by Horner's scheme
+            for j in range(len(moved) - 2, first - 1, -1):
+                moved[j] += at * moved[j + 1]
+        found = found.max(reach(moved, ZERO, part))
+    return found + tail

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from flint import arb
 
-from .balls import ONE, ZERO, up
+from .balls import ONE, ZERO, largest
 
 EXPONENTIAL = 3  # a computed exponential is right to so many u: devices measured reach 2.56
 
@@ -69,7 +69,7 @@ class Softmax:
         extra = -(1 - EXPONENTIAL * machine.u).log()
         d = [e + extra for e in logit_errors]
         mean = sum((w * x for w, x in zip(weights, d, strict=True)), ZERO)
-        top = arb(max(up(x) for x in d))
+        top = largest(d)
         shift = mean if mean < top else top
         limit = machine.u / (8 * len(d))
         computed, moves, heavy, factor = [], [], 0, shift.exp()
@@ -84,7 +84,7 @@ class Softmax:
     def mean(self, size: Sequence[arb]) -> arb:
         """An upper bound of the computed mean of |V_k| <= size."""
         total = sum((w * v for w, v in zip(self.computed, size, strict=True)), ZERO)
-        most = arb(max(up(v) for v in size))
+        most = largest(size)
         return total if total < most else most
 
     def weighty(self, size: Sequence[arb]) -> set[int]:
@@ -102,9 +102,9 @@ class Softmax:
         """
         slots, machine = len(size), self.machine
         moved = sum((m * s for m, s in zip(self.moves, spread, strict=True)), ZERO)
-        widest = arb(max(up(s) for s in spread))
+        widest = largest(spread)
         moved = moved if moved < widest else widest
-        most, mean = arb(max(up(v) for v in size)), self.mean(size)
+        most, mean = largest(size), self.mean(size)
         count = len(self.weighty(size)) if weighty is None else weighty
         roundings = machine.gamma(self.heavy + count + 3) if 8 * slots * machine.u < 1 else arb.pos_inf()
         error = moved + roundings * mean + self.computed[0] * lost + 2 * slots * (1 + most) * machine.tiny

@@ -8,13 +8,14 @@ difference are enclosed by a Taylor polynomial at the centre and a Lagrange coef
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flint import arb, arb_mat
 
-from .balls import ONE, ORDER, ZERO, Series, coefficients, down, largest, reach, series, size, up
+from .balls import ONE, ORDER, ZERO, Series, coefficients, down, largest, reach, series, size, supremum, up
 from .functions import Function, evaluate
 from .rounding import EXPONENTIAL, Machine, Softmax, power_of_two
 
@@ -178,8 +179,17 @@ def cell_error(site: Site, machine: Machine, cell: Cell) -> Bound:
             b[i][1] -= p
         else:
             b[i] = [s - t for s, t in zip(b[i], target[i], strict=True)]
-    off = Bound(reach(a[0][:-1], a[1][-1], r), reach(b[0][:-1], b[1][-1], r))
+    slope = ZERO if all(head.value[0] == 0 for head in site.heads) and site.function else supremum(a[0][:-1], a[1][-1], r)
+    off = Bound(slope, supremum(b[0][:-1], b[1][-1], r))
     return off + _outer(site, machine, y, r, heads, outputs)
+
+
+@functools.lru_cache(maxsize=4096)
+def lines_of(head: Head) -> tuple[list[arb], list[arb]]:
+    """The logits of a head as a_k y + b_k."""
+    a = [sum((arb(w) * arb(k) for (w, _), k in zip(head.query, key, strict=True)), ZERO) for key in head.keys]
+    b = [sum((arb(c) * arb(k) for (_, c), k in zip(head.query, key, strict=True)), ZERO) for key in head.keys]
+    return a, b
 
 
 @dataclass(frozen=True)
@@ -195,10 +205,9 @@ class _Weights:
 
     @classmethod
     def of(cls, head: Head, y: arb, r: arb) -> _Weights:
-        a = [sum((arb(w) * arb(k) for (w, _), k in zip(head.query, key, strict=True)), ZERO) for key in head.keys]
-        b = [sum((arb(c) * arb(k) for (_, c), k in zip(head.query, key, strict=True)), ZERO) for key in head.keys]
+        a, b = lines_of(head)
         logits = [s * y + t for s, t in zip(a, b, strict=True)]
-        top = arb(max(down(x) for x in logits))
+        top = functools.reduce(arb.max, logits).mid()
         powers = [(x - top).exp() for x in logits]
         total = sum(powers, ZERO)
         at = [x / total for x in powers]
@@ -352,8 +361,7 @@ def _settled(
         return None
     sizes, errors = _query(head, machine, y, r)
     low, high = y - r, y + r
-    a = [sum((arb(w) * arb(k) for (w, _), k in zip(head.query, key, strict=True)), ZERO) for key in head.keys]
-    b = [sum((arb(c) * arb(k) for (_, c), k in zip(head.query, key, strict=True)), ZERO) for key in head.keys]
+    a, b = lines_of(head)
     middle = [s * y + t for s, t in zip(a, b, strict=True)]
     winner = max(range(len(a)), key=lambda k: float(middle[k]))
     own, sums, leak, losers = [], ZERO, ZERO, []
