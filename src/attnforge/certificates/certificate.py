@@ -16,6 +16,7 @@ from ..dtypes import DTYPES
 from ..errors import ArgumentError
 
 Kind = Literal["certified", "calibrated"]
+Proof = Literal["analysis", "kernel"]
 Source = Literal["interpolation", "leak", "rounding", "propagation"]
 SOURCES: tuple[Source, ...] = ("interpolation", "leak", "rounding", "propagation")
 
@@ -46,6 +47,10 @@ class Certificate:
 
     Where the target is a `program`, that is what was checked, printed in full; `verified` says whether the text of the
     target was parsed again and found to be that program. Neither is written to files: a reader finds out for itself.
+
+    `proof` says what the bound comes from: the "analysis" of the compiler, or the "kernel", which proves it a second
+    time from what is stored. `kernel` is the bound that the kernel proves, None where it was not run or has no rule;
+    then `remark` says why.
     """
 
     kind: Kind
@@ -59,6 +64,9 @@ class Certificate:
     weights: str = ""
     lemmas: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = field(default=())
+    proof: Proof = "analysis"
+    kernel: float | None = None
+    remark: str = ""
     program: str = field(default="", compare=False)
     verified: bool = field(default=False, compare=False)
 
@@ -73,6 +81,14 @@ class Certificate:
             raise ArgumentError("a calibrated result states what was measured")
         if self.bound is not None and not (self.bound >= 0 and math.isfinite(self.bound)):
             raise ArgumentError(f"a bound is a finite number >= 0, got {self.bound}")
+        if self.proof not in ("analysis", "kernel"):
+            raise ArgumentError(f"a proof is by 'analysis' or by the 'kernel', not {self.proof!r}")
+        if self.proof == "kernel" and not (self.bound is not None and self.kernel is not None):
+            raise ArgumentError("a proof by the kernel states what the kernel proves")
+        if self.kernel is not None and not (math.isfinite(self.kernel) and self.kernel >= 0):
+            raise ArgumentError(f"what the kernel proves is a finite number >= 0, got {self.kernel}")
+        if self.proof == "kernel" and self.kernel > self.bound:  # type: ignore[operator]
+            raise ArgumentError(f"the kernel proves {self.kernel}, not {self.bound}")
         if self.bound is not None and total(t.value for t in self.terms) > self.bound:
             raise ArgumentError("the terms of the ledger add up to more than the bound")
 
@@ -94,6 +110,9 @@ class Certificate:
             "weights": self.weights,
             "lemmas": list(self.lemmas),
             "assumptions": list(self.assumptions),
+            "proof": self.proof,
+            "kernel": self.kernel,
+            "remark": self.remark,
         }
 
     @classmethod
@@ -112,6 +131,9 @@ class Certificate:
                 weights=str(data["weights"]),
                 lemmas=tuple(map(str, data["lemmas"])),
                 assumptions=tuple(map(str, data["assumptions"])),
+                proof=data.get("proof", "analysis"),
+                kernel=None if data.get("kernel") is None else float(data["kernel"]),
+                remark=str(data.get("remark", "")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(f"this is not the description of a certificate: {error}") from error
@@ -131,6 +153,11 @@ class Certificate:
             lines += ["", *table, table[1], total_row]
         if self.lemmas:
             lines.append(f"by {', '.join(self.lemmas)}")
+        if self.kernel is not None:
+            again = f"the kernel proves {upper_text(self.kernel, 4)} from the stored numbers"
+            lines.append(again if self.proof == "kernel" else f"by the analysis; {again}")
+        elif self.remark:
+            lines.append(f"by the analysis alone: {self.remark}")
         if self.assumptions:
             lines.append(f"assuming {'; '.join(self.assumptions)}")
         if self.program:

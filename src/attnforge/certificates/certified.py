@@ -49,6 +49,8 @@ class CertifiedModule(nn.Module):
     families: ClassVar[dict[str, type[CertifiedModule]]] = {}
     box: Box
     strict: bool = False
+    #: The choices of the kernel's proof, where one was made for these weights (docs/kernel.md).
+    derivation: dict[str, Any] | None = None
     _certificate: Certificate | None = None
     _warned: bool = False
     _ulps: float = EXP_ULPS  # what the certificate allows the exponential
@@ -111,7 +113,7 @@ class CertifiedModule(nn.Module):
 
     def attach(self, certificate: Certificate) -> Certificate:
         """Tie a certificate to the weights as they are now."""
-        self._certificate = dataclasses.replace(certificate, weights=weights_hash(self))
+        self._certificate, self.derivation = dataclasses.replace(certificate, weights=weights_hash(self)), None
         self._ulps = stated_ulps(certificate.assumptions)
         return self._certificate
 
@@ -238,8 +240,15 @@ class CertifiedModule(nn.Module):
 
         A file that is there already is refused unless `force=True`; until the new one is whole, it stays as it is.
         """
+        storage.write(path, self._header(), weights_hash(self), self.state_dict(), force)
+
+    def written(self) -> bytes:
+        """What `save` writes."""
+        return storage.written(self._header(), weights_hash(self), self.state_dict())
+
+    def _header(self) -> dict[str, Any]:
         header = {"family": self.family, "config": self.config(), "certificate": self.certificate.to_json()}
-        storage.write(path, header, weights_hash(self), self.state_dict(), force)
+        return header if self.derivation is None else {**header, "derivation": self.derivation}
 
 
 @_disable_dynamo
@@ -292,6 +301,7 @@ def load(path: str | Path) -> CertifiedModule:
     if header.get("digest") != storage.digest(header, found):
         raise CertificateError(f"{name}: the header does not have the digest it states: it was changed after saving")
     module.attach(certificate)
+    module.derivation = header.get("derivation")
     return module.eval()
 
 

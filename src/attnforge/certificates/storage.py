@@ -2,10 +2,11 @@
 
 The file's metadata holds one entry, `attnforge`: JSON with
 
-    format       1, and everything of the form that `schema` states
+    format       1, or 2 with a derivation; and everything of the form that `schema` states
     family       which class rebuilds the network ("anchor", "gate", ...)
     config       its description (function, interval, ...)
     certificate  as `Certificate.to_json` writes it
+    derivation   the choices of the kernel's proof (docs/kernel.md), where one was made
     digest       SHA-256 over the weights' hash and the other entries, so that a changed header is noticed
 """
 
@@ -25,7 +26,8 @@ from ..errors import CertificateError
 from ..saving import free_file, write_whole
 from .schema import HEADER, limited, require
 
-FORMAT = 1  # of the header; a reader refuses every other number
+FORMAT = 1  # of a header without a derivation; a reader refuses every number but these two
+DERIVED = 2  # and of one with it
 MAX_HEADER = 16 << 20  # bytes of JSON that we are willing to read: the largest networks of the benchmarks need a tenth
 
 
@@ -34,10 +36,15 @@ def write(
 ) -> None:
     """Write tensors under a header, to which format and digest are added; the same network gives the same bytes."""
     target = free_file(path, force=force)
-    full = {"format": FORMAT, **header}
+    write_whole(target, written(header, weights, tensors))
+
+
+def written(header: dict[str, Any], weights: str, tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The bytes of a file."""
+    full = {"format": DERIVED if "derivation" in header else FORMAT, **header}
     full["digest"] = digest(full, weights)
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_whole(target, to_bytes(kept, metadata={"attnforge": _canonical(full)}))
+    return to_bytes(kept, metadata={"attnforge": _canonical(full)})
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -59,8 +66,9 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CertificateError(f"{source.name}: the header is not JSON: {error}") from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise CertificateError(f"{source.name}: expected format {FORMAT}; upgrade attnforge, or write the file again")
+    wanted = DERIVED if isinstance(header, dict) and "derivation" in header else FORMAT
+    if not isinstance(header, dict) or header.get("format") != wanted:
+        raise CertificateError(f"{source.name}: expected format {wanted}; upgrade attnforge, or write the file again")
     limited(header, f"the header of {source.name}")
     require(header, HEADER, f"the header of {source.name}")
     return header, tensors

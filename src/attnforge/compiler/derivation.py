@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import heapq
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..dtypes import Array, stored
+from ..certificates.certificate import Certificate
+from ..dtypes import Array
+from ..errors import CertificateError
 from ..functions.piecewise import clipped
 from ..heads.anchor.site import AnchorSite
 from ..heads.gate.site import GateSite
@@ -20,14 +23,13 @@ from ..heads.product.site import ProductSite
 from ..heads.rule import first_cells
 from ..heads.site import Site
 from ..heads.stored import StoredHeads
-from ..kernel.balls import up, working
-from ..kernel.file import Saved
-from ..kernel.prove import Prover
+from ..kernel.balls import NotProved, up, working
+from ..kernel.file import Saved, parse
+from ..kernel.prove import Prover, prove
 from ..kernel.scalar import Cell, Table, cell_error
 from ..kernel.values import Blind, values
 from ..programs.ops import Apply
 from .compiled import CompiledNetwork
-from .layout import Step
 
 ANCHOR_CELLS = 64  # of a table of anchors at least; twice the anchors where those are many
 SMOOTH_CELLS = 64  # of a product: the Taylor remainder is then below float64's roundoff
@@ -35,15 +37,33 @@ SMOOTH_CELLS = 64  # of a product: the Taylor remainder is then below float64's 
 NEAR = np.concatenate([np.arange(0.0, 6.0, 0.125), np.arange(6.0, 40.0, 0.5), 40.0 * 2.0 ** np.arange(0.0, 64.0)])
 EFFORT = 1500  # leaves that are looked at before giving up
 TRIES = 2  # coordinates that are tried for a split
-NEARLY = 1.02  # times the fast bound is near enough
 MOST_CELLS = 4096  # of a table that is made finer
 SLOW, PATIENCE = 0.99, 300  # splitting ends when so many more parts do not lower the bound by 1 %
 
 
-def structure(net: CompiledNetwork) -> dict[str, Any]:
-    """All choices but the tree, which is a single leaf."""
+def proved(net: CompiledNetwork, certificate: Certificate) -> Certificate:
+    """A network's certificate after the kernel has been run on what `save` writes of it.
+
+    The network keeps the derivation. Where the kernel proves the bound, that is what the bound comes from.
+    """
+    saved = parse(net.written())
+    bound = certificate.bound
+    assert bound is not None
+    try:
+        chosen = net.derivation if net.derivation is not None else derive(net, saved, bound)
+        if chosen["scopes"] != structure(net, tables=False)["scopes"]:
+            raise CertificateError("the derivation of the file has other scopes than its heads")
+        found = prove(saved, chosen)
+    except NotProved as error:
+        return replace(certificate, proof="analysis", kernel=None, remark=str(error))
+    net.derivation = chosen
+    return replace(certificate, proof="kernel" if found.bound <= bound else "analysis", kernel=found.bound, remark="")
+
+
+def structure(net: CompiledNetwork, tables: bool = True) -> dict[str, Any]:
+    """All choices but the tree, which is a single leaf; and but the edges of `tables`, if these are not wanted."""
     layout = net.layout
-    states, scopes, sites, tables = [], [], [], []
+    states, scopes, sites, edges_of = [], [], [], []
     known: dict[tuple[float, ...], int] = {}
     for number, step in enumerate(layout.steps):
         states += [step.columns, step.after]
@@ -51,10 +71,10 @@ def structure(net: CompiledNetwork) -> dict[str, Any]:
         scopes += [[], [[group.scope, group.causal] for group in layer.heads()]]  # type: ignore[operator, union-attr]
         for site in step.sites:
             for c, place in enumerate(step.places(site)):
-                edges = _edges(net, step, site, StoredHeads.read(layer, place))  # type: ignore[arg-type]
+                edges = _edges(net, site, StoredHeads.read(layer, place)) if tables else None  # type: ignore[arg-type]
                 if edges is not None and edges not in known:
-                    known[edges] = len(tables)
-                    tables.append(list(edges))
+                    known[edges] = len(edges_of)
+                    edges_of.append(list(edges))
                 swapped = isinstance(site, ProductSite) and site.swapped
                 pivot = site.centre[0] if isinstance(site, ProductSite) else 0.0
                 sites.append(
@@ -67,10 +87,10 @@ def structure(net: CompiledNetwork) -> dict[str, Any]:
     states.append(layout.output)
     scopes.append([])
     listed = [[[value, channel] for value, channel in columns] for columns in states]
-    return {"states": listed, "scopes": scopes, "sites": sites, "tables": tables, "tree": []}
+    return {"states": listed, "scopes": scopes, "sites": sites, "tables": edges_of, "tree": []}
 
 
-def _edges(net: CompiledNetwork, step: Step, site: Site, heads: StoredHeads) -> tuple[float, ...] | None:
+def _edges(net: CompiledNetwork, site: Site, heads: StoredHeads) -> tuple[float, ...] | None:
     """The edges of cells for a site that reads one scalar; None for others."""
     if isinstance(site, ProductSite):
         low, high = site.intervals[1]
@@ -116,7 +136,7 @@ def derive(net: CompiledNetwork, saved: Saved, goal: float, effort: int = EFFORT
             for number, edges in refined.items():
                 chosen["tables"][number] = edges
             prover = Prover.of(saved, chosen)
-        chosen["tree"] = split(prover, goal * NEARLY, effort)
+        chosen["tree"] = split(prover, goal, effort)
     return chosen
 
 

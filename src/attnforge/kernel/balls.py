@@ -12,11 +12,17 @@ from contextlib import contextmanager
 
 from flint import arb, arb_series, ctx
 
+from ..errors import CertificateError
+
 BITS = 128  # of a midpoint: float64's 53, twice for products, and room for logits of 2^20; more would only tighten
 ORDER = 8  # of Taylor polynomials on a cell: with 64 cells of a product their remainder is below float64's roundoff
 PARTS = 8  # of a cell, for the largest value of a polynomial: the error of a head goes up and down within a cell
 ZERO, ONE = arb(0), arb(1)
 Series = list[arb]
+
+
+class NotProved(CertificateError):
+    """The kernel has no rule for what a file holds, or proves nothing with its choices: no fault of the file."""
 
 
 @contextmanager

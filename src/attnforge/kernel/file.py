@@ -55,10 +55,15 @@ def read(path: str | Path) -> Saved:
         data = source.read_bytes()
     except OSError as error:
         raise CertificateError(f"cannot read {source.name}: {error.strerror}") from error
+    return parse(data, source.name)
+
+
+def parse(data: bytes, name: str = "the file") -> Saved:
+    """Read the bytes of a file."""
     try:
         return _parse(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error, OverflowError) as error:
-        raise CertificateError(f"{source.name} is not a network that attnforge saved: {error}") from error
+        raise CertificateError(f"{name} is not a network that attnforge saved: {error}") from error
 
 
 def _parse(data: bytes) -> Saved:

@@ -18,7 +18,7 @@ from typing import Any
 from flint import arb, arb_series, fmpq
 
 from ..errors import CertificateError
-from .balls import ZERO, Series, coefficients, series
+from .balls import ZERO, NotProved, Series, coefficients, series
 
 LONGEST, DEEPEST = 20_000, 150  # characters and levels of a formula that are read: what the formula language allows
 _TOKEN = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[^\W\d]\w*|\*\*|[-+*/(),])")
@@ -93,7 +93,7 @@ def function(text: str) -> Function:
         if word in FORMULAS or word in _PRIMITIVES:
             power = {"sqrt": 0.5}.get(word)
             return Function(word, (), (parse(FORMULAS.get(word, f"{word}(y)")),), power)
-        raise CertificateError(f"the kernel knows no function {text!r}")
+        raise NotProved(f"the kernel knows no function {text!r}")
     try:
         return _with_arguments(word, json.loads(f"[{match[2]}]"))
     except (ValueError, TypeError, RecursionError) as error:
@@ -123,7 +123,7 @@ def _with_arguments(word: str, given: list[Any]) -> Function:
         return Function(word, (0.0,), (("*", ("number", value), ("y",)), ("y",)))
     if word == "elu":
         return Function(word, (0.0,), (("*", ("number", value), parse("exp(y) - 1")), ("y",)))
-    raise ValueError("no such function is in the kernel's table")
+    raise NotProved(f"the kernel knows no function {word!r} with an argument")
 
 
 def _exact(x: Any) -> Fraction:
@@ -218,7 +218,7 @@ class _Reader:
         if word in FORMULAS or word in PIECES:
             return ("call", word, inner)
         if word not in _PRIMITIVES:
-            raise CertificateError(f"the kernel knows no function {token!r}")
+            raise NotProved(f"the kernel knows no function {token!r}")
         return (word, inner)
 
 
@@ -257,7 +257,7 @@ def _constant(node: Node) -> Fraction:
         if node[0] == "/" and b == 0:
             raise CertificateError("an exponent divides by 0")
         return a + b if node[0] == "+" else a - b if node[0] == "-" else a * b if node[0] == "*" else a / b
-    raise CertificateError("the kernel reads powers with constant rational exponents only")
+    raise NotProved("the kernel reads powers with constant rational exponents only")
 
 
 def _unknown(first: arb, count: int) -> Series:
@@ -301,7 +301,7 @@ def _power(x: Series, p: Fraction) -> Series:
     if p.denominator == 1:
         whole = abs(p.numerator)
         if whole > 1000:
-            raise CertificateError(f"the kernel reads powers up to 1000, not {whole}")
+            raise NotProved(f"the kernel reads powers up to 1000, not {whole}")
         out: arb_series = base**whole
         if p < 0:
             if out[0].contains(0):

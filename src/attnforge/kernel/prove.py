@@ -16,7 +16,7 @@ from flint import arb, arb_mat, fmpq
 from ..errors import CertificateError
 from . import derivation as choices
 from . import program as programs
-from .balls import ONE, ZERO, largest, size, up, working
+from .balls import ZERO, NotProved, largest, size, up, working
 from .derivation import Derivation, Place
 from .file import Saved, Tensor, outward
 from .functions import Function, function
@@ -107,12 +107,12 @@ class Prover:
         """Read a file for a proof, strictly."""
         header = saved.header
         if header.get("family") != "network":
-            raise CertificateError(f"the kernel does not cover files of the family {header.get('family')!r} yet")
+            raise NotProved(f"the kernel does not cover files of the family {header.get('family')!r} yet")
         config = header["config"]
         program = programs.read(config)
         dtype = config.get("dtype")
         if dtype not in MACHINES or any(tensor.dtype != dtype for tensor in saved.tensors.values()):
-            raise CertificateError(f"the kernel speaks of networks stored and run in float32 or float64, not {dtype!r}")
+            raise NotProved(f"the kernel speaks of networks stored and run in float32 or float64, not {dtype!r}")
         given = header.get("derivation") if chosen is None else chosen
         if given is None:
             raise CertificateError("the file holds no derivation, and none was given")
@@ -154,7 +154,7 @@ class Prover:
             found = self.leaf(low, high)
             leaves += 1
             if not math.isfinite(found):
-                raise CertificateError(f"nothing can be proved on a part of the box, near {_shown(low, high)}")
+                raise NotProved(f"nothing can be proved on a part of the box, near {_shown(low, high)}")
             worst = max(worst, found)
         families = tuple(sorted({self.program.ops[place.op].word for place in self.chosen.places}))
         return Proof(worst, self.dtype, leaves, families)
@@ -239,7 +239,7 @@ class Prover:
         op = self.program.ops[place.op]
         if place.table is not None:
             return self._scalar(layer, place)
-        raise CertificateError(f"the kernel does not cover heads for {op.word!r} yet")
+        raise NotProved(f"the kernel does not cover heads for {op.word!r} yet")
 
     def _scalar(self, layer: Layer, place: Place) -> Any:
         """Heads that read one scalar: the stored numbers as a `Site`, and its errors on the cells of its table."""
@@ -253,6 +253,8 @@ class Prover:
         at = [rows[column] for column in operands]
         x, y = (None, at[0]) if len(at) == 1 or at[0] == at[1] else (at[1], at[0]) if place.swapped else (at[0], at[1])
         fn: Function | None = op.function if op.word == "apply" else function("square") if x is None else None
+        if (place.op, place.channel) not in layer.after:
+            raise CertificateError(f"no column after layer {place.layer} is the result of operation {place.op}")
         i = layer.after.index((place.op, place.channel))
         site = _stored_site(layer, place, i, x, y, fn, self.dtype)
         edges = self.chosen.tables[place.table]
@@ -318,7 +320,9 @@ def _stored_site(
                 raise CertificateError(f"heads of another operation write the result of operation {place.op}")
     if mine.stop > group.heads or len(group.tables["W_O"]) != group.heads:
         raise CertificateError(f"operation {place.op} has {place.heads} heads from {place.first} on; there are fewer")
-    if group.scope == "tokens" or "W_K" in group.tables or "M_K" not in group.tables:
+    if group.scope == "tokens" or "W_K" in group.tables or "M_K" not in group.tables or (
+        group.scope == "self" and "b_K" not in group.tables
+    ):
         raise CertificateError(f"the heads of operation {place.op} must have constant keys, and memory")
     reads = {y, *([] if x is None else [x])}
     heads = []
@@ -419,6 +423,3 @@ def _group(found: dict[str, Tensor], scope: str, causal: bool, columns: int, out
 
 def _shown(low: tuple[float, ...], high: tuple[float, ...]) -> str:
     return ", ".join(f"[{a:.4g}, {b:.4g}]" for a, b in zip(low[:4], high[:4], strict=True))
-
-
-__all__ = ["ONE", "Proof", "Prover", "prove"]

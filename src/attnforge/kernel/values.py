@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from flint import arb, arb_mat
 
-from .balls import ONE, ZERO, down, hull, size, up
+from .balls import ZERO, down, hull, size, up
 from .functions import evaluate
 from .program import Op, Program
 from .scalar import Table
@@ -155,4 +155,3 @@ def _product(x: Entry, y: Entry) -> Entry:
 
 
 OTHERS: dict[str, Callable[[Op, list[Value], int | None], Value]] = {}  # operations over tokens enter here
-__all__ = ["ONE", "OTHERS", "Blind", "Entry", "Value", "made", "plain", "values"]
