@@ -188,7 +188,7 @@ def split(prover: Prover, goal: float, effort: int = EFFORT) -> list[Any]:
         if -worst <= SLOW * before[1] or not math.isfinite(before[1]):
             before = looked, -worst
         best: tuple[float, int, float, Any] | None = None
-        for i in _order(low, high, prover)[:TRIES]:
+        for i in _order(low, high, prover, blind=not math.isfinite(worst))[:TRIES]:
             at = 0.5 * low[i] + 0.5 * high[i]
             if low[i] < at < high[i]:
                 parts = (low, (*high[:i], at, *high[i + 1 :])), ((*low[:i], at, *low[i + 1 :]), high)
@@ -218,11 +218,13 @@ def _prune(root: list[Any], own: dict[int, float], bound: float) -> None:
         waiting += node[2:]
 
 
-def _order(low: tuple[float, ...], high: tuple[float, ...], prover: Prover) -> list[int]:
-    """The coordinates of a part that can be split, those first on which the values depend most."""
-    matter = [b - a for a, b in zip(low, high, strict=True)]
+def _order(low: tuple[float, ...], high: tuple[float, ...], prover: Prover, blind: bool) -> list[int]:
+    """The coordinates of a part that can be split: those first on which the values depend most, or where nothing is
+    known, the widest ones."""
+    first, last = prover.box()
+    matter = [(b - a) / (d - c) if d > c else 0.0 for a, b, c, d in zip(low, high, first, last, strict=True)]
     try:
-        found = values(prover.program, low, high, prover.by_op)
+        found = [] if blind else values(prover.program, low, high, prover.by_op)
     except Blind:
         found = []
     slopes = [(e, e.slope) for value in found for row in value for e in row if e.slope is not None]

@@ -16,7 +16,7 @@ from flint import arb, arb_mat, fmpq
 from ..errors import CertificateError
 from . import derivation as choices
 from . import program as programs
-from .balls import ZERO, NotProved, largest, size, up, working
+from .balls import ZERO, NotProved, down, largest, size, up, working
 from .derivation import Derivation, Place
 from .file import Saved, Tensor, outward
 from .functions import Function, function
@@ -271,7 +271,7 @@ class Prover:
         def rule(place: Place, layer: Layer, errors: Errors, found: list[Value], out: Errors) -> None:
             for t, row in enumerate(errors):
                 entry_y, e_y = found[layer.before[y][0]][t][layer.before[y][1]], row[y]
-                cells = table.between(entry_y.ball.lower() - e_y, entry_y.ball.upper() + e_y)
+                cells = table.between(down(arb(entry_y.low) - e_y), up(arb(entry_y.high) + e_y))
                 if cells is None:
                     raise Blind(f"operation {place.op} leaves its table")
                 first, last = cells
@@ -281,7 +281,7 @@ class Prover:
                     passed = _moved(fn, table, first, last, entry_y, e_y)
                 else:
                     entry_x, e_x = found[layer.before[x][0]][t][layer.before[x][1]], row[x]
-                    away = size(entry_x.ball - arb(place.pivot)) + e_x
+                    away = entry_x.away(place.pivot) + e_x
                     own += arb(max(slopes[first:last])) * away
                     passed = entry_x.size * e_y + (entry_y.size + e_y) * e_x
                 out[t][i] = size(passed + own)

@@ -19,6 +19,9 @@ from .balls import ONE, ORDER, ZERO, Series, coefficients, down, largest, reach,
 from .functions import Function, evaluate
 from .rounding import EXPONENTIAL, Machine, Softmax, power_of_two
 
+MOST_SLOTS = 4  # of a gate: a head of more is not decided by one of them
+NARROW = 0.5  # logits that move by less on a cell are left to Taylor polynomials
+
 
 @dataclass(frozen=True)
 class Head:
@@ -113,14 +116,38 @@ class Table:
             self.high.append(min(up(whole), up(near)) if whole.is_finite() else up(near))
             self.slope.append(_steepest(function, a, b, cell))
 
-    def between(self, low: arb, high: arb) -> tuple[int, int] | None:
-        """The cells that meet [low, high], as a range; None where they do not cover it."""
-        first, last = down(low), up(high)
+    def between(self, first: float, last: float) -> tuple[int, int] | None:
+        """The cells that meet [first, last], as a range; None where they do not cover it."""
         if not (self.edges[0] <= first and last <= self.edges[-1]):
             return None
         start = bisect.bisect_right(self.edges, first) - 1
         stop = bisect.bisect_left(self.edges, last)
         return min(start, len(self.cells) - 1), max(stop, start + 1)
+
+    def range(self, low: float, high: float, start: int, stop: int) -> tuple[float, float]:
+        """The range of the function on [low, high], which meets the cells from start to stop."""
+        inner = range(start, stop)
+        ends = {start: (low, min(high, self.edges[start + 1]))}
+        ends[stop - 1] = (max(low, self.edges[stop - 1]), high)  # of a cell that is cut, only the part counts
+        found_low, found_high = [], []
+        for k in inner:
+            least, most = self.low[k], self.high[k]
+            if k in ends:
+                part = self._part(k, *ends[k])
+                least, most = max(least, down(part)), min(most, up(part))
+            found_low.append(least)
+            found_high.append(most)
+        return min(found_low), max(found_high)
+
+    def _part(self, cell: int, low: float, high: float) -> arb:
+        """The function on a part of a cell, by its slope there."""
+        assert self.function is not None
+        node = self.function.piece(low, high)
+        if node is None or not math.isfinite(self.slope[cell]):
+            return arb(0, math.inf)
+        middle = 0.5 * low + 0.5 * high
+        half = max(up(arb(high) - middle), up(arb(middle) - low))
+        return evaluate(node, arb(middle), 1)[0] + arb(0, 1) * arb(self.slope[cell]) * arb(half)
 
     def errors(self, site: Site, machine: Machine) -> tuple[list[float], list[float]]:
         """Slope and rest of the error of a site on each cell, rounded up."""
@@ -154,13 +181,8 @@ def cell_error(site: Site, machine: Machine, cell: Cell) -> Bound:
     outputs: list[tuple[Bound, Bound]] = []  # error and size of each head
     p = arb(site.pivot)
     for head in site.heads:
-        settled = _settled(head, machine, y, r, p)
-        weights = None if settled is not None else _Weights.of(head, y, r)
-        if settled is not None:
-            parts, error, most = settled
-        else:
-            assert weights is not None
-            parts, error, most = _spread(head, machine, weights, y, r, p)
+        decided = _decided(head, machine, y, r, p)
+        parts, error, most = decided or _spread(head, machine, _Weights.of(head, y, r), y, r, p)
         for i in (0, 1):
             a[i] = [s + arb(head.out) * t for s, t in zip(a[i], parts[0][i], strict=True)]
             b[i] = [s + arb(head.out) * t for s, t in zip(b[i], parts[1][i], strict=True)]
@@ -353,52 +375,56 @@ def _value_errors(head: Head, machine: Machine, y: arb, r: arb, p: arb, length: 
     return slope, rest
 
 
-def _settled(
+def _decided(
     head: Head, machine: Machine, y: arb, r: arb, p: arb
 ) -> tuple[tuple[list[Series], list[Series]], Bound, Bound] | None:
-    """A head that is decided on a cell: all slots but one weigh too little to be seen by the sum (lemma K5)."""
-    if head.value[0] != 0 or len(head.keys) > 4:  # gates; a head of many slots is not decided by one
+    """A gate on a cell that is too wide for Taylor polynomials: the line of one slot, and what the others may add.
+
+    Where those weigh too little to be seen by the sum, the computed weight of the one is exactly 1 (lemma K5).
+    """
+    if head.value[0] != 0 or len(head.keys) > MOST_SLOTS:
         return None
     sizes, errors = _query(head, machine, y, r)
-    low, high = y - r, y + r
     a, b = lines_of(head)
     middle = [s * y + t for s, t in zip(a, b, strict=True)]
     winner = max(range(len(a)), key=lambda k: float(middle[k]))
-    own, sums, leak, losers = [], ZERO, ZERO, []
+    swing = largest([size(s - a[winner]) for s in a]) * r
+    own = []
     for key, s, t in zip(head.keys, a, b, strict=True):
-        length = size(s * y + t) + size(s) * r
         passed = sum((size(arb(k)) * e for k, e in zip(key, errors, strict=True)), ZERO)
-        own.append(passed + _inner(head, machine, key, length, sizes, errors))
-    extra = -(1 - EXPONENTIAL * machine.u).log()
-    values = [arb(v) for v in head.memory]
-    lines = [(ZERO, v) for v in values]
+        own.append(passed + _inner(head, machine, key, size(s * y + t) + size(s) * r, sizes, errors))
+    lines = [(ZERO, arb(v)) for v in head.memory]
     if head.own:
         lines.insert(0, (arb(head.value[1]), arb(head.value[2])))
-    sizes_v = [size(s * y + c) + size(s) * r for s, c in lines]
-    lost = _value_errors(head, machine, y, r, p, sizes_v[0])[1] if head.own else ZERO
+    lengths = [size(s * y + c) + size(s) * r for s, c in lines]
+    lost = _value_errors(head, machine, y, r, p, lengths[0])[1] if head.own else ZERO
+    if head.own:
+        lengths[0] += lost
+    extra, slack = -(1 - EXPONENTIAL * machine.u).log(), 1 - 2 * machine.u
+    total, leak, leaked, clear = ZERO, ZERO, ZERO, True
     for k in range(len(a)):
         if k == winner:
             continue
         slope, level = a[k] - a[winner], b[k] - b[winner]
-        gap = largest([slope * low + level, slope * high + level])
-        away = gap + own[k] + own[winner]
-        if not away < 0:
-            return None
-        exact, computed = gap.exp(), (away * (1 - 2 * machine.u) + extra).exp() + machine.tiny
-        sums += computed
-        apart = size(lines[k][0] - lines[winner][0]) * (size(y) + r) + size(lines[k][1] - lines[winner][1])
-        leak += exact * apart
-        losers.append(computed * (sizes_v[k] + (lost if head.own and k == 0 else ZERO)))
-    if not sums <= machine.u / 2:
+        away = (slope * (y - r) + level).max(slope * (y + r) + level).upper() + own[k] + own[winner]
+        clear = clear and bool(away < 0)
+        weight = (away * slack + extra).exp() + machine.tiny if away < 0 else ONE
+        weight = weight if weight < 1 else ONE
+        total += weight
+        rise, gap = lines[k][0] - lines[winner][0], lines[k][1] - lines[winner][1]
+        leak += weight * (size(rise * y + gap) + size(rise) * r)
+        leaked += weight * lengths[k]
+    settled = clear and bool(total <= machine.u / 2)
+    if not settled and swing < NARROW:
         return None
-    count = ORDER + 2
-    slope, level = lines[winner]
+    count, (slope, level) = ORDER + 2, lines[winner]
     thin = [slope * y + level, slope, *[ZERO] * (count - 2)]
     wide = [slope * (y + arb(0, up(r))) + level, slope, *[ZERO] * (count - 2)]
-    leaked = sum(losers, ZERO)
-    error = leak + 3 * leaked + (lost if head.own and winner == 0 else ZERO) + 4 * len(a) * machine.tiny
+    rounding = 3 * leaked if settled else machine.gamma(2 * len(a) + 3) * largest(lengths)
+    error = leak + rounding + (lost if head.own and (winner == 0 or not settled) else ZERO)
+    error += 4 * len(a) * (1 + largest(lengths)) * machine.tiny
     nothing = [[ZERO] * count, [ZERO] * count]
-    return (nothing, [thin, wide]), Bound(ZERO, error), Bound(ZERO, sizes_v[winner] + error)
+    return (nothing, [thin, wide]), Bound(ZERO, error), Bound(ZERO, lengths[winner] + error)
 
 
 def _outer(
