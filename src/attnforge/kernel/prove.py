@@ -108,9 +108,10 @@ class Prover:
         header = saved.header
         if header.get("family") != "network":
             raise NotProved(f"the kernel does not cover files of the family {header.get('family')!r} yet")
-        config = header["config"]
-        program = programs.read(config)
-        dtype = config.get("dtype")
+        config = header.get("config")
+        if not isinstance(config, dict) or not isinstance(config.get("dtype"), str):
+            raise CertificateError("the file does not describe a network")
+        program, dtype = programs.read(config), config["dtype"]
         if dtype not in MACHINES or any(tensor.dtype != dtype for tensor in saved.tensors.values()):
             raise NotProved(f"the kernel speaks of networks stored and run in float32 or float64, not {dtype!r}")
         given = header.get("derivation") if chosen is None else chosen

@@ -1,0 +1,281 @@
+"""The kernel in numbers: how many networks it accepts, how its bounds compare with those of the analysis, how long it
+takes; and whether anything that is changed in a file escapes it.
+
+python benchmarks/kernel.py             proves the benchmark's formulas in float32 and float64, prints a table
+python benchmarks/kernel.py --quick     a few of them
+python benchmarks/kernel.py --mutants   changes stored numbers, headers and derivations: each must be covered or refused
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
+
+from formulas import FORMULAS  # noqa: E402
+
+import attnforge as af  # noqa: E402
+from attnforge.compiler.compiled import CompiledNetwork  # noqa: E402
+from attnforge.compiler.derivation import derive  # noqa: E402
+from attnforge.errors import AttnforgeError, CertificateError  # noqa: E402
+from attnforge.kernel.file import Saved, Tensor, parse  # noqa: E402
+from attnforge.kernel.prove import prove  # noqa: E402
+from attnforge.programs.interpret import values  # noqa: E402
+from attnforge.programs.program import Program  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "kernel.json"
+GOALS = {"float32": (torch.float32, 1e-3), "float64": (torch.float64, 1e-6)}
+LOOSER = 1000.0  # times the goal, for formulas that the dtype does not allow so well
+QUICK = ("gauss", "friction", "coulomb", "distance", "corner", "clipped", "sinc", "barometric")
+POINTS = 20_000  # at which the error of a mutant is measured
+
+
+# -- acceptance --------------------------------------------------------------------------------------------------------
+
+
+def formulas(names: tuple[str, ...] | None = None) -> Iterator[tuple[str, CompiledNetwork]]:
+    """The benchmark's networks, in both dtypes."""
+    for goal, (dtype, eps) in GOALS.items():
+        for name, (formula, box) in FORMULAS.items():
+            if names is None or name in names:
+                for looser in (1.0, LOOSER):
+                    try:
+                        yield f"{name}, {goal}", af.compile(formula, af.Box(**box), eps * looser, dtype=dtype)
+                        break
+                    except AttnforgeError:
+                        continue
+
+
+def measured(net: CompiledNetwork) -> dict[str, Any]:
+    """What the kernel makes of one network."""
+    saved = parse(net.written())
+    row: dict[str, Any] = {"bound": net.bound}
+    start = time.process_time()
+    try:
+        chosen = derive(net, saved, net.bound)
+        row["derive seconds"] = time.process_time() - start
+        start = time.process_time()
+        proof = prove(saved, chosen)
+        row |= {"kernel": proof.bound, "ratio": proof.bound / net.bound, "leaves": proof.leaves}
+    except CertificateError as error:
+        row["refused"] = str(error)
+    row["seconds"] = time.process_time() - start
+    return row
+
+
+def acceptance(names: tuple[str, ...] | None, console: Console) -> dict[str, Any]:
+    """Prove the benchmark's formulas, and summarise."""
+    rows = []
+    table = Table("network", "analysis", "kernel", "ratio", "leaves", "s to derive", "s to prove")
+    for name, net in formulas(names):
+        row = {"name": name, **measured(net)}
+        rows.append(row)
+        if "kernel" in row:
+            numbers = [f"{row[key]:.3g}" for key in ("bound", "kernel", "ratio")]
+            table.add_row(name, *numbers, str(row["leaves"]), f"{row['derive seconds']:.2f}", f"{row['seconds']:.2f}")
+        else:
+            table.add_row(name, f"{row['bound']:.3g}", row["refused"][:40])
+    console.print(table)
+    good = [row for row in rows if "kernel" in row]
+    ratios, seconds = ([row[key] for row in good] for key in ("ratio", "seconds"))
+    summary = {
+        "networks": len(rows), "accepted": len(good), "ratio median": statistics.median(ratios),
+        "ratio worst": max(ratios), "seconds median": statistics.median(seconds), "seconds worst": max(seconds),
+    }  # fmt: skip
+    console.print(summary)
+    return {"rows": rows, "summary": summary}
+
+
+# -- mutation ----------------------------------------------------------------------------------------------------------
+
+EDITS: dict[str, Callable[[float, float], float]] = {
+    "times 1.01": lambda x, other: x * 1.01,
+    "plus 1": lambda x, other: x + 1.0,
+    "NaN": lambda x, other: math.nan,
+    "zero": lambda x, other: 0.0,
+    "swapped": lambda x, other: other,
+}
+
+
+def subjects() -> Iterator[tuple[str, CompiledNetwork]]:
+    """Small networks of every family that the kernel covers."""
+    torch.manual_seed(0)
+    box = af.Box(x=(-1, 1), y=(0.5, 2))
+    for name, formula in {
+        "anchor": "exp(x) + 1/y", "product": "x*y + 0.7*x", "gate": "max(x, y) + abs(x)", "square": "sqrt(x**2 + y**2)",
+        "nested": "sin(x*y) + exp(-x**2)/y", "ramp": "clip(2*x, -1, 1)*y", "logistic": "tanh(x)*y",
+    }.items():  # fmt: skip
+        yield name, af.compile(formula, box, eps=1e-2)
+    mlp = nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 2))
+    yield "mlp", af.compile(mlp, af.Box.cube(-1, 1, shape=(2,)), eps=1e-2)
+
+
+def errors(net: CompiledNetwork, program: Program, points: int = POINTS) -> float:
+    """The largest |network - program| at points of the program's box, corners among them; infinity for NaN."""
+    box = program.box.outward(net.dtype)
+    low, high = (end.reshape(-1).double() for end in (box.lower, box.upper))
+    share = torch.rand(points, len(low), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    corners = torch.rand(points // 4, len(low), generator=torch.Generator().manual_seed(2)).round().double()
+    x = (low + (high - low) * torch.cat([share, corners])).to(net.dtype)
+    x = torch.minimum(torch.maximum(x, low.to(net.dtype)), high.to(net.dtype))
+    with torch.no_grad():
+        x = x.reshape(-1, *program.box.shape)
+        found, exact = (out.double().reshape(len(x), -1) for out in (net.core(x), values(program, x.double())))
+    if not torch.isfinite(found).all():
+        return math.inf
+    return float((found - exact).abs()[torch.isfinite(exact)].max())  # where the program has a value
+
+
+def verdict(bound: Callable[[], float], error: Callable[[], float]) -> str:
+    """Whether a mutant is refused, covered, or proved to be better than it is."""
+    try:
+        proved = bound()
+    except CertificateError:
+        return "refused"
+    try:
+        return "covered" if error() <= proved else "BROKEN"
+    except AttnforgeError:  # the file does not even load
+        return "refused"
+
+
+def stored_mutants(
+    net: CompiledNetwork, chosen: Any, count: int, source: random.Random
+) -> Iterator[tuple[str, str]]:
+    """Entries of stored tensors changed alone: the table's name, and the verdict with the old and a fresh derivation."""
+    saved = parse(net.written())
+    places = [(name, i) for name, tensor in saved.tensors.items() for i in range(len(tensor.numbers))]
+    for name, i in source.sample(places, min(count, len(places))):
+        edit = source.choice(sorted(EDITS))
+        mutant = copy.deepcopy(net)
+        tensor = mutant.state_dict()[name].view(-1)
+        tensor[i] = EDITS[edit](float(tensor[i]), float(tensor[(i + 1) % len(tensor)]))
+        numbers = tuple(tensor.double().tolist())
+        old = saved.tensors[name]
+        changed = Saved(saved.header, {**saved.tensors, name: Tensor(old.dtype, old.shape, numbers)}, saved.weights)
+        kind = name.split(".")[-1]
+        yield kind, verdict(lambda: prove(changed, chosen).bound, lambda: errors(mutant, net.program))  # noqa: B023
+
+        def fresh() -> float:
+            return prove(changed, derive(mutant, changed, net.bound, effort=40)).bound  # noqa: B023
+
+        yield f"{kind}, fresh", verdict(fresh, lambda: errors(mutant, net.program))  # noqa: B023
+
+
+def leaves_of(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all numbers, words and flags in plain JSON."""
+    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    found = False
+    for key, value in inner:
+        found = True
+        yield from leaves_of(value, (*path, key))
+    if not found and path:
+        yield path
+
+
+def changed_at(data: Any, path: tuple[Any, ...], source: random.Random) -> Any:
+    """A copy with one entry changed."""
+    out = copy.deepcopy(data)
+    inner = out
+    for key in path[:-1]:
+        inner = inner[key]
+    old = inner[path[-1]]
+    new: Any = source.choice([None, "x", -1, [], {}])
+    if isinstance(old, bool):
+        new = not old
+    elif isinstance(old, (int, float)):
+        choices = [old * 1.01 if isinstance(old, float) else old + 1, old + 1, 0, -old, 1e300, new]
+        new = source.choice(choices)
+    elif isinstance(old, str):
+        new = source.choice(["sin", "tanh", "square", "expr: y", "product", "apply", "all", "first", new])
+    inner[path[-1]] = new
+    return out
+
+
+def derivation_mutants(net: CompiledNetwork, chosen: Any, count: int, source: random.Random) -> Iterator[tuple[str, str]]:
+    """Choices of the derivation changed alone."""
+    saved = parse(net.written())
+    every = list(leaves_of(chosen))
+    error = errors(net, net.program)
+    for _ in range(count):
+        kind = source.choice(sorted({path[0] for path in every}))
+        path = source.choice([path for path in every if path[0] == kind])
+        wrong = changed_at(chosen, path, source)
+        yield f"derivation, {kind}", verdict(lambda: prove(saved, wrong).bound, lambda: error)  # noqa: B023
+
+
+def header_mutants(net: CompiledNetwork, chosen: Any, count: int, source: random.Random) -> Iterator[tuple[str, str]]:
+    """Fields of the description changed alone; the truth is what the changed file says."""
+    saved = parse(net.written())
+    config = {key: saved.header["config"][key] for key in ("program", "arrays", "dtype")}
+    every = list(leaves_of(config))
+    for _ in range(count):
+        kind = source.choice(["program", "arrays", "dtype"])
+        path = source.choice([path for path in every if path[0] == kind])
+        wrong = changed_at(config, path, source)
+        header = {**saved.header, "config": {**saved.header["config"], **wrong}}
+
+        def error() -> float:
+            header_, arrays = wrong["program"], wrong["arrays"]  # noqa: B023
+            program = Program.from_json(header_, {k: torch.tensor(v).double().numpy() for k, v in arrays.items()})
+            return errors(net, program)
+
+        changed = replace(saved, header=header)
+        yield f"header, {kind}", verdict(lambda: prove(changed, chosen).bound, error)  # noqa: B023
+
+
+def mutation(count: int, console: Console, seed: int = 0, names: tuple[str, ...] | None = None) -> dict[str, Counter[str]]:
+    """Change files in every way; a table of what became of the mutants."""
+    source = random.Random(seed)
+    found: dict[str, Counter[str]] = {}
+    for name, net in subjects():
+        if names is not None and name not in names:
+            continue
+        chosen = derive(net, parse(net.written()), net.bound, effort=60)
+        kinds = (stored_mutants, derivation_mutants, header_mutants)
+        for kind, result in (pair for make in kinds for pair in make(net, chosen, count, source)):
+            found.setdefault(f"{name}: {kind}", Counter())[result] += 1
+    table = Table("mutants", "covered", "refused", "BROKEN")
+    for kind, counts in found.items():
+        table.add_row(kind, *(str(counts[word]) for word in ("covered", "refused", "BROKEN")))
+    total = sum(found.values(), Counter[str]())
+    table.add_row("all", *(str(total[word]) for word in ("covered", "refused", "BROKEN")))
+    console.print(table)
+    return found
+
+
+def main() -> int:
+    """Run what was asked for; 1 where a mutant escaped."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--mutants", type=int, nargs="?", const=100, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    given, console = parser.parse_args(), Console()
+    if given.mutants:
+        found = mutation(given.mutants, console, given.seed)
+        return int(any(counts["BROKEN"] for counts in found.values()))
+    result = acceptance(QUICK if given.quick else None, console)
+    if not given.quick:
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
