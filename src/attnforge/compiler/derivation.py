@@ -35,10 +35,10 @@ ANCHOR_CELLS = 64  # of a table of anchors at least; twice the anchors where tho
 SMOOTH_CELLS = 64  # of a product: the Taylor remainder is then below float64's roundoff
 #: Edges around a crossing of two logits, in units of their difference: fine where weights move, then doubling.
 NEAR = np.concatenate([np.arange(0.0, 6.0, 0.125), np.arange(6.0, 40.0, 0.5), 40.0 * 2.0 ** np.arange(0.0, 64.0)])
-EFFORT = 1500  # leaves that are looked at before giving up
+EFFORT = 2000  # leaves that are looked at before giving up
 TRIES = 2  # coordinates that are tried for a split
 MOST_CELLS = 4096  # of a table that is made finer
-SLOW, PATIENCE = 0.99, 300  # splitting ends when so many more parts do not lower the bound by 1 %
+SLOW, PATIENCE = 0.99, 500  # splitting ends when so many more parts do not lower the bound by 1 %
 
 
 def proved(net: CompiledNetwork, certificate: Certificate) -> Certificate:
@@ -188,7 +188,8 @@ def split(prover: Prover, goal: float, effort: int = EFFORT) -> list[Any]:
         if -worst <= SLOW * before[1] or not math.isfinite(before[1]):
             before = looked, -worst
         best: tuple[float, int, float, Any] | None = None
-        for i in _order(low, high, prover, blind=not math.isfinite(worst))[:TRIES]:
+        blind = not math.isfinite(worst)
+        for i in _order(low, high, prover, blind)[: 1 if blind else TRIES]:
             at = 0.5 * low[i] + 0.5 * high[i]
             if low[i] < at < high[i]:
                 parts = (low, (*high[:i], at, *high[i + 1 :])), ((*low[:i], at, *low[i + 1 :]), high)

@@ -89,7 +89,7 @@ def reach(thin: Sequence[arb], last: arb, radius: arb) -> arb:
 
 
 def supremum(thin: Sequence[arb], last: arb, radius: arb) -> arb:
-    """The same bound, but tighter: the polynomial is expanded anew on each of a few parts (lemma K1)."""
+    """The same bound, but tighter: the polynomial is expanded anew on each of a few parts (lemma K5)."""
     tail = size(last) * radius ** len(thin)
     part, found = radius / PARTS, ZERO
     for i in range(PARTS):

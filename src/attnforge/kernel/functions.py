@@ -2,7 +2,7 @@
 
 A function is a formula in y, or formulas between knots. Formulas are made of a few primitives whose series arb has;
 every other name is written with those. Where a primitive ends (a root below 0, asin beyond 1) it goes on as a constant:
-the functions here are defined wherever that is possible, and equal the program's wherever those are defined (lemma K2).
+the functions here are defined wherever that is possible, and equal the program's wherever those are defined (lemma K6).
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class _Reader:
 
 
 def evaluate(node: Node, ball: arb, count: int) -> Series:
-    """The first Taylor coefficients of a formula around every point of a ball at once (lemma K1)."""
+    """The first Taylor coefficients of a formula around every point of a ball at once (lemma K5)."""
     word = node[0]
     if word == "y":
         return [ball, arb(1), *[ZERO] * count][:count]
@@ -265,7 +265,7 @@ def _unknown(first: arb, count: int) -> Series:
 
 
 def _quotient(node: Node, ball: arb, count: int) -> Series:
-    """a / b; where both vanish at 0 and b may be 0 on the ball, both divided by y first (lemma K3)."""
+    """a / b; where both vanish at 0 and b may be 0 on the ball, both divided by y first (lemma K7)."""
     above, below = (evaluate(inner, ball, count) for inner in node[1:])
     if below[0].contains(0):
         orders = ([not c.is_zero() for c in evaluate(inner, ZERO, 5)] for inner in node[1:])

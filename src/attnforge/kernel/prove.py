@@ -1,4 +1,4 @@
-"""The proof: errors from layer to layer on every part of the box, and the largest of them (lemma K7).
+"""The proof: errors from layer to layer on every part of the box, and the largest of them (lemmas K11 and K12).
 
 For every column of the state a bound of |computed - exact| is carried on; what a column should be is an exact affine
 form of earlier columns, or the result of an operation by heads. Every stored number of every layer is looked at.
@@ -291,7 +291,7 @@ class Prover:
 
 
 def _moved(fn: Function, table: Table, first: int, last: int, entry: Entry, error: arb) -> arb:
-    """How far g can move when its argument moves by `error` (lemma K8)."""
+    """How far g can move when its argument moves by `error` (lemma K11)."""
     if error.is_zero():
         return ZERO
     steep = max(table.slope[first:last])

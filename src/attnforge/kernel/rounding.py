@@ -1,4 +1,4 @@
-"""The rounding model, and what it does to sums and to a softmax (section R of docs/kernel.md)."""
+"""The rounding model, and what it does to sums and to a softmax (lemmas K1, K2 and K4 of docs/kernel.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Machine:
     tiny: arb
 
     def gamma(self, roundings: int) -> arb:
-        """The relative error of so many roundings in a row (lemma R1); infinite where they are too many."""
+        """The relative error of so many roundings in a row (lemma K1); infinite where they are too many."""
         k = roundings * self.u
         return k / (1 - k) if roundings * self.u < 0.5 else arb.pos_inf()
 
@@ -33,12 +33,12 @@ MACHINES = {  # 2^-p and 2^(1 - bias) of the formats
 
 
 def power_of_two(x: float) -> bool:
-    """Whether a product with x is exact, underflow aside (lemma R3)."""
+    """Whether a product with x is exact, underflow aside (lemma K2)."""
     return x == 0 or abs(math.frexp(x)[0]) == 0.5
 
 
 def sum_roundings(weights: Sequence[float], bias: float) -> int:
-    """How many roundings in a row a term of sum x_i w_i + bias goes through at most (lemma R2)."""
+    """How many roundings in a row a term of sum x_i w_i + bias goes through at most (lemma K2)."""
     used = [w for w in weights if w != 0]
     if not used:
         return 0
@@ -47,7 +47,7 @@ def sum_roundings(weights: Sequence[float], bias: float) -> int:
 
 
 def affine_rounding(machine: Machine, weights: Sequence[float], bias: float, reach: arb) -> arb:
-    """What rounding adds to sum x_i w_i + bias, where sum |x_i w_i| + |bias| <= reach (lemma R2)."""
+    """What rounding adds to sum x_i w_i + bias, where sum |x_i w_i| + |bias| <= reach (lemma K2)."""
     count = sum_roundings(weights, bias)
     shrinks = count > 0 or any(0 < abs(w) < 1 for w in weights)
     return machine.gamma(count) * reach + ((count + 1) * machine.tiny if shrinks else ZERO)
@@ -65,7 +65,7 @@ class Softmax:
 
     @classmethod
     def of(cls, machine: Machine, weights: Sequence[arb], logit_errors: Sequence[arb]) -> Softmax:
-        """From upper bounds of exact weights, and of the errors of the logits before the exponential (lemma R5)."""
+        """From upper bounds of exact weights, and of the errors of the logits before the exponential (lemma K4)."""
         extra = -(1 - EXPONENTIAL * machine.u).log()
         d = [e + extra for e in logit_errors]
         mean = sum((w * x for w, x in zip(weights, d, strict=True)), ZERO)
@@ -98,7 +98,7 @@ class Softmax:
         """How far the computed mean of values is from the exact one, and how large the computed one is at most.
 
         `spread` bounds |V_k - mean|, `size` the computed |V_k|; `lost` is the error of the first value. `weighty` counts
-        slots where the values are only a part of what is summed (lemma R5).
+        slots where the values are only a part of what is summed (lemma K4).
         """
         slots, machine = len(size), self.machine
         moved = sum((m * s for m, s in zip(self.moves, spread, strict=True)), ZERO)

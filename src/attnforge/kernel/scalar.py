@@ -1,8 +1,8 @@
-"""Heads that read one scalar y: anchors, gates, squares and products are one lemma (K4 of docs/kernel.md).
+"""Heads that read one scalar y: anchors, gates, squares and products are one lemma (K8 of docs/kernel.md).
 
 The logits of such heads are affine in y, their values affine in y and in a second argument x. What they write is
 A(y) x + B(y), and so is what they should write: a function g(y), or x y. On a cell of y both coefficients of the
-difference are enclosed by a Taylor polynomial at the centre and a Lagrange coefficient over the cell; rounding is R5.
+difference are enclosed by a Taylor polynomial at the centre and a Lagrange coefficient over the cell; rounding is K4.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _steepest(function: Function, low: float, high: float, cell: Cell) -> float:
 
 
 def cell_error(site: Site, machine: Machine, cell: Cell) -> Bound:
-    """How far what the heads compute is from what they should, on a cell (lemma K4)."""
+    """How far what the heads compute is from what they should, on a cell (lemma K8)."""
     y, r, one = cell.centre, cell.radius, ONE
     target: tuple[Series, Series] = (cell.thin, cell.wide)
     count = ORDER + 2
@@ -305,7 +305,7 @@ def _inverse(a: Series) -> Series:
 
 
 def _query(head: Head, machine: Machine, y: arb, r: arb) -> tuple[list[arb], list[arb]]:
-    """|q_j| at most on a cell, and the error of the computed q_j = w y + c (lemma R4)."""
+    """|q_j| at most on a cell, and the error of the computed q_j = w y + c (lemma K3)."""
     most = size(y) + r
     sizes, errors = [], []
     for w, c in head.query:
@@ -322,7 +322,7 @@ def _query(head: Head, machine: Machine, y: arb, r: arb) -> tuple[list[arb], lis
 
 
 def _logit_errors(head: Head, machine: Machine, w: _Weights, y: arb, r: arb) -> list[arb]:
-    """How far the logits, less the largest, are from the exact ones, up to a number common to all (lemma R4)."""
+    """How far the logits, less the largest, are from the exact ones, up to a number common to all (lemma K3)."""
     sizes, errors = _query(head, machine, y, r)
     means = [
         sum((x * arb(key[j]) for x, key in zip(w.at, head.keys, strict=True)), ZERO).mid() for j in range(len(sizes))
@@ -380,7 +380,7 @@ def _decided(
 ) -> tuple[tuple[list[Series], list[Series]], Bound, Bound] | None:
     """A gate on a cell that is too wide for Taylor polynomials: the line of one slot, and what the others may add.
 
-    Where those weigh too little to be seen by the sum, the computed weight of the one is exactly 1 (lemma K5).
+    Where those weigh too little to be seen by the sum, the computed weight of the one is exactly 1 (lemma K9).
     """
     if head.value[0] != 0 or len(head.keys) > MOST_SLOTS:
         return None
@@ -400,15 +400,16 @@ def _decided(
     lost = _value_errors(head, machine, y, r, p, lengths[0])[1] if head.own else ZERO
     if head.own:
         lengths[0] += lost
-    extra, slack = -(1 - EXPONENTIAL * machine.u).log(), 1 - 2 * machine.u
-    total, leak, leaked, clear = ZERO, ZERO, ZERO, True
+    aways = []
     for k in range(len(a)):
-        if k == winner:
-            continue
         slope, level = a[k] - a[winner], b[k] - b[winner]
-        away = (slope * (y - r) + level).max(slope * (y + r) + level).upper() + own[k] + own[winner]
-        clear = clear and bool(away < 0)
-        weight = (away * slack + extra).exp() + machine.tiny if away < 0 else ONE
+        aways.append((slope * (y - r) + level).max(slope * (y + r) + level).upper() + own[k] + own[winner])
+    losers = [k for k in range(len(a)) if k != winner]
+    clear = all(aways[k] < 0 for k in losers)
+    extra = -2 * (1 - EXPONENTIAL * machine.u).log() + (ZERO if clear else 2 * machine.u * largest(aways))
+    total, leak, leaked = ZERO, ZERO, ZERO
+    for k in losers:
+        weight = (aways[k] * (1 - 2 * machine.u) + extra).exp() + machine.tiny if aways[k] < 0 else ONE
         weight = weight if weight < 1 else ONE
         total += weight
         rise, gap = lines[k][0] - lines[winner][0], lines[k][1] - lines[winner][1]
@@ -430,7 +431,7 @@ def _decided(
 def _outer(
     site: Site, machine: Machine, y: arb, r: arb, heads: Bound, outputs: list[tuple[Bound, Bound]]
 ) -> Bound:
-    """From what the heads compute to the column: output weights, the sum over heads, the skip and its bias (K4)."""
+    """From what the heads compute to the column: output weights, the sum over heads, the skip and its bias (K8)."""
     u, p = machine.u, arb(site.pivot)
     error, total, tiny = NOTHING, NOTHING, ZERO
     used = 0

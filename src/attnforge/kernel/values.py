@@ -1,4 +1,4 @@
-"""Where every value of a program lives on a part of the box (lemma K6).
+"""Where every value of a program lives on a part of the box (lemma K10).
 
 Each entry is enclosed twice: by a ball, and by an affine form slope . t + rest, where t in [-1, 1]^d is the position
 inside the part. Balls forget that x - x is 0; forms do not. The ball is cut to what the form says.
