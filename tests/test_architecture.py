@@ -23,6 +23,7 @@ MODULES = sorted((SRC / "attnforge").rglob("*.py"))
 # Lowest first: a module may import its own layer and those before it. The longest matching name counts.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
+    ("kernel",),
     ("arguments", "dtypes", "extras", "progress", "saving", "threads"),
     ("box",),
     ("functions",),
@@ -197,6 +198,24 @@ def test_a_checker_that_builds_is_found() -> None:
     graph["heads.gate.bound"] = graph["heads.gate.bound"] | {"heads.gate.construction"}
     found = leaning(graph)
     assert "heads.gate.rule reaches heads.gate.construction" in found
+
+
+ALLOWED = {"flint", "errors", *sys.stdlib_module_names}  # what the kernel may import, besides itself
+
+
+def test_the_kernel_stands_alone() -> None:
+    """It shares the errors with the rest, and nothing else: no builder, no analysis, no array of anyone's."""
+    lines = 0
+    for path in sorted((SRC / "attnforge" / "kernel").glob("*.py")):
+        source = path.read_text("utf-8")
+        lines += len(source.splitlines())
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom):
+                name = (node.module or "").split(".")[0]
+                assert node.level == 1 or (name in ALLOWED and node.level in (0, 2)), f"{path.name} imports {node.module}"
+            elif isinstance(node, ast.Import):
+                assert {alias.name.split(".")[0] for alias in node.names} <= ALLOWED, path.name
+    assert 1000 < lines < 2500, "a referee reads it in a day"
 
 
 def test_no_private_name_crosses_packages() -> None:

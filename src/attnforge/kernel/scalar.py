@@ -107,6 +107,7 @@ class Table:
         self.low: list[float] = []
         self.high: list[float] = []
         self.slope: list[float] = []
+        self.monotone: list[bool] = []
         for (a, b), cell in zip(zip(edges, edges[1:], strict=False), self.cells, strict=True):
             if function is None:
                 continue
@@ -114,7 +115,9 @@ class Table:
             near = cell.thin[0] + arb(0, 1) * reach([ZERO, *cell.thin[1:-1]], cell.wide[-1], cell.radius)
             self.low.append(max(down(whole), down(near)) if whole.is_finite() else down(near))
             self.high.append(min(up(whole), up(near)) if whole.is_finite() else up(near))
-            self.slope.append(_steepest(function, a, b, cell))
+            steepest, monotone = _steepest(function, a, b, cell)
+            self.slope.append(steepest)
+            self.monotone.append(monotone)
 
     def between(self, first: float, last: float) -> tuple[int, int] | None:
         """The cells that meet [first, last], as a range; None where they do not cover it."""
@@ -140,11 +143,13 @@ class Table:
         return min(found_low), max(found_high)
 
     def _part(self, cell: int, low: float, high: float) -> arb:
-        """The function on a part of a cell, by its slope there."""
+        """The function on a part of a cell: by its ends where it is monotone, by its slope otherwise."""
         assert self.function is not None
         node = self.function.piece(low, high)
         if node is None or not math.isfinite(self.slope[cell]):
             return arb(0, math.inf)
+        if self.monotone[cell]:
+            return evaluate(node, arb(low), 1)[0].union(evaluate(node, arb(high), 1)[0])
         middle = 0.5 * low + 0.5 * high
         half = max(up(arb(high) - middle), up(arb(middle) - low))
         return evaluate(node, arb(middle), 1)[0] + arb(0, 1) * arb(self.slope[cell]) * arb(half)
@@ -155,20 +160,23 @@ class Table:
         return [up(b.slope) for b in found], [up(b.rest) for b in found]
 
 
-def _steepest(function: Function, low: float, high: float, cell: Cell) -> float:
-    """An upper bound of |g'| on a cell; of all formulas that meet it, where a knot lies inside."""
+def _steepest(function: Function, low: float, high: float, cell: Cell) -> tuple[float, bool]:
+    """An upper bound of |g'| on a cell, of all formulas that meet it where a knot lies inside; and whether g' has one
+    sign on it."""
     node = function.piece(low, high)
     if node is not None:
         own = evaluate(node, cell.centre + arb(0, up(cell.radius)), 3)
         there = evaluate(node, cell.centre, 2)[1]
-        return min(up(size(own[1])), up(size(there) + 2 * size(own[2]) * cell.radius))
+        moves = 2 * size(own[2]) * cell.radius
+        steepest = min(up(size(own[1])), up(size(there) + moves))
+        return steepest, bool(own[1] >= 0 or own[1] <= 0 or there >= moves or there <= -moves)
     found = 0.0
     for k, part in enumerate(function.pieces):
         start = low if k == 0 else max(low, function.knots[k - 1])
         stop = high if k == len(function.knots) else min(high, function.knots[k])
         if start <= stop:
             found = max(found, up(size(evaluate(part, arb(start).union(arb(stop)), 2)[1])))
-    return found
+    return found, False
 
 
 def cell_error(site: Site, machine: Machine, cell: Cell) -> Bound:

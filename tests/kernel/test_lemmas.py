@@ -1,0 +1,205 @@
+"""The rules of the kernel against what they speak of, one by one (docs/kernel.md)."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import random
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flint import arb
+
+from attnforge.expressions.composite import named
+from attnforge.functions import registry
+from attnforge.kernel.balls import NotProved, coefficients, down, reach, series, supremum, up, working
+from attnforge.kernel.file import outward
+from attnforge.kernel.functions import evaluate, function
+from attnforge.kernel.rounding import EXPONENTIAL, MACHINES, Softmax, affine_rounding
+from attnforge.kernel.scalar import Cell, Head, Site, Table, cell_error
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = [1e-300, 1e-100, 1e-30, 1e-10, 1e-4, 1e-1, 1.0]  # of errors: from what hardly is one to all there is
+FLOAT32, FLOAT64 = MACHINES["float32"], MACHINES["float64"]
+
+
+def test_every_lemma_names_functions_that_exist() -> None:
+    page = (ROOT / "docs" / "kernel.md").read_text("utf-8")
+    named = re.findall(r"`kernel\.(\w+)\.([\w.]+)`", page)
+    assert len(named) > 15
+    for module, path in named:
+        found = importlib.import_module(f"attnforge.kernel.{module}")
+        for part in path.split("."):
+            found = getattr(found, part)
+    labels = re.findall(r"^\*\*(K\d+)\*\*", page, re.MULTILINE)
+    assert labels == [f"K{i}" for i in range(1, len(labels) + 1)]
+    cited = {
+        label for path in (ROOT / "src" / "attnforge" / "kernel").glob("*.py")
+        for label in re.findall(r"\bK\d+\b", path.read_text("utf-8"))
+    }  # fmt: skip
+    assert cited and cited <= set(labels)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_softmax_moves_no_more_than_its_lemma_says(size: float) -> None:
+    """K4 before rounding: logits moved by up to d, exact means in 400 bits."""
+    source = random.Random(1)
+    with working():
+        for _ in range(30):
+            n = source.randint(2, 7)
+            logits, values = ([arb(source.gauss(0, 3)) for _ in range(n)] for _ in "ab")
+            errors = [arb(size * source.random()) for _ in range(n)]
+            slack = -(1 - EXPONENTIAL * FLOAT64.u).log()
+            moved = [x + source.choice([-1, 1]) * (e + slack) for x, e in zip(logits, errors, strict=True)]
+            weights, other = _weights(logits), _weights(moved)
+            mean = sum((w * v for w, v in zip(weights, values, strict=True)), arb(0))
+            apart = abs(sum((w * v for w, v in zip(other, values, strict=True)), arb(0)) - mean)
+            spread = [abs(v - mean) for v in values]
+            bound, _ = Softmax.of(FLOAT64, weights, errors).error(spread, [abs(v) for v in values])
+            assert apart <= bound
+
+
+def _weights(logits: list[arb]) -> list[arb]:
+    powers = [x.exp() for x in logits]
+    total = sum(powers, arb(0))
+    return [p / total for p in powers]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_computed_softmax_is_within_its_bound(dtype: torch.dtype) -> None:
+    machine = FLOAT32 if dtype == torch.float32 else FLOAT64
+    generator = torch.Generator().manual_seed(3)
+    with working():
+        for n in (2, 5, 40):
+            logits, values = (torch.randn(n, generator=generator, dtype=dtype) * s for s in (4, 3))
+            found = float(torch.softmax(logits, 0) @ values)
+            exact = [arb(x) for x in logits.tolist()]
+            weights, top = _weights(exact), max(logits.tolist())
+            errors = [machine.u * abs(arb(top) - x) for x in exact]  # the largest is subtracted
+            mean = sum((w * arb(v) for w, v in zip(weights, values.tolist(), strict=True)), arb(0))
+            sizes = [abs(arb(v)) for v in values.tolist()]
+            bound, most = Softmax.of(machine, weights, errors).error([abs(arb(v) - mean) for v in values.tolist()], sizes)
+            assert abs(arb(found) - mean) <= bound and abs(arb(found)) <= most
+            assert bound < 200 * n * machine.u
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_affine_sums_round_by_no_more_than_said(size: float) -> None:
+    source = np.random.default_rng(0)
+    with working():
+        for _ in range(50):
+            x, w = ((source.normal(size=4) * s).astype(np.float32) for s in (size, 1.0))
+            w[source.integers(4)] = source.choice([0, 0.5, 2, 1])
+            bias = np.float32(source.choice([0, size]))
+            found = arb(float(np.float32(x @ w) + bias))
+            exact = [arb(float(a)) * arb(float(b)) for a, b in zip(x, w, strict=True)]
+            total = sum((abs(e) for e in exact), abs(arb(float(bias))))
+            bound = affine_rounding(FLOAT32, w.astype(float).tolist(), float(bias), total)
+            assert abs(found - sum(exact, arb(float(bias)))) <= bound
+        assert affine_rounding(FLOAT32, [0.0, 1.0, 0.0], 0.0, arb(7)) == 0  # a selection
+        assert affine_rounding(FLOAT32, [0.0, 0.5], 0.0, arb(7)) > 0  # may underflow
+
+
+NAMES = (*registry.names(), "power(-1.5)", "power(2.5)", "expr: sin(y)/y", "expr: (1 - cos(y))/y**2", "leaky_relu(0.2)",
+         "expr: log(1 - y)*(1 - y) + y*log(y)", "piecewise_linear([-1, 0, 1], [0, 1, 0])")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_functions_are_those_of_the_registry(name: str) -> None:
+    """Two tables of functions that share no code: values, series, ranges."""
+    mine, theirs = function(name), named(name)
+    with working():
+        for y in np.linspace(-2.9, 2.9, 30).tolist():
+            value = float(theirs(torch.tensor(y, dtype=torch.float64)))
+            if math.isfinite(value):
+                node = mine.piece(y, y)
+                assert node is not None
+                assert abs(float(evaluate(node, arb(y), 1)[0]) - value) <= 1e-12 * max(1.0, abs(value))
+                whole = mine.range(y - 0.01, y + 0.01)
+                assert not whole.is_finite() or down(whole) <= value * (1 + 1e-12) + 1e-12 and value <= up(whole) + 1e-12
+        for low in (0.11, 0.52):
+            table = registry.taylor(theirs, np.array([low]), np.array([low + 0.1]), 4) if theirs.domain.lo < low else None
+            node = mine.piece(low, low + 0.1)
+            if table is None or node is None or name == "acosh":
+                continue
+            found = evaluate(node, arb(float(table.centre[0])), 5)
+            for j in range(5):
+                off = abs(float(found[j]) - table.coefficient[0, j])
+                assert off <= table.error[0, j] + 1e-11 * max(1.0, abs(table.coefficient[0, j]))
+
+
+def test_unknown_functions_are_refused() -> None:
+    for name in ("softplus(20.0)", "nothing", "expr: nothing(y)", "expr: y**pi", "expr: __import__(y)"):
+        with pytest.raises(NotProved):
+            with working():
+                evaluate(function(name).pieces[0], arb(1), 2)
+
+
+def test_a_root_goes_on_beyond_its_end() -> None:
+    with working():
+        root, arc = function("sqrt"), function("asin")
+        assert root.range(-1.0, 4.0).contains(0) and root.range(-1.0, 4.0).contains(2) and root.range(-2.0, -1.0) == 0
+        assert up(arc.range(0.5, 3.0)) >= math.pi / 2 > down(arc.range(0.5, 3.0))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_the_largest_value_of_a_polynomial(scale: float) -> None:
+    source = random.Random(5)
+    with working():
+        for _ in range(20):
+            thin = [arb(scale * source.gauss(0, 1)) for _ in range(6)]
+            r = arb(0.7)
+            bound = supremum(thin, arb(0), r)
+            seen = max(abs(sum(float(c) * (0.7 * t) ** j for j, c in enumerate(thin))) for t in np.linspace(-1, 1, 101))
+            assert seen <= up(bound) and bound <= reach(thin, arb(0), r) * 1.0001
+            assert len(coefficients(series(thin), 9)) == 9 and coefficients(series(thin), 9)[8].is_nan()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_a_box_is_widened_to_numbers_of_the_dtype(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    for x in (0.1, -0.1, 1.0, 0.0, 1 / 3, -2 / 3, 1e-3, 60000.0, 2.0**-140, -(2.0**-145)):
+        low, high = outward(x, dtype, above=False), outward(x, dtype, above=True)
+        for end in (low, high):
+            assert float(torch.tensor(end, dtype=torch.float64).to(kind)) == end
+        assert low <= x <= high
+        nearest = float(torch.tensor(x, dtype=torch.float64).to(kind))
+        assert nearest in (low, high)
+
+
+def _site(weights: tuple[float, ...], name: str) -> Site:
+    """A softmax over memory slots with these values, compared with a function."""
+    keys = tuple((float(k), -0.5 * k * k) for k in range(len(weights)))
+    return Site((Head(((1.0, 0.0), (0.0, 1.0)), keys, False, (0.0, 0.0, 0.0), weights, 1.0),), (0.0, 0.0, 0.0),
+                function(name), 0.0, "float32")  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_a_head_computes_is_within_the_bound_of_its_cell(size: float) -> None:
+    """K8, with errors of every size: the head is a mean of values around those of the function, scaled."""
+    values = tuple(float(np.float32(size * math.sin(k))) for k in range(4))
+    site = _site(values, f"expr: {Fraction(size)}*sin(y)")
+    y = torch.linspace(0.4, 0.6, 2001)
+    logits = y[:, None] * torch.arange(4.0) - 0.5 * torch.arange(4.0) ** 2
+    found = (torch.softmax(logits, -1) @ torch.tensor(values)).double().tolist()
+    with working():
+        bound = cell_error(site, FLOAT32, Cell.of(0.3999, 0.6001, site.function))
+        worst = max((abs(arb(f) - arb(size) * arb(x).sin()) for f, x in zip(found, y.double().tolist(), strict=True)),
+                    key=up)  # fmt: skip
+        assert worst <= bound.rest and bound.slope == 0
+        assert bound.rest < 1.5 * worst + arb(2.0**-110)
+
+
+def test_a_settled_gate_is_exact() -> None:
+    """K9: far from its kink a relu of sharpness 2^26 computes its argument, bit by bit; at the kink it does not."""
+    head = Head(((1.0, 0.0),), ((2.0**26,), (0.0,)), True, (0.0, 1.0, 0.0), (0.0,), 1.0)
+    site = Site((head,), (0.0, 0.0, 0.0), function("relu"), 0.0, "float32")
+    with working():
+        far = cell_error(site, FLOAT32, Cell.of(0.5, 0.75, site.function)).rest
+        table = Table(site.function, [-1.0, *(k * 2.0**-29 for k in range(-300, 301)), 1.0])
+        rests = table.errors(site, FLOAT32)[1]
+        assert far < 2.0**-110 and 0.27 < max(rests[1:-1]) * 2.0**26 < 0.32
