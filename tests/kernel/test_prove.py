@@ -29,7 +29,7 @@ FORMULAS = {
     "product": ("x*y + 0.7*x", torch.float32, 1e-4),
     "gates": ("max(x, y) + abs(x)", torch.float32, 1e-4),
     "root": ("sqrt(x**2 + y**2)", torch.float64, 1e-5),
-    "removable": ("sin(3*x)/x", torch.float64, 1e-5),
+    "removable": ("sin(3*x)/x + y", torch.float64, 1e-5),
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from flint import arb, arb_mat
 
-from .balls import ZERO, down, hull, size, up
+from .balls import ZERO, NotProved, down, hull, size, up
 from .functions import evaluate
 from .program import Op, Program
 from .scalar import Table
@@ -78,6 +78,8 @@ def values(program: Program, low: Sequence[float], high: Sequence[float], tables
         elif op.word == "product":
             value = [[_product(x, y) for x, y in zip(*rows, strict=True)] for rows in zip(*reads, strict=True)]
         else:
+            if op.word not in OTHERS:
+                raise NotProved(f"the kernel does not cover {op.word!r} yet")
             value = OTHERS[op.word](op, reads, symbols)
         if not all(math.isfinite(e.low) and math.isfinite(e.high) and e.low <= e.high for row in value for e in row):
             raise Blind(f"operation {i} ({op.word})")

@@ -1,0 +1,375 @@
+"""Heads over tokens and over channels: attention, softmax, fixed mixing, maxima (lemmas K13 to K16 of docs/kernel.md).
+
+A family has two functions: where its results live, for `values`, and a rule. A rule reads the stored tables of a
+layer once, refuses all but those its lemma speaks of, and gives a function from the errors of the columns before the
+layer, and the ranges of all values, to the errors of the columns that the heads write.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from flint import arb
+
+from ..errors import CertificateError
+from .balls import ONE, ZERO, down, largest, size, up
+from .derivation import Place
+from .layers import Errors, Group, Layer
+from .program import Op, Program
+from .rounding import EXPONENTIAL, Machine, Softmax, power_of_two
+from .values import OTHERS, Blind, Entry, Value, made, plain
+
+Rule = Callable[[Errors, list[Value], Errors], None]
+Maker = Callable[[Program, Layer, Place, Machine], Rule]
+
+
+class _Reading:
+    """The one group of heads of an operation, and the columns that it reads and writes."""
+
+    def __init__(self, program: Program, layer: Layer, place: Place, scope: str, heads: int):
+        self.program, self.layer, self.op = program, layer, program.ops[place.op]
+        self.name = f"the heads of operation {place.op} ({self.op.word})"
+        self.rows = {column: i for i, column in enumerate(layer.before)}
+        self.inputs = [self.columns(v) for v in self.op.inputs]
+        after = {column: i for i, column in enumerate(layer.after)}
+        wanted = [(place.op, c) for c in range(self.op.width)]
+        if place.channel is not None or any(column not in after for column in wanted):
+            raise CertificateError(f"{self.name} do not write all of its channels")
+        self.out = [after[column] for column in wanted]
+        if place.group >= len(layer.groups) or place.first != 0:
+            raise CertificateError(f"{self.name} are not where the derivation says")
+        self.group: Group = layer.groups[place.group]
+        for number, other in enumerate(layer.groups):
+            if number != place.group:
+                self.zero(other.tables["W_O"], "W_O of another group", self.out)
+        if self.group.scope != scope or not self.group.heads == place.heads == heads:
+            raise CertificateError(f"{self.name} must be {heads} of the scope '{scope}'")
+        self.zero([layer.skip], "the skip", self.out)
+        self.zero([[layer.bias]], "the bias", self.out)
+
+    def columns(self, value: int) -> list[int]:
+        """Where a value stands in the state before the layer."""
+        found = [self.rows.get((value, c)) for c in range(self.program.ops[value].width)]
+        if None in found:
+            raise CertificateError(f"{self.name} do not see value {value}")
+        return [i for i in found if i is not None]
+
+    def positions(self) -> list[int]:
+        """The columns of one-hot positions."""
+        n = self.program.tokens
+        eye = [[float(i == j) for j in range(n)] for i in range(n)]
+        for i, op in enumerate(self.program.ops):
+            if op.word == "constant" and op.extra["value"] == eye and (i, 0) in self.rows:
+                return self.columns(i)
+        raise CertificateError(f"{self.name} need positions, which the state does not hold")
+
+    def zero(self, heads: Any, name: str, columns: list[int]) -> None:
+        """Refuse a table that writes into some columns."""
+        if any(row[c] != 0 for head in heads for row in head for c in columns):
+            raise CertificateError(f"{name} adds to what {self.name} write")
+
+    def exactly(self, name: str, head: int, entries: dict[tuple[int, int], float]) -> None:
+        """Refuse a table of a head unless it has these entries and zeros elsewhere."""
+        found = self.group.table(name, head)
+        for i, row in enumerate([] if found is None else found if isinstance(found[0], list) else [found]):
+            for j, x in enumerate(row):
+                if x != entries.get((i, j), 0.0):
+                    raise CertificateError(f"{name} of {self.name} is not one that the kernel's lemma speaks of")
+        if found is None and any(entries.values()):
+            raise CertificateError(f"{self.name} have no {name}")
+
+    def absent(self, *names: str) -> None:
+        """Refuse tables that are not zero throughout."""
+        for head in range(self.group.heads):
+            for name in names:
+                self.exactly(name, head, {})
+
+
+def _sizes(found: list[Value], layer: Layer, columns: list[int], t: int) -> list[Entry]:
+    return [found[layer.before[c][0]][t][layer.before[c][1]] for c in columns]
+
+
+def _slack(machine: Machine) -> arb:
+    return -(1 - EXPONENTIAL * machine.u).log()
+
+
+# -- attention --------------------------------------------------------------------------------------------------------
+
+
+def attention(program: Program, layer: Layer, place: Place, machine: Machine) -> Rule:
+    """Attention stays attention: selections, a scale, and a mask read from positions (lemma K13)."""
+    own = _Reading(program, layer, place, "tokens", 1)
+    (q, k, v), op, n = own.inputs, own.op, program.tokens
+    query, key = own.group.table("W_Q", 0), own.group.table("W_K", 0)
+    width, more = len(q), len(query[0]) - len(q)
+    if key is None or "M_K" in own.group.tables or more not in (0, n):
+        raise CertificateError(f"{own.name} must have keys of the tokens, and no memory")
+    place_of = own.positions() if more else []
+    scale, wanted = query[q[0]][0], op.extra["mask"]
+    mask = [[key[place_of[j]][width + i] if more else 0.0 for j in range(n)] for i in range(n)]
+    own.exactly("W_Q", 0, {(c, a): scale for a, c in enumerate(q)} | {(c, width + t): 1.0 for t, c in enumerate(place_of)})
+    keys = {(c, a): 1.0 for a, c in enumerate(k)}
+    own.exactly("W_K", 0, keys | {(c, width + i): mask[i][j] for j, c in enumerate(place_of) for i in range(n)})
+    own.exactly("W_V", 0, {(c, a): 1.0 for a, c in enumerate(v)})
+    own.exactly("W_O", 0, {(a, c): 1.0 for a, c in enumerate(own.out)})
+    own.absent("b_Q", "b_K", "b_V")
+    causal = own.group.causal
+    if causal and any(wanted[i][j] != -math.inf for i in range(n) for j in range(i + 1, n)):
+        raise CertificateError(f"{own.name} are causal, their operation is not")
+    factor, drift = size(arb(scale)), size(arb(scale) - arb(op.extra["scale"]))
+    terms, slack = width + bool(more), _slack(machine)
+
+    def rule(errors: Errors, found: list[Value], out: Errors) -> None:
+        if any(not row[c].is_zero() for row in errors for c in place_of):
+            raise Blind("positions are not exact")
+        sizes = [[[e.size for e in _sizes(found, layer, columns, t)] for t in range(n)] for columns in (q, k)]
+        moved = [[[errors[t][c] for c in columns] for t in range(n)] for columns in (q, k)]
+        values = [_sizes(found, layer, v, t) for t in range(n)]
+        for i in range(n):
+            seen = [j for j in range(n) if not (causal and j > i)]
+            off, reach = {}, {}
+            for j in seen:
+                content = change = ZERO
+                for x, e, y, f in zip(sizes[0][i], moved[0][i], sizes[1][j], moved[1][j], strict=True):
+                    content += factor * (x + e) * (y + f)
+                    change += factor * (x * f + y * e + e * f) + drift * x * y
+                rounding = machine.gamma(terms + 1) * (content + size(arb(mask[i][j]))) + (2 * terms + 2) * machine.tiny
+                reach[j] = content + rounding
+                off[j] = change + rounding
+            shown = [j for j in seen if wanted[i][j] != -math.inf]
+            hidden = [j for j in seen if wanted[i][j] == -math.inf]
+            most = largest([reach[j] + size(arb(mask[i][j])) for j in seen])
+            d = largest([off[j] + size(arb(mask[i][j]) - arb(wanted[i][j])) for j in shown]) + 2 * machine.u * most + slack
+            leak = ZERO
+            if hidden:
+                best = max(shown, key=lambda j: down(arb(mask[i][j]) - reach[j]))
+                gaps = [arb(mask[i][h]) + reach[h] - arb(mask[i][best]) + reach[best] for h in hidden]
+                leak = sum(((g + 4 * machine.u * most + 2 * slack).exp() for g in gaps), ZERO)
+                leak = leak if leak < 1 else ONE
+            share = (d / 2).tanh()
+            for c, column in enumerate(own.out):
+                error = largest([errors[j][v[c]] for j in seen])
+                low, high = (f(values[j][c].low if f is min else values[j][c].high for j in shown) for f in (min, max))
+                size_v = largest([values[j][c].size + errors[j][v[c]] for j in seen])
+                rounding = machine.gamma(2 * n + 3) * size_v + 2 * n * (1 + size_v) * machine.tiny
+                total = error + share * (arb(high) - arb(low)) + rounding + 2 * leak * size_v
+                out[i][column] = size(total)
+
+    return rule
+
+
+def _attention_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
+    value, out = reads[2], []
+    for row in op.extra["mask"]:
+        shown = [value[j] for j, x in enumerate(row) if x != -math.inf]
+        out.append([plain(min(r[c].low for r in shown), max(r[c].high for r in shown), symbols) for c in range(op.width)])
+    return out
+
+
+# -- softmax over channels --------------------------------------------------------------------------------------------
+
+
+def softmax(program: Program, layer: Layer, place: Place, machine: Machine) -> Rule:
+    """Softmax over channels: the channels are the query, keys and values the identity (lemma K14)."""
+    own = _Reading(program, layer, place, "memory", 1)
+    (columns,), n = own.inputs, own.op.width
+    eye = {(a, a): 1.0 for a in range(n)}
+    own.exactly("W_Q", 0, {(c, a): 1.0 for a, c in enumerate(columns)})
+    own.exactly("M_K", 0, eye)
+    own.exactly("M_V", 0, eye)
+    own.exactly("W_O", 0, {(a, c): 1.0 for a, c in enumerate(own.out)})
+    own.absent("b_Q")
+
+    def rule(errors: Errors, found: list[Value], out: Errors) -> None:
+        for t, row in enumerate(errors):
+            entries = _sizes(found, layer, columns, t)
+            moved = [row[c] for c in columns]
+            reach = largest([e.size + m for e, m in zip(entries, moved, strict=True)])
+            d = largest(moved) + 2 * machine.u * reach + _slack(machine) + machine.tiny
+            for a, column in enumerate(own.out):
+                most = arb(found[place.op][t][a].high)
+                step = most * (2 * d).expm1()
+                share = (d / 2).tanh()
+                step = step if step < share else share
+                rounding = machine.gamma(2 * n + 3) * (most + step) + 4 * n * machine.tiny
+                out[t][column] = size(step + rounding)
+
+    return rule
+
+
+def _softmax_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
+    out = []
+    for row in reads[0]:
+        ends = []
+        for own in range(op.width):
+            others = [e for c, e in enumerate(row) if c != own]
+            low = sum(((arb(e.high) - arb(row[own].low)).exp() for e in others), ONE)
+            high = sum(((arb(e.low) - arb(row[own].high)).exp() for e in others), ONE)
+            ends.append(plain(max(down(1 / low), 0.0), min(up(1 / high), 1.0), symbols))
+        out.append(ends)
+    return out
+
+
+# -- the maximum over tokens ------------------------------------------------------------------------------------------
+
+
+def maximum(program: Program, layer: Layer, place: Place, machine: Machine) -> Rule:
+    """A head for each channel, logits beta x_j, values x_j (lemma K15)."""
+    own = _Reading(program, layer, place, "tokens", program.ops[place.op].width)
+    (columns,), n = own.inputs, program.tokens
+    betas = []
+    for h, c in enumerate(columns):
+        key = own.group.table("W_K", h)
+        if key is None or len(key[0]) != 1 or own.group.causal or "M_K" in own.group.tables:
+            raise CertificateError(f"{own.name} must have one key coordinate, and see all tokens")
+        beta = key[c][0]
+        own.exactly("W_Q", h, {})
+        own.exactly("b_Q", h, {(0, 0): 1.0})
+        own.exactly("W_K", h, {(c, 0): beta})
+        own.exactly("W_V", h, {(c, 0): 1.0})
+        own.exactly("W_O", h, {(0, own.out[h]): 1.0})
+        if not beta > 0:
+            raise CertificateError(f"{own.name} have a sharpness of {beta}")
+        betas.append(beta)
+    own.absent("b_K", "b_V")
+    soft = _lambert(n)
+
+    def rule(errors: Errors, found: list[Value], out: Errors) -> None:
+        for c, (column, beta) in enumerate(zip(columns, betas, strict=True)):
+            entries = [_sizes(found, layer, [column], t)[0] for t in range(n)]
+            error = largest([errors[t][column] for t in range(n)])
+            most = largest([e.size for e in entries]) + error
+            d = 3 * machine.u * arb(beta) * most + _slack(machine) + 4 * machine.tiny
+            off = (soft + 2 * d) / arb(beta) if n > 1 else ZERO
+            near = soft / arb(beta) * (1 + 2 * d.exp() * d.expm1()) if n > 1 else ZERO
+            off = near if near < off else off
+            total = error + off + machine.gamma(2 * n + 3) * most + 2 * n * (1 + most) * machine.tiny
+            for t in range(n):
+                out[t][own.out[c]] = size(total)
+
+    return rule
+
+
+def _lambert(n: int) -> arb:
+    """An F with (n - 1) e^(-F - 1) <= F: no less than W0((n - 1)/e)."""
+    guess = 0.0
+    for _ in range(200):
+        guess = 0.5 * guess + 0.5 * (n - 1) * math.exp(-guess - 1)
+    found = arb(guess * (1 + 1e-9))
+    while not (n - 1) * (-found - 1).exp() <= found:
+        found = found * 2
+    return found
+
+
+def _maximum_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
+    rows = reads[0]
+    ends = [(max(r[c].low for r in rows), max(r[c].high for r in rows)) for c in range(op.width)]
+    return [[plain(*pair, symbols) for pair in ends] for _ in rows]
+
+
+# -- fixed mixing of tokens -------------------------------------------------------------------------------------------
+
+
+def mix(program: Program, layer: Layer, place: Place, machine: Machine) -> Rule:
+    """Heads whose logits come from positions alone have constant weights (lemma K16)."""
+    own = _Reading(program, layer, place, "tokens", place.heads)
+    (columns,), n, matrix = own.inputs, program.tokens, own.op.extra["matrix"]
+    group, width = own.group, own.op.width
+    reads = own.positions() if "W_K" in group.tables else []
+    gains, weights, roundings = [], [], []
+    for h in range(group.heads):
+        out = group.table("W_O", h)
+        if len(out) != width or (memory := group.table("M_V", h)) and any(x != 0 for row in memory for x in row):
+            raise CertificateError(f"{own.name} must have {width} values, and nothing in memory")
+        own.exactly("W_V", h, {(c, a): 1.0 for a, c in enumerate(columns)})
+        own.exactly("W_O", h, {(a, c): out[0][own.out[0]] for a, c in enumerate(own.out)})
+        gains.append(out[0][own.out[0]])
+        rows, sums = zip(*(_constant_row(own, h, i, n, reads, machine) for i in range(n)), strict=True)
+        weights.append(rows)
+        roundings.append(sums)
+    own.absent("b_V")
+    off = [[size(sum((arb(g) * w[i][j] for g, w in zip(gains, weights, strict=True)), -arb(matrix[i][j])))
+            for j in range(n)] for i in range(n)]  # fmt: skip
+
+    def rule(errors: Errors, found: list[Value], out: Errors) -> None:
+        if any(not row[c].is_zero() for row in errors for c in reads):
+            raise Blind("positions are not exact")
+        for c, column in enumerate(columns):
+            sizes = [_sizes(found, layer, [column], t)[0].size for t in range(n)]
+            moved = [errors[t][column] for t in range(n)]
+            longest = largest([s + e for s, e in zip(sizes, moved, strict=True)])
+            for i in range(n):
+                total, parts = ZERO, ZERO
+                for j in range(n):
+                    total += off[i][j] * (sizes[j] + moved[j]) + size(arb(matrix[i][j])) * moved[j]
+                for g, sums in zip(gains, roundings, strict=True):
+                    slots = len(sums[i].exact)
+                    own_error, most = sums[i].error([2 * longest] * slots, [longest] * slots)
+                    total += size(arb(g)) * own_error + (ZERO if power_of_two(g) else machine.u * size(arb(g)) * most)
+                    parts += size(arb(g)) * most
+                if len(gains) > 1:
+                    total += machine.gamma(len(gains) - 1) * (parts + total)
+                out[i][own.out[c]] = size(total + 4 * machine.tiny)
+
+    return rule
+
+
+def _constant_row(
+    own: _Reading, h: int, i: int, n: int, reads: list[int], machine: Machine
+) -> tuple[list[arb], Softmax]:
+    """The exact weights of token i over the tokens (and memory), and how they round."""
+    group = own.group
+    columns = len(own.layer.before)
+    query, bias = group.table("W_Q", h), group.table("b_Q", h)
+    key, shift = group.table("W_K", h), group.table("b_K", h)
+    for name, table in (("W_Q", query), ("W_K", key)):
+        if table is not None and any(x != 0 for c in range(columns) if c not in reads for x in table[c]):
+            raise CertificateError(f"{name} of {own.name} reads more than positions")
+    if (bias is not None and any(bias)) or (key is not None and shift is not None and any(shift)):
+        raise CertificateError(f"{own.name} have biases that their lemma does not speak of")
+    q = query[reads[i]] if reads else [0.0] * len(query[0])
+    rows = [key[reads[j]] if reads else shift or [0.0] * len(q) for j in range(n)]
+    if group.causal:
+        rows = rows[: i + 1]
+    rows = [*rows, *(group.table("M_K", h) or [])]
+    logits, errors = [], []
+    for row in rows:
+        terms = [(a, b) for a, b in zip(q, row, strict=True) if a != 0 and b != 0]
+        logits.append(sum((arb(a) * arb(b) for a, b in terms), ZERO))
+        exact = len(terms) == 0 or (len(terms) == 1 and (power_of_two(terms[0][0]) or power_of_two(terms[0][1])))
+        total = sum((size(arb(a) * arb(b)) for a, b in terms), ZERO)
+        errors.append(ZERO if exact else machine.gamma(len(terms)) * total + machine.tiny)
+    top = largest([size(x) for x in logits]) + largest(errors)
+    errors = [e + 2 * machine.u * top + machine.tiny for e in errors] if not top.is_zero() else errors
+    highest = max(logits, key=float)
+    powers = [(x - highest).exp() for x in logits]
+    total = sum(powers, ZERO)
+    weights = [p / total for p in powers]
+    seen = i + 1 if group.causal else n
+    return [*weights[:seen], *[ZERO] * (n - seen)], Softmax.of(machine, weights, errors)
+
+
+def _mix_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
+    matrix, rows, out = op.extra["matrix"], reads[0], []
+    for weights in matrix:
+        line = []
+        for c in range(op.width):
+            pairs = [(arb(w), w > 0, row[c]) for w, row in zip(weights, rows, strict=True) if w != 0]
+            low = sum((w * arb(e.low if up_ else e.high) for w, up_, e in pairs), ZERO)
+            high = sum((w * arb(e.high if up_ else e.low) for w, up_, e in pairs), ZERO)
+            if symbols is None:
+                line.append(plain(down(low), up(high), None))
+                continue
+            rest = sum((w * e.rest for w, _, e in pairs), ZERO)
+            slope = tuple(sum((w * e.slope[j] for w, _, e in pairs), ZERO) for j in range(symbols))  # type: ignore[index]
+            line.append(made(down(low), up(high), rest, slope))
+        out.append(line)
+    return out
+
+
+OTHERS |= {
+    "attention": _attention_values, "softmax": _softmax_values, "max_tokens": _maximum_values, "mix": _mix_values,
+}  # fmt: skip
+RULES: dict[str, Maker] = {"attention": attention, "softmax": softmax, "max_tokens": maximum, "mix": mix}
