@@ -159,7 +159,7 @@ def verdict(bound: Callable[[], float], error: Callable[[], float]) -> str:
 def stored_mutants(
     net: CompiledNetwork, chosen: Any, count: int, source: random.Random
 ) -> Iterator[tuple[str, str]]:
-    """Entries of stored tensors changed alone: the table's name, and the verdict with the old and a fresh derivation."""
+    """Entries of stored tensors changed alone: the table's name, the verdict with the old and a fresh derivation."""
     saved = parse(net.written())
     places = [(name, i) for name, tensor in saved.tensors.items() for i in range(len(tensor.numbers))]
     for name, i in source.sample(places, min(count, len(places))):
@@ -209,7 +209,9 @@ def changed_at(data: Any, path: tuple[Any, ...], source: random.Random) -> Any:
     return out
 
 
-def derivation_mutants(net: CompiledNetwork, chosen: Any, count: int, source: random.Random) -> Iterator[tuple[str, str]]:
+def derivation_mutants(
+    net: CompiledNetwork, chosen: Any, count: int, source: random.Random
+) -> Iterator[tuple[str, str]]:
     """Choices of the derivation changed alone."""
     saved = parse(net.written())
     every = list(leaves_of(chosen))
@@ -241,7 +243,9 @@ def header_mutants(net: CompiledNetwork, chosen: Any, count: int, source: random
         yield f"header, {kind}", verdict(lambda: prove(changed, chosen).bound, error)  # noqa: B023
 
 
-def mutation(count: int, console: Console, seed: int = 0, names: tuple[str, ...] | None = None) -> dict[str, Counter[str]]:
+def mutation(
+    count: int, console: Console, seed: int = 0, names: tuple[str, ...] | None = None
+) -> dict[str, Counter[str]]:
     """Change files in every way; a table of what became of the mutants."""
     source = random.Random(seed)
     found: dict[str, Counter[str]] = {}

@@ -19,6 +19,7 @@ from ..errors import CertificateError
 from ..functions.piecewise import clipped
 from ..heads.anchor.site import AnchorSite
 from ..heads.gate.site import GateSite
+from ..heads.norm.site import NormSite
 from ..heads.product.site import ProductSite
 from ..heads.rule import first_cells
 from ..heads.site import Site
@@ -32,6 +33,7 @@ from ..programs.ops import Apply
 from .compiled import CompiledNetwork
 
 ANCHOR_CELLS = 64  # of a table of anchors at least; twice the anchors where those are many
+NORM_CELLS = 24  # of a norm, for each factor e of the mean square: sigmoids move by less than 1 on each
 SMOOTH_CELLS = 64  # of a product: the Taylor remainder is then below float64's roundoff
 #: Edges around a crossing of two logits, in units of their difference: fine where weights move, then doubling.
 NEAR = np.concatenate([np.arange(0.0, 6.0, 0.125), np.arange(6.0, 40.0, 0.5), 40.0 * 2.0 ** np.arange(0.0, 64.0)])
@@ -95,6 +97,12 @@ def _edges(net: CompiledNetwork, site: Site, heads: StoredHeads) -> tuple[float,
     if isinstance(site, ProductSite):
         low, high = site.intervals[1]
         return tuple(np.unique(np.linspace(low, high, SMOOTH_CELLS + 1)).tolist())
+    if isinstance(site, NormSite):  # cells of the squared length of a row, each as wide relative to itself
+        width, eps = net.program.ops[site.op].width, net.program.ops[site.op].eps  # type: ignore[attr-defined]
+        low, high = (math.log(end + eps) for end in site.variance)
+        inner = np.exp(np.linspace(low, high, max(16, math.ceil(NORM_CELLS * (high - low))) + 1)) - eps
+        inner[0], inner[-1] = site.variance
+        return tuple(np.unique(width * np.maximum(inner, 0.0)).tolist())
     if not isinstance(site, (AnchorSite, GateSite)):
         return None
     op = net.program.ops[site.op]
@@ -103,7 +111,8 @@ def _edges(net: CompiledNetwork, site: Site, heads: StoredHeads) -> tuple[float,
     target = clipped(op.function)
     if isinstance(site, AnchorSite):
         wanted = max(ANCHOR_CELLS, 2 * site.anchors)
-        inner = np.array(site.edges)[:: max(1, (len(site.edges) - 1) // wanted)]
+        # 0 is an edge: next to a removable singularity a quotient has a series around the middle of a cell, not closer
+        inner = np.append(np.array(site.edges)[:: max(1, (len(site.edges) - 1) // wanted)], 0.0)
     else:
         inner = np.concatenate([np.linspace(low, high, SMOOTH_CELLS + 1), *_crossings(heads)])
     return tuple(first_cells(target, low, high, inner[(inner > low) & (inner < high)]).tolist())

@@ -82,7 +82,9 @@ def compile(
     return net
 
 
-def by_kernel(net: CompiledNetwork, again: Callable[[Tolerance], CompiledNetwork], wanted: Tolerance) -> CompiledNetwork:
+def by_kernel(
+    net: CompiledNetwork, again: Callable[[Tolerance], CompiledNetwork], wanted: Tolerance
+) -> CompiledNetwork:
     """A network whose bound the kernel proves; compiled `again` for less where that is more than was wanted."""
     reached = math.inf
     for _ in range(KERNEL_TRIES):

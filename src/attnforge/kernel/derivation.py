@@ -11,12 +11,12 @@ says, what comes out is a bound that holds, or none.
 
 from __future__ import annotations
 
-import math
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CertificateError
-from .program import Column, Program
+from .program import Column, Program, number, whole
 
 MOST_EDGES, MOST_LEAVES, DEEPEST = 1 << 16, 1 << 17, 400  # work is bounded for every file; benchmarks need a tenth
 SCOPES = ("memory", "self", "tokens")
@@ -69,22 +69,10 @@ def _list(x: Any) -> list[Any]:
     return x
 
 
-def _whole(x: Any, below: int) -> int:
-    if type(x) is not int or not 0 <= x < below:
-        raise ValueError(f"{x!r} is not a whole number below {below}")
-    return x
-
-
-def _number(x: Any) -> float:
-    if type(x) not in (int, float) or not math.isfinite(x):
-        raise ValueError(f"{x!r} is not a finite number")
-    return float(x)
-
-
 def _column(pair: Any, program: Program) -> Column:
     value, channel = _list(pair)
-    value = _whole(value, len(program.ops))
-    return value, _whole(channel, program.ops[value].width)
+    value = whole(value, 0, len(program.ops) - 1)
+    return value, whole(channel, 0, program.ops[value].width - 1)
 
 
 def _scope(pair: Any) -> tuple[str, bool]:
@@ -95,8 +83,8 @@ def _scope(pair: Any) -> tuple[str, bool]:
 
 
 def _edges(table: Any) -> tuple[float, ...]:
-    edges = tuple(_number(x) for x in _list(table))
-    if not 2 <= len(edges) <= MOST_EDGES or any(not a < b for a, b in zip(edges, edges[1:], strict=False)):
+    edges = tuple(number(x) for x in _list(table))
+    if not 2 <= len(edges) <= MOST_EDGES or any(not a < b for a, b in itertools.pairwise(edges)):
         raise ValueError("the edges of a table are not in order, or too many")
     return edges
 
@@ -107,11 +95,11 @@ def _place(site: Any, program: Program, tables: int) -> Place:
     )
     if len(site) != 9 or type(swapped) is not bool:
         raise ValueError(f"a site has the entries {sorted(site)}")
-    op = _whole(op, len(program.ops))
+    op = whole(op, 0, len(program.ops) - 1)
     return Place(
-        _whole(layer, 1 << 16), op, None if channel is None else _whole(channel, program.ops[op].width),
-        _whole(group, 1 << 16), _whole(first, 1 << 16), _whole(heads, 1 << 16),
-        None if table is None else _whole(table, tables), swapped, _number(pivot),
+        whole(layer, 0), op, None if channel is None else whole(channel, 0, program.ops[op].width - 1),
+        whole(group, 0), whole(first, 0), whole(heads, 0),
+        None if table is None else whole(table, 0, tables - 1), swapped, number(pivot),
     )  # fmt: skip
 
 
@@ -123,8 +111,8 @@ def _tree(tree: Any, coordinates: int) -> None:
             leaves += 1
         else:
             coordinate, at, below, above = _list(node)
-            _whole(coordinate, coordinates)
-            _number(at)
+            whole(coordinate, 0, coordinates - 1)
+            number(at)
             waiting += [(below, depth + 1), (above, depth + 1)]
         if leaves > MOST_LEAVES or depth > DEEPEST:
             raise ValueError("the tree is too large")

@@ -8,6 +8,7 @@ the functions here are defined wherever that is possible, and equal the program'
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import re
@@ -104,7 +105,7 @@ def _with_arguments(word: str, given: list[Any]) -> Function:
     if word == "piecewise_linear":
         points = [(_exact(x), _exact(y)) for x, y in zip(*given, strict=True)]
         lines = []
-        for (a, f), (b, g) in zip(points, points[1:], strict=False):
+        for (a, f), (b, g) in itertools.pairwise(points):
             if not a < b:
                 raise ValueError("its points are not in order")
             slope = (g - f) / (b - a)
@@ -347,7 +348,8 @@ def _arc(name: str, x: Series) -> Series:
     if x[0] >= 1 or x[0] <= -1:
         return [ends[0], *[ZERO] * (len(x) - 1)]
     low, high = x[0].lower(), x[0].upper()
-    ends = [getattr(end, name)() if end > -1 and end < 1 else closed for end, closed in zip((low, high), ends, strict=True)]
+    both = zip((low, high), ends, strict=True)
+    ends = [getattr(end, name)() if end > -1 and end < 1 else closed for end, closed in both]
     return _unknown(ends[0].union(ends[1]), len(x))
 
 

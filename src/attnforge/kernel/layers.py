@@ -74,7 +74,8 @@ def layer_of(
         raise CertificateError("a state of the derivation names a column twice")
     groups = []
     for g, (scope, causal) in enumerate(scopes):
-        found = {name: left.pop(f"{prefix}groups.{g}.{name}") for name in TABLES if f"{prefix}groups.{g}.{name}" in left}
+        own = f"{prefix}groups.{g}."
+        found = {name: left.pop(own + name) for name in TABLES if own + name in left}
         groups.append(_group(found, scope, causal, columns, outputs))
     skip, bias = left.pop(prefix + "S", None), left.pop(prefix + "s", None)
     if (skip is not None and skip.shape != (columns, outputs)) or (bias is not None and bias.shape != (outputs,)):

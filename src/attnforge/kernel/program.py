@@ -103,13 +103,14 @@ def read(config: dict[str, Any]) -> Program:
     try:
         return _read(config["program"], config["arrays"])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-        raise CertificateError(f"the file holds no program that can be read: {type(error).__name__}: {error}") from error
+        raise CertificateError(f"the file holds no program that can be read: {error!r}") from error
 
 
 def _read(header: dict[str, Any], arrays: dict[str, Any]) -> Program:
     if header["format"] != 1:
         raise ValueError(f"its format is {header['format']!r}, not 1")
-    tokens, ops = _whole(header["tokens"], 1), []
+    tokens = whole(header["tokens"], 1)
+    ops: list[Op] = []
     for i, entry in enumerate(header["ops"]):
         ops.append(_op(i, entry, arrays, tokens, ops))
     if not ops or [op.word for op in ops].count("input") != 1 or ops[0].word != "input":
@@ -117,7 +118,7 @@ def _read(header: dict[str, Any], arrays: dict[str, Any]) -> Program:
     low, high = _box(header["box"])
     if len(low) != tokens * ops[0].width:
         raise ValueError(f"its box has {len(low)} entries, its input {tokens * ops[0].width}")
-    output = _whole(header["output"], 0)
+    output = whole(header["output"], 0)
     if output >= len(ops) or header["output_rows"] not in ("all", "first"):
         raise ValueError("its output is not one of its values")
     rows = tokens if header["output_rows"] == "all" else 1
@@ -129,15 +130,15 @@ def _read(header: dict[str, Any], arrays: dict[str, Any]) -> Program:
 
 
 def _op(i: int, entry: dict[str, Any], arrays: dict[str, Any], tokens: int, before: list[Op]) -> Op:
-    word, width = entry["op"], _whole(entry["width"], 1)
+    word, width = entry["op"], whole(entry["width"], 1)
     operands, others = _FIELDS[word]
     if set(entry) - {"op", "width"} != {*operands, *others}:
         raise ValueError(f"operation {i} ({word}) has the fields {sorted(entry)}")
-    inputs = tuple(_whole(entry[name], 0) for name in operands)
+    inputs = tuple(whole(entry[name], 0) for name in operands)
     extra: dict[str, Any] = {}
     widths = [width]
     if word == "linear":
-        inputs = tuple(_whole(j, 0) for j in entry["inputs"])
+        inputs = tuple(whole(j, 0) for j in entry["inputs"])
         rows = [before[j].width for j in inputs if j < i]
         if len(rows) != len(inputs) or not inputs or len(entry["weights"]) != len(inputs):
             raise ValueError(f"operation {i} does not have a weight for each of its inputs")
@@ -155,7 +156,7 @@ def _op(i: int, entry: dict[str, Any], arrays: dict[str, Any], tokens: int, befo
     elif word == "attention":
         mask = entry["mask"]
         table = [[0.0] * tokens for _ in range(tokens)] if mask is None else _array(arrays, mask, (tokens,) * 2, True)
-        causal, scale = entry["causal"], _number(entry["scale"])
+        causal, scale = entry["causal"], number(entry["scale"])
         if type(causal) is not bool:
             raise ValueError("causal is true or false")
         extra["scale"] = scale
@@ -165,7 +166,7 @@ def _op(i: int, entry: dict[str, Any], arrays: dict[str, Any], tokens: int, befo
         if any(all(x == -math.inf for x in row) for row in extra["mask"]):
             raise ValueError(f"operation {i} hides every token from one of them")
     elif word == "normalise":
-        extra["eps"], extra["centred"] = _number(entry["eps"]), entry["centred"]
+        extra["eps"], extra["centred"] = number(entry["eps"]), entry["centred"]
         if extra["eps"] < 0 or type(extra["centred"]) is not bool:
             raise ValueError(f"operation {i} is no norm")
     if any(j >= i for j in inputs):
@@ -174,18 +175,20 @@ def _op(i: int, entry: dict[str, Any], arrays: dict[str, Any], tokens: int, befo
     if word == "attention":
         if read[0] != read[1] or read[2] != width:
             raise ValueError(f"the widths of operation {i} do not fit")
-    elif read != [width] * len(inputs) and word != "linear" or (word == "linear" and read != widths):
+    elif (read != [width] * len(inputs) and word != "linear") or (word == "linear" and read != widths):
         raise ValueError(f"the widths of operation {i} do not fit")
     return Op(word, inputs, width, extra)
 
 
-def _whole(x: Any, least: int) -> int:
-    if type(x) is not int or not least <= x <= MOST:
-        raise ValueError(f"{x!r} is not a whole number from {least} to {MOST}")
+def whole(x: Any, least: int, most: int = MOST) -> int:
+    """A whole number out of a file."""
+    if type(x) is not int or not least <= x <= most:
+        raise ValueError(f"{x!r} is not a whole number from {least} to {most}")
     return x
 
 
-def _number(x: Any) -> float:
+def number(x: Any) -> float:
+    """A finite number out of a file."""
     if type(x) not in (int, float) or not math.isfinite(x):
         raise ValueError(f"{x!r} is not a finite number")
     return float(x)
@@ -197,14 +200,14 @@ def _array(arrays: dict[str, Any], given: Any, shape: tuple[int, ...], hidden: b
 
 def _listed(value: Any, shape: tuple[int, ...], hidden: bool) -> Any:
     if not shape:
-        return -math.inf if hidden and value == "-inf" else _number(value)
+        return -math.inf if hidden and value == "-inf" else number(value)
     if not isinstance(value, list) or len(value) != shape[0]:
         raise ValueError(f"an array does not have the shape {shape}")
     return [_listed(entry, shape[1:], hidden) for entry in value]
 
 
 def _box(data: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    low, high = (tuple(_number(x) for x in _flat(data[key])) for key in ("lower", "upper"))
+    low, high = (tuple(number(x) for x in _flat(data[key])) for key in ("lower", "upper"))
     if len(low) != len(high) or any(a > b for a, b in zip(low, high, strict=True)):
         raise ValueError("its box is not one")
     return low, high

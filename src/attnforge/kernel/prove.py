@@ -213,7 +213,7 @@ class Prover:
             return self._scalar(layer, place)
         if op.word not in RULES:
             raise NotProved(f"the kernel does not cover heads for {op.word!r} yet")
-        return RULES[op.word](self.program, layer, place, self.machine)
+        return RULES[op.word](self.program, layer, place, self.machine, self.chosen.tables)
 
     def _scalar(self, layer: Layer, place: Place) -> Rule:
         """Heads that read one scalar: the stored numbers as a `Site`, and its errors on the cells of its table."""
@@ -268,10 +268,7 @@ def _moved(fn: Function, table: Table, first: int, last: int, entry: Entry, erro
     if error.is_zero():
         return ZERO
     steep = max(table.slope[first:last])
-    if math.isfinite(steep):
-        found = up(arb(steep) * error)
-    else:
-        found = math.inf
+    found = up(arb(steep) * error) if math.isfinite(steep) else math.inf
     if fn.power is not None and error < 1e300:  # |a^p - b^p| <= |a - b|^p
         found = min(found, up((error.log() * arb(fn.power)).exp()))
     if not math.isfinite(found):

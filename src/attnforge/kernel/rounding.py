@@ -97,8 +97,8 @@ class Softmax:
     ) -> tuple[arb, arb]:
         """How far the computed mean of values is from the exact one, and how large the computed one is at most.
 
-        `spread` bounds |V_k - mean|, `size` the computed |V_k|; `lost` is the error of the first value. `weighty` counts
-        slots where the values are only a part of what is summed (lemma K4).
+        `spread` bounds |V_k - mean|, `size` the computed |V_k|; `lost` is the error of the first value. `weighty`
+        counts slots where the values are only a part of what is summed (lemma K4).
         """
         slots, machine = len(size), self.machine
         moved = sum((m * s for m, s in zip(self.moves, spread, strict=True)), ZERO)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ NARROW = 0.5  # logits that move by less on a cell are left to Taylor polynomial
 class Head:
     """The stored numbers of one head, over y (queries and values) and x (values).
 
-    `query` is (weight of y, bias) for each coordinate, `keys` a row for each slot. If `own`, the first slot is the token
-    itself, with the value x * value[0] + y * value[1] + value[2]; `memory` are the values of the others. `out` is W_O.
+    `query` is (weight of y, bias) for each coordinate, `keys` a row for each slot. If `own`, the first slot is the
+    token itself, with the value x * value[0] + y * value[1] + value[2]; `memory` are the others' values, `out` is W_O.
     """
 
     query: tuple[tuple[float, float], ...]
@@ -103,12 +104,12 @@ class Table:
 
     def __init__(self, function: Function | None, edges: Sequence[float]):
         self.function, self.edges = function, list(edges)
-        self.cells = [Cell.of(a, b, function) for a, b in zip(edges, edges[1:], strict=False)]
+        self.cells = [Cell.of(a, b, function) for a, b in itertools.pairwise(edges)]
         self.low: list[float] = []
         self.high: list[float] = []
         self.slope: list[float] = []
         self.monotone: list[bool] = []
-        for (a, b), cell in zip(zip(edges, edges[1:], strict=False), self.cells, strict=True):
+        for (a, b), cell in zip(itertools.pairwise(edges), self.cells, strict=True):
             if function is None:
                 continue
             whole = function.range(a, b)
@@ -190,7 +191,7 @@ def cell_error(site: Site, machine: Machine, cell: Cell) -> Bound:
     p = arb(site.pivot)
     for head in site.heads:
         decided = _decided(head, machine, y, r, p)
-        parts, error, most = decided or _spread(head, machine, _Weights.of(head, y, r), y, r, p)
+        parts, error, most = decided or taylor_head(head, machine, Weights.of(head, y, r), y, r, p)
         for i in (0, 1):
             a[i] = [s + arb(head.out) * t for s, t in zip(a[i], parts[0][i], strict=True)]
             b[i] = [s + arb(head.out) * t for s, t in zip(b[i], parts[1][i], strict=True)]
@@ -209,8 +210,8 @@ def cell_error(site: Site, machine: Machine, cell: Cell) -> Bound:
             b[i][1] -= p
         else:
             b[i] = [s - t for s, t in zip(b[i], target[i], strict=True)]
-    slope = ZERO if all(head.value[0] == 0 for head in site.heads) and site.function else supremum(a[0][:-1], a[1][-1], r)
-    off = Bound(slope, supremum(b[0][:-1], b[1][-1], r))
+    alone = site.function is not None and all(head.value[0] == 0 for head in site.heads)
+    off = Bound(ZERO if alone else supremum(a[0][:-1], a[1][-1], r), supremum(b[0][:-1], b[1][-1], r))
     return off + _outer(site, machine, y, r, heads, outputs)
 
 
@@ -223,7 +224,7 @@ def lines_of(head: Head) -> tuple[list[arb], list[arb]]:
 
 
 @dataclass(frozen=True)
-class _Weights:
+class Weights:
     """The softmax of one head on a cell: weights at the centre, slopes of the logits less a common one, and more."""
 
     at: list[arb]
@@ -234,7 +235,7 @@ class _Weights:
     size: list[arb]  # |logit| at most
 
     @classmethod
-    def of(cls, head: Head, y: arb, r: arb) -> _Weights:
+    def of(cls, head: Head, y: arb, r: arb) -> Weights:
         a, b = lines_of(head)
         logits = [s * y + t for s, t in zip(a, b, strict=True)]
         top = functools.reduce(arb.max, logits).mid()
@@ -255,8 +256,8 @@ class _Weights:
         return cls(at, slopes, lifted, most, gap, [size(x) + size(s) * r for x, s in zip(logits, a, strict=True)])
 
 
-def _spread(
-    head: Head, machine: Machine, w: _Weights, y: arb, r: arb, p: arb
+def taylor_head(
+    head: Head, machine: Machine, w: Weights, y: arb, r: arb, p: arb
 ) -> tuple[tuple[list[Series], list[Series]], Bound, Bound]:
     """A head by Taylor polynomials: series of its A and B (thin and wide), its rounding error and its size."""
     count, slots = ORDER + 2, len(w.at)
@@ -272,7 +273,8 @@ def _spread(
     rows = [w.at, [x * v for x, v in zip(w.at, values, strict=True)], w.lifted]
     spread = [v + (vy * wide if head.own and k == 0 else 0) for k, v in enumerate(values)]
     rows.append([x * v for x, v in zip(w.lifted, spread, strict=True)])
-    product = arb_mat(4, slots, [x for row in rows for x in row]) * arb_mat(slots, count, [x for q in powers for x in q])
+    left, right = ([x for row in table for x in row] for table in (rows, powers))
+    product = arb_mat(4, slots, left) * arb_mat(slots, count, right)
     below, above, below_wide, above_wide = ([product[i, j] for j in range(count)] for i in range(4))
     if head.own and head.value[1] != 0:
         for j in range(1, count):
@@ -329,7 +331,7 @@ def _query(head: Head, machine: Machine, y: arb, r: arb) -> tuple[list[arb], lis
     return sizes, errors
 
 
-def _logit_errors(head: Head, machine: Machine, w: _Weights, y: arb, r: arb) -> list[arb]:
+def _logit_errors(head: Head, machine: Machine, w: Weights, y: arb, r: arb) -> list[arb]:
     """How far the logits, less the largest, are from the exact ones, up to a number common to all (lemma K3)."""
     sizes, errors = _query(head, machine, y, r)
     means = [

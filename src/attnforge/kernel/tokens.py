@@ -1,4 +1,4 @@
-"""Heads over tokens and over channels: attention, softmax, fixed mixing, maxima (lemmas K13 to K16 of docs/kernel.md).
+"""Heads over tokens and over channels: attention, softmax, mixing, maxima, norms (K13 to K17 of docs/kernel.md).
 
 A family has two functions: where its results live, for `values`, and a rule. A rule reads the stored tables of a
 layer once, refuses all but those its lemma speaks of, and gives a function from the errors of the columns before the
@@ -7,22 +7,27 @@ layer, and the ranges of all values, to the errors of the columns that the heads
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 from flint import arb
 
 from ..errors import CertificateError
-from .balls import ONE, ZERO, down, largest, size, up
+from .balls import ONE, ZERO, NotProved, down, largest, size, supremum, up
 from .derivation import Place
+from .functions import Function, parse
 from .layers import Errors, Group, Layer
 from .program import Op, Program
 from .rounding import EXPONENTIAL, Machine, Softmax, power_of_two
+from .scalar import Cell, Head, Table, Weights, taylor_head
 from .values import OTHERS, Blind, Entry, Value, made, plain
 
 Rule = Callable[[Errors, list[Value], Errors], None]
-Maker = Callable[[Program, Layer, Place, Machine], Rule]
+Edges = tuple[tuple[float, ...], ...]  # of the tables of a derivation
+Maker = Callable[[Program, Layer, Place, Machine, Edges], Rule]
 
 
 class _Reading:
@@ -98,7 +103,7 @@ def _slack(machine: Machine) -> arb:
 # -- attention --------------------------------------------------------------------------------------------------------
 
 
-def attention(program: Program, layer: Layer, place: Place, machine: Machine) -> Rule:
+def attention(program: Program, layer: Layer, place: Place, machine: Machine, tables: Edges) -> Rule:
     """Attention stays attention: selections, a scale, and a mask read from positions (lemma K13)."""
     own = _Reading(program, layer, place, "tokens", 1)
     (q, k, v), op, n = own.inputs, own.op, program.tokens
@@ -109,7 +114,8 @@ def attention(program: Program, layer: Layer, place: Place, machine: Machine) ->
     place_of = own.positions() if more else []
     scale, wanted = query[q[0]][0], op.extra["mask"]
     mask = [[key[place_of[j]][width + i] if more else 0.0 for j in range(n)] for i in range(n)]
-    own.exactly("W_Q", 0, {(c, a): scale for a, c in enumerate(q)} | {(c, width + t): 1.0 for t, c in enumerate(place_of)})
+    places = {(c, width + t): 1.0 for t, c in enumerate(place_of)}
+    own.exactly("W_Q", 0, {(c, a): scale for a, c in enumerate(q)} | places)
     keys = {(c, a): 1.0 for a, c in enumerate(k)}
     own.exactly("W_K", 0, keys | {(c, width + i): mask[i][j] for j, c in enumerate(place_of) for i in range(n)})
     own.exactly("W_V", 0, {(c, a): 1.0 for a, c in enumerate(v)})
@@ -141,7 +147,8 @@ def attention(program: Program, layer: Layer, place: Place, machine: Machine) ->
             shown = [j for j in seen if wanted[i][j] != -math.inf]
             hidden = [j for j in seen if wanted[i][j] == -math.inf]
             most = largest([reach[j] + size(arb(mask[i][j])) for j in seen])
-            d = largest([off[j] + size(arb(mask[i][j]) - arb(wanted[i][j])) for j in shown]) + 2 * machine.u * most + slack
+            d = largest([off[j] + size(arb(mask[i][j]) - arb(wanted[i][j])) for j in shown])
+            d += 2 * machine.u * most + slack
             leak = ZERO
             if hidden:
                 best = max(shown, key=lambda j: down(arb(mask[i][j]) - reach[j]))
@@ -164,14 +171,15 @@ def _attention_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
     value, out = reads[2], []
     for row in op.extra["mask"]:
         shown = [value[j] for j, x in enumerate(row) if x != -math.inf]
-        out.append([plain(min(r[c].low for r in shown), max(r[c].high for r in shown), symbols) for c in range(op.width)])
+        ends = [(min(r[c].low for r in shown), max(r[c].high for r in shown)) for c in range(op.width)]
+        out.append([plain(*pair, symbols) for pair in ends])
     return out
 
 
 # -- softmax over channels --------------------------------------------------------------------------------------------
 
 
-def softmax(program: Program, layer: Layer, place: Place, machine: Machine) -> Rule:
+def softmax(program: Program, layer: Layer, place: Place, machine: Machine, tables: Edges) -> Rule:
     """Softmax over channels: the channels are the query, keys and values the identity (lemma K14)."""
     own = _Reading(program, layer, place, "memory", 1)
     (columns,), n = own.inputs, own.op.width
@@ -186,14 +194,14 @@ def softmax(program: Program, layer: Layer, place: Place, machine: Machine) -> R
         for t, row in enumerate(errors):
             entries = _sizes(found, layer, columns, t)
             moved = [row[c] for c in columns]
-            reach = largest([e.size + m for e, m in zip(entries, moved, strict=True)])
-            d = largest(moved) + 2 * machine.u * reach + _slack(machine) + machine.tiny
+            widest = arb(max(e.high for e in entries)) - arb(min(e.low for e in entries)) + 2 * largest(moved)
+            d = largest(moved) + machine.u * widest + _slack(machine) + machine.tiny
             for a, column in enumerate(own.out):
                 most = arb(found[place.op][t][a].high)
                 step = most * (2 * d).expm1()
                 share = (d / 2).tanh()
                 step = step if step < share else share
-                rounding = machine.gamma(2 * n + 3) * (most + step) + 4 * n * machine.tiny
+                rounding = machine.gamma(n + 4) * (most + step) + 4 * n * machine.tiny
                 out[t][column] = size(step + rounding)
 
     return rule
@@ -215,7 +223,7 @@ def _softmax_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
 # -- the maximum over tokens ------------------------------------------------------------------------------------------
 
 
-def maximum(program: Program, layer: Layer, place: Place, machine: Machine) -> Rule:
+def maximum(program: Program, layer: Layer, place: Place, machine: Machine, tables: Edges) -> Rule:
     """A head for each channel, logits beta x_j, values x_j (lemma K15)."""
     own = _Reading(program, layer, place, "tokens", program.ops[place.op].width)
     (columns,), n = own.inputs, program.tokens
@@ -241,7 +249,7 @@ def maximum(program: Program, layer: Layer, place: Place, machine: Machine) -> R
             entries = [_sizes(found, layer, [column], t)[0] for t in range(n)]
             error = largest([errors[t][column] for t in range(n)])
             most = largest([e.size for e in entries]) + error
-            d = 3 * machine.u * arb(beta) * most + _slack(machine) + 4 * machine.tiny
+            d = machine.u * (3 + 4 * machine.u) * arb(beta) * most + _slack(machine) + 4 * machine.tiny
             off = (soft + 2 * d) / arb(beta) if n > 1 else ZERO
             near = soft / arb(beta) * (1 + 2 * d.exp() * d.expm1()) if n > 1 else ZERO
             off = near if near < off else off
@@ -272,7 +280,7 @@ def _maximum_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
 # -- fixed mixing of tokens -------------------------------------------------------------------------------------------
 
 
-def mix(program: Program, layer: Layer, place: Place, machine: Machine) -> Rule:
+def mix(program: Program, layer: Layer, place: Place, machine: Machine, tables: Edges) -> Rule:
     """Heads whose logits come from positions alone have constant weights (lemma K16)."""
     own = _Reading(program, layer, place, "tokens", place.heads)
     (columns,), n, matrix = own.inputs, program.tokens, own.op.extra["matrix"]
@@ -281,7 +289,7 @@ def mix(program: Program, layer: Layer, place: Place, machine: Machine) -> Rule:
     gains, weights, roundings = [], [], []
     for h in range(group.heads):
         out = group.table("W_O", h)
-        if len(out) != width or (memory := group.table("M_V", h)) and any(x != 0 for row in memory for x in row):
+        if len(out) != width or ((memory := group.table("M_V", h)) and any(x != 0 for row in memory for x in row)):
             raise CertificateError(f"{own.name} must have {width} values, and nothing in memory")
         own.exactly("W_V", h, {(c, a): 1.0 for a, c in enumerate(columns)})
         own.exactly("W_O", h, {(a, c): out[0][own.out[0]] for a, c in enumerate(own.out)})
@@ -369,7 +377,109 @@ def _mix_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
     return out
 
 
+# -- norms ------------------------------------------------------------------------------------------------------------
+
+
+def norm(program: Program, layer: Layer, place: Place, machine: Machine, tables: Edges) -> Rule:
+    """Rows over their root mean square: heads with the logits b_j - s_j c.c and the value c (lemma K17)."""
+    op = program.ops[place.op]
+    own = _Reading(program, layer, place, "self", place.heads)
+    (columns,), width = own.inputs, op.width
+    if op.extra["centred"] or place.table is None:
+        raise CertificateError(f"{own.name} need a table, and a row that is centred before")
+    target = parse(f"1/sqrt(y/{width} + {Fraction(op.extra['eps'])})")
+    heads = []
+    for h in range(place.heads):
+        query, shift, out = own.group.table("W_Q", h), own.group.table("b_Q", h), own.group.table("W_O", h)
+        sinks = len(own.group.table("M_K", h) or [])
+        if shift is None or len(query[0]) != width + 1 or len(out) != width or sinks != 1:
+            raise CertificateError(f"{own.name} must have {width + 1} key coordinates and one sink")
+        scale, amount, last = query[columns[0]][0], out[0][own.out[0]], shift[-1]
+        own.exactly("W_Q", h, {(c, a): scale for a, c in enumerate(columns)})
+        own.exactly("b_Q", h, {(0, width): last})
+        own.exactly("W_K", h, {(c, a): 1.0 for a, c in enumerate(columns)})
+        own.exactly("b_K", h, {(0, width): 1.0})
+        own.exactly("W_V", h, {(c, a): 1.0 for a, c in enumerate(columns)})
+        own.exactly("W_O", h, {(a, c): amount for a, c in enumerate(own.out)})
+        heads.append(Head(((1.0, 0.0), (0.0, 1.0)), ((scale, last), (0.0, 0.0)), False, (0.0,) * 3, (1.0, 0.0), amount))
+    own.absent("b_V", "M_K", "M_V")
+    edges = tables[place.table]
+    lookup = Table(None, edges)
+    rests = [_norm_cell(heads, machine, low, high, target, width) for low, high in itertools.pairwise(edges)]
+    lost = 4 * machine.tiny * sum((1 + size(arb(head.out)) for head in heads), ONE)
+
+    def rule(errors: Errors, found: list[Value], out: Errors) -> None:
+        for t, row in enumerate(errors):
+            entries, moved = _sizes(found, layer, columns, t), [row[c] for c in columns]
+            least = sum((_least(e, m) ** 2 for e, m in zip(entries, moved, strict=True)), ZERO)
+            most = sum(((e.size + m) ** 2 for e, m in zip(entries, moved, strict=True)), ZERO)
+            cells = lookup.between(max(down(least), 0.0), up(most))
+            if cells is None:
+                raise Blind(f"operation {place.op} leaves its table")
+            root = (least / width + arb(op.extra["eps"])).sqrt()
+            length = sum((m * m for m in moved), ZERO).sqrt()
+            for entry, m, column in zip(entries, moved, own.out, strict=True):
+                far = entry.size + m
+                share = far / (root * arb(width).sqrt())
+                share = share if share < 0.5 else arb(0.5)
+                parts = [min(up(far), up(arb(edges[k + 1]).sqrt())) * arb(rests[k]) for k in range(*cells)]
+                out[t][column] = size((m + share * length) / root + largest(parts) + lost)
+
+    return rule
+
+
+def _least(entry: Entry, error: arb) -> arb:
+    """The smallest absolute value that an entry can have as computed."""
+    near = arb(max(entry.low, -entry.high, 0.0)) - error
+    return near.lower() if near > 0 else ZERO
+
+
+def _norm_cell(heads: list[Head], machine: Machine, low: float, high: float, target: Any, width: int) -> float:
+    """How far the computed sum of a_j sigmoid(b_j - s_j y) is from 1/sqrt(y/d + eps) on a cell of y = c.c."""
+    function = Function("norm", (), (target,))
+    cell = Cell.of(low, high, function)
+    sums = [[-x for x in cell.thin], [-x for x in cell.wide]]
+    error = total = ZERO
+    for head in heads:
+        weights = Weights.of(head, cell.centre, cell.radius)
+        (_, parts), _, _ = taylor_head(head, machine, weights, cell.centre, cell.radius, ZERO)
+        amount = arb(head.out)
+        for i in (0, 1):
+            sums[i] = [s + amount * x for s, x in zip(sums[i], parts[i], strict=True)]
+        reach = size(arb(head.keys[0][0])) * arb(high) + size(arb(head.keys[0][1]))
+        softmax = Softmax.of(machine, weights.most, [machine.gamma(width + 4) * reach, machine.gamma(2) * reach])
+        own, most = softmax.error([weights.most[1], weights.most[0]], [ONE, ZERO])
+        error += size(amount) * own + (ZERO if power_of_two(head.out) else machine.u * size(amount) * most)
+        total += size(amount) * most
+    error += machine.gamma(len(heads) - 1) * (total + error)
+    return up(supremum(sums[0][:-1], sums[1][-1], cell.radius) + error)
+
+
+def _norm_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
+    """c_i / sqrt(mean c^2 + eps) grows with c_i, and shrinks with the other squares while c_i > 0."""
+    if op.extra["centred"]:
+        raise NotProved("the kernel covers norms of rows that are centred before")
+    eps, out = arb(op.extra["eps"]), []
+
+    def highest(top: float, smaller: arb, larger: arb) -> float:
+        rest = smaller if top > 0 else larger
+        root = ((arb(top) ** 2 + rest) / op.width + eps).sqrt()
+        return min(up(arb(top) / root), up(arb(op.width).sqrt())) if root > 0 else up(arb(op.width).sqrt())
+
+    for row in reads[0]:
+        squares = [(_least(e, ZERO) ** 2, e.size**2) for e in row]
+        line = []
+        for c, e in enumerate(row):
+            smaller, larger = (sum((s[i] for k, s in enumerate(squares) if k != c), ZERO) for i in (0, 1))
+            line.append(plain(-highest(-e.low, smaller, larger), highest(e.high, smaller, larger), symbols))
+        out.append(line)
+    return out
+
+
 OTHERS |= {
     "attention": _attention_values, "softmax": _softmax_values, "max_tokens": _maximum_values, "mix": _mix_values,
+    "normalise": _norm_values,
 }  # fmt: skip
-RULES: dict[str, Maker] = {"attention": attention, "softmax": softmax, "max_tokens": maximum, "mix": mix}
+RULES: dict[str, Maker] = {
+    "attention": attention, "softmax": softmax, "max_tokens": maximum, "mix": mix, "normalise": norm,
+}  # fmt: skip
