@@ -46,6 +46,9 @@ PIECES: dict[str, tuple[tuple[float, ...], tuple[str, ...]]] = {
     "selu": ((0.0,), (f"{Fraction(float(_SELU[0]))}*{Fraction(float(_SELU[1]))}*(exp(y) - 1)",
                       f"{Fraction(float(_SELU[0]))}*y")),
 }  # fmt: skip
+REALS = (-math.inf, math.inf)
+DOMAINS = dict.fromkeys(("sqrt", "rsqrt", "log", "log2", "log10"), (0.0, math.inf))
+DOMAINS |= dict.fromkeys(("asin", "acos", "atanh"), (-1.0, 1.0))
 _ALIASES = {
     "arccos": "acos", "arcsin": "asin", "arctan": "atan", "gelu_erf": "gelu", "gelu_new": "gelu_tanh",
     "inverse": "reciprocal", "ln": "log", "relu2": "squared_relu", "swish": "silu",
@@ -54,12 +57,14 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class Function:
-    """Formulas between knots; `power` is the exponent of a root, which has a modulus of continuity of its own."""
+    """Formulas between knots; `power` is the exponent of a root, which has a modulus of continuity of its own, and
+    `domain` an interval outside of which there is no value."""
 
     name: str
     knots: tuple[float, ...]
     pieces: tuple[Node, ...]
     power: float | None = None
+    domain: tuple[float, float] = (-math.inf, math.inf)
 
     def piece(self, low: float, high: float) -> Node | None:
         """The formula that holds on [low, high]; None where a knot lies inside."""
@@ -93,7 +98,7 @@ def function(text: str) -> Function:
             return Function(word, knots, tuple(map(parse, formulas)))
         if word in FORMULAS or word in _PRIMITIVES:
             power = {"sqrt": 0.5}.get(word)
-            return Function(word, (), (parse(FORMULAS.get(word, f"{word}(y)")),), power)
+            return Function(word, (), (parse(FORMULAS.get(word, f"{word}(y)")),), power, DOMAINS.get(word, REALS))
         raise NotProved(f"the kernel knows no function {text!r}")
     try:
         return _with_arguments(word, json.loads(f"[{match[2]}]"))
@@ -119,7 +124,8 @@ def _with_arguments(word: str, given: list[Any]) -> Function:
         if abs(value) > 1000:
             raise ValueError("the exponent is beyond 1000")
         root = float(value) if 0 < value < 1 else None
-        return Function(f"power({argument})", (), (("**", ("y",), ("number", value)),), root)
+        domain = REALS if value.denominator == 1 else DOMAINS["sqrt"]
+        return Function(f"power({argument})", (), (("**", ("y",), ("number", value)),), root, domain)
     if word == "leaky_relu":
         return Function(word, (0.0,), (("*", ("number", value), ("y",)), ("y",)))
     if word == "elu":

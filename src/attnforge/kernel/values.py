@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flint import arb, arb_mat
 
@@ -74,7 +74,8 @@ def values(program: Program, low: Sequence[float], high: Sequence[float], tables
         elif op.word == "linear":
             value = _linear(op, reads, symbols)
         elif op.word == "apply":
-            value = [[_apply(op, entry, tables.get(i)) for entry in row] for row in reads[0]]
+            read = found[op.inputs[0]] = [[_cut(entry, *op.function.domain) for entry in row] for row in reads[0]]
+            value = [[_apply(op, entry, tables.get(i)) for entry in row] for row in read]
         elif op.word == "product":
             value = [[_product(x, y) for x, y in zip(*rows, strict=True)] for rows in zip(*reads, strict=True)]
         else:
@@ -125,6 +126,12 @@ def _linear(op: Op, reads: list[Value], symbols: int | None) -> Value:
                 row.append(made(*ends, product[0, c] + bias, tuple(product[j + 1, c] for j in range(symbols))))
         out.append(row)
     return out
+
+
+def _cut(entry: Entry, first: float, last: float) -> Entry:
+    """An entry without what lies outside of the domain of a function that reads it: there the program has no value."""
+    low, high = max(entry.low, first), min(entry.high, last)
+    return replace(entry, low=low, high=high) if low <= high else entry
 
 
 def _apply(op: Op, read: Entry, table: Table | None) -> Entry:
