@@ -65,7 +65,7 @@ def compiled(name: str, dtype: torch.dtype = torch.float32) -> tuple[CompiledNet
     net = compile_program(PROGRAMS[name], 1e-3, dtype)
     saved = parse(net.written())
     assert net.bound is not None
-    return net, saved, derive(net, saved, net.bound, effort=1)
+    return net, saved, derive(net, saved, net.bound, effort=150 if name == "norm" else 1)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

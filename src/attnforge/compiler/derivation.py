@@ -65,7 +65,10 @@ def proved(net: CompiledNetwork, certificate: Certificate) -> Certificate:
 def structure(net: CompiledNetwork, tables: bool = True) -> dict[str, Any]:
     """All choices but the tree, which is a single leaf; and but the edges of `tables`, if these are not wanted."""
     layout = net.layout
-    states, scopes, sites, edges_of = [], [], [], []
+    states: list[tuple[tuple[int, int], ...]] = []
+    scopes: list[list[list[Any]]] = []
+    sites: list[dict[str, Any]] = []
+    edges_of: list[list[float]] = []
     known: dict[tuple[float, ...], int] = {}
     for number, step in enumerate(layout.steps):
         states += [step.columns, step.after]

@@ -70,6 +70,8 @@ class Prover:
         self.tables: dict[tuple[str, int], Table] = {}
         self.known: dict[tuple[Site, int], tuple[list[float], list[float]]] = {}
         self.by_op: dict[int, Table] = {}
+        for layer in layers:
+            _all_claimed(layer)
         self.affine = [self._affine(layer) for layer in layers]
         self.sites = [[self._site(layer, place) for place in layer.places] for layer in layers]
 
@@ -173,10 +175,16 @@ class Prover:
                 for i, column in enumerate(affine.columns):
                     weights, bias = affine.stored[i]
                     rounding = affine_rounding(self.machine, weights, bias, reach[0, i] + affine.bias[i])
+                    self._keep(reach[0, i] + affine.bias[i])
                     out[t][column] = size(passed[0, i] + off[0, i] + affine.off_bias[i] + rounding)
         for rule in self.sites[number]:
             rule(errors, found, out)
         return out
+
+    def _keep(self, x: arb) -> None:
+        """Go on only where no number comes near the end of the dtype's range (lemma K12)."""
+        if not x < self.machine.huge:
+            raise Blind("numbers may overflow")
 
     # -- affine columns -------------------------------------------------------------------------------------------
 
@@ -242,6 +250,9 @@ class Prover:
         if op.word == "apply":
             self.by_op.setdefault(place.op, table)
 
+        steepest = largest([size(arb(head.value[0])) * (1 + size(arb(head.out))) for head in site.heads])
+        steepest += size(arb(site.skip[0]))
+
         def rule(errors: Errors, found: list[Value], out: Errors) -> None:
             for t, row in enumerate(errors):
                 entry_y, e_y = found[layer.before[y][0]][t][layer.before[y][1]], row[y]
@@ -257,6 +268,7 @@ class Prover:
                     entry_x, e_x = found[layer.before[x][0]][t][layer.before[x][1]], row[x]
                     away = entry_x.away(place.pivot) + e_x
                     own += arb(max(slopes[first:last])) * away
+                    self._keep((away + size(arb(place.pivot))) * steepest)
                     passed = entry_x.size * e_y + (entry_y.size + e_y) * e_x
                 out[t][i] = size(passed + own)
 
@@ -319,6 +331,13 @@ def _stored_site(
         raise CertificateError(f"the skip of operation {place.op} reads other columns than its own")
     skip = (0.0 if x is None else layer.skip[x][column], layer.skip[y][column], layer.bias[column])
     return Site(tuple(heads), skip, fn, place.pivot if x is not None else 0.0, dtype)
+
+
+def _all_claimed(layer: Layer) -> None:
+    """Refuse heads that belong to no operation: what they compute might be endless, and 0 times that is not 0."""
+    claimed = {(p.group, h) for p in layer.places for h in range(p.first, p.first + p.heads)}
+    if claimed != {(g, h) for g, group in enumerate(layer.groups) for h in range(group.heads)}:
+        raise CertificateError("some heads of a layer carry out no operation, or some operation's heads are not there")
 
 
 def _form(column: Column, rows: dict[Column, int], forms: list[list[Form]]) -> Form:

@@ -19,6 +19,7 @@ class Machine:
 
     u: arb
     tiny: arb
+    huge: arb  # far enough below overflow for a sum of 256 such numbers
 
     def gamma(self, roundings: int) -> arb:
         """The relative error of so many roundings in a row (lemma K1); infinite where they are too many."""
@@ -26,9 +27,9 @@ class Machine:
         return k / (1 - k) if roundings * self.u < 0.5 else arb.pos_inf()
 
 
-MACHINES = {  # 2^-p and 2^(1 - bias) of the formats
-    "float32": Machine(arb(2.0**-24), arb(2.0**-126)),
-    "float64": Machine(arb(2.0**-53), arb(2.0**-1022)),
+MACHINES = {  # 2^-p, 2^(1 - bias) and 2^-9 of the largest power of the formats
+    "float32": Machine(arb(2.0**-24), arb(2.0**-126), arb(2.0**119)),
+    "float64": Machine(arb(2.0**-53), arb(2.0**-1022), arb(2.0**1015)),
 }
 
 
@@ -64,10 +65,15 @@ class Softmax:
     heavy: int
 
     @classmethod
-    def of(cls, machine: Machine, weights: Sequence[arb], logit_errors: Sequence[arb]) -> Softmax:
-        """From upper bounds of exact weights, and of the errors of the logits before the exponential (lemma K4)."""
+    def of(
+        cls, machine: Machine, weights: Sequence[arb], logit_errors: Sequence[arb], even: bool = False
+    ) -> Softmax:
+        """From upper bounds of exact weights, and of the errors of the logits before the exponential (lemma K4).
+
+        Where all logits are computed to be the same number, `even`, all exponentials are exp(0) = 1.
+        """
         extra = -(1 - EXPONENTIAL * machine.u).log()
-        d = [e + extra for e in logit_errors]
+        d = [ZERO for _ in logit_errors] if even else [e + extra for e in logit_errors]
         mean = sum((w * x for w, x in zip(weights, d, strict=True)), ZERO)
         top = largest(d)
         shift = mean if mean < top else top

@@ -124,9 +124,8 @@ class Table:
         """The cells that meet [first, last], as a range; None where they do not cover it."""
         if not (self.edges[0] <= first and last <= self.edges[-1]):
             return None
-        start = bisect.bisect_right(self.edges, first) - 1
-        stop = bisect.bisect_left(self.edges, last)
-        return min(start, len(self.cells) - 1), max(stop, start + 1)
+        start = min(bisect.bisect_right(self.edges, first) - 1, len(self.cells) - 1)
+        return start, max(bisect.bisect_left(self.edges, last), start + 1)
 
     def range(self, low: float, high: float, start: int, stop: int) -> tuple[float, float]:
         """The range of the function on [low, high], which meets the cells from start to stop."""
@@ -190,6 +189,8 @@ def cell_error(site: Site, machine: Machine, cell: Cell) -> Bound:
     outputs: list[tuple[Bound, Bound]] = []  # error and size of each head
     p = arb(site.pivot)
     for head in site.heads:
+        if not _finite(head, machine, y, r, p):
+            return Bound(arb.pos_inf(), arb.pos_inf())
         decided = _decided(head, machine, y, r, p)
         parts, error, most = decided or taylor_head(head, machine, Weights.of(head, y, r), y, r, p)
         for i in (0, 1):
@@ -363,6 +364,17 @@ def _inner(
     if used == 2:
         return products + machine.u * (length + passed + products) + 3 * machine.tiny
     return products + machine.gamma(used - 1) * (total + products) + (used + 1) * machine.tiny
+
+
+def _finite(head: Head, machine: Machine, y: arb, r: arb, p: arb) -> bool:
+    """Whether no query, logit or value of a head comes near the end of the dtype's range, x - p aside."""
+    most = size(y) + r
+    queries = [size(arb(w)) * most + size(arb(c)) for w, c in head.query]
+    logits = [sum((q * size(arb(k)) for q, k in zip(queries, key, strict=True)), ZERO) for key in head.keys]
+    own = size(arb(head.value[0]) * p) + size(arb(head.value[1])) * most + size(arb(head.value[2]))
+    values = [own, *(size(arb(v)) for v in head.memory)]
+    out = ONE + size(arb(head.out))
+    return all(x < machine.huge for x in (*queries, *logits, *(v * out for v in values)))
 
 
 def _value_errors(head: Head, machine: Machine, y: arb, r: arb, p: arb, length: arb) -> tuple[arb, arb]:

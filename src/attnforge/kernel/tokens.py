@@ -96,6 +96,12 @@ def _sizes(found: list[Value], layer: Layer, columns: list[int], t: int) -> list
     return [found[layer.before[c][0]][t][layer.before[c][1]] for c in columns]
 
 
+def _keep(machine: Machine, x: arb) -> None:
+    """Go on only where no number comes near the end of the dtype's range."""
+    if not x < machine.huge:
+        raise Blind("numbers may overflow")
+
+
 def _slack(machine: Machine) -> arb:
     return -(1 - EXPONENTIAL * machine.u).log()
 
@@ -147,19 +153,22 @@ def attention(program: Program, layer: Layer, place: Place, machine: Machine, ta
             shown = [j for j in seen if wanted[i][j] != -math.inf]
             hidden = [j for j in seen if wanted[i][j] == -math.inf]
             most = largest([reach[j] + size(arb(mask[i][j])) for j in seen])
-            d = largest([off[j] + size(arb(mask[i][j]) - arb(wanted[i][j])) for j in shown])
-            d += 2 * machine.u * most + slack
+            near = largest([reach[j] + size(arb(mask[i][j])) for j in shown])
             leak = ZERO
             if hidden:
                 best = max(shown, key=lambda j: down(arb(mask[i][j]) - reach[j]))
                 gaps = [arb(mask[i][h]) + reach[h] - arb(mask[i][best]) + reach[best] for h in hidden]
                 leak = sum(((g + 4 * machine.u * most + 2 * slack).exp() for g in gaps), ZERO)
                 leak = leak if leak < 1 else ONE
-            share = (d / 2).tanh()
+                near = near if all(g < 0 for g in gaps) else most  # the largest logit is then a visible one
+            d = largest([off[j] + size(arb(mask[i][j]) - arb(wanted[i][j])) for j in shown])
+            _keep(machine, most)
+            share = ((d + 2 * machine.u * near + slack) / 2).tanh()
             for c, column in enumerate(own.out):
                 error = largest([errors[j][v[c]] for j in seen])
                 low, high = (f(values[j][c].low if f is min else values[j][c].high for j in shown) for f in (min, max))
                 size_v = largest([values[j][c].size + errors[j][v[c]] for j in seen])
+                _keep(machine, size_v)
                 rounding = machine.gamma(2 * n + 3) * size_v + 2 * n * (1 + size_v) * machine.tiny
                 total = error + share * (arb(high) - arb(low)) + rounding + 2 * leak * size_v
                 out[i][column] = size(total)
@@ -195,6 +204,7 @@ def softmax(program: Program, layer: Layer, place: Place, machine: Machine, tabl
             entries = _sizes(found, layer, columns, t)
             moved = [row[c] for c in columns]
             widest = arb(max(e.high for e in entries)) - arb(min(e.low for e in entries)) + 2 * largest(moved)
+            _keep(machine, widest)
             d = largest(moved) + machine.u * widest + _slack(machine) + machine.tiny
             for a, column in enumerate(own.out):
                 most = arb(found[place.op][t][a].high)
@@ -249,6 +259,7 @@ def maximum(program: Program, layer: Layer, place: Place, machine: Machine, tabl
             entries = [_sizes(found, layer, [column], t)[0] for t in range(n)]
             error = largest([errors[t][column] for t in range(n)])
             most = largest([e.size for e in entries]) + error
+            _keep(machine, (1 + arb(beta)) * most)
             d = machine.u * (3 + 4 * machine.u) * arb(beta) * most + _slack(machine) + 4 * machine.tiny
             off = (soft + 2 * d) / arb(beta) if n > 1 else ZERO
             near = soft / arb(beta) * (1 + 2 * d.exp() * d.expm1()) if n > 1 else ZERO
@@ -308,6 +319,7 @@ def mix(program: Program, layer: Layer, place: Place, machine: Machine, tables: 
             sizes = [_sizes(found, layer, [column], t)[0].size for t in range(n)]
             moved = [errors[t][column] for t in range(n)]
             longest = largest([s + e for s, e in zip(sizes, moved, strict=True)])
+            _keep(machine, longest * largest([1 + size(arb(g)) for g in gains]))
             for i in range(n):
                 total, parts = ZERO, ZERO
                 for j in range(n):
@@ -349,14 +361,15 @@ def _constant_row(
         exact = len(terms) == 0 or (len(terms) == 1 and (power_of_two(terms[0][0]) or power_of_two(terms[0][1])))
         total = sum((size(arb(a) * arb(b)) for a, b in terms), ZERO)
         errors.append(ZERO if exact else machine.gamma(len(terms)) * total + machine.tiny)
-    top = largest([size(x) for x in logits]) + largest(errors)
-    errors = [e + 2 * machine.u * top + machine.tiny for e in errors] if not top.is_zero() else errors
-    highest = max(logits, key=float)
+    highest, worst = max(logits, key=float), largest(errors)
+    even = worst.is_zero() and all((x - highest).is_zero() for x in logits)  # then all exponentials are exp(0) = 1
+    below = [size(highest - x) + e + worst for e, x in zip(errors, logits, strict=True)]
+    errors = [e + machine.u * b + machine.tiny for e, b in zip(errors, below, strict=True)]
     powers = [(x - highest).exp() for x in logits]
     total = sum(powers, ZERO)
     weights = [p / total for p in powers]
     seen = i + 1 if group.causal else n
-    return [*weights[:seen], *[ZERO] * (n - seen)], Softmax.of(machine, weights, errors)
+    return [*weights[:seen], *[ZERO] * (n - seen)], Softmax.of(machine, weights, errors, even)
 
 
 def _mix_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
@@ -406,6 +419,7 @@ def norm(program: Program, layer: Layer, place: Place, machine: Machine, tables:
     edges = tables[place.table]
     lookup = Table(None, edges)
     rests = [_norm_cell(heads, machine, low, high, target, width) for low, high in itertools.pairwise(edges)]
+    amounts = largest([1 + size(arb(x)) for head in heads for x in (head.out, *head.keys[0])])
     lost = 4 * machine.tiny * sum((1 + size(arb(head.out)) for head in heads), ONE)
 
     def rule(errors: Errors, found: list[Value], out: Errors) -> None:
@@ -417,6 +431,7 @@ def norm(program: Program, layer: Layer, place: Place, machine: Machine, tables:
             if cells is None:
                 raise Blind(f"operation {place.op} leaves its table")
             root = (least / width + arb(op.extra["eps"])).sqrt()
+            _keep(machine, (1 + most) * amounts)
             length = sum((m * m for m in moved), ZERO).sqrt()
             for entry, m, column in zip(entries, moved, own.out, strict=True):
                 far = entry.size + m
