@@ -35,11 +35,13 @@ from formulas import FORMULAS  # noqa: E402
 import attnforge as af  # noqa: E402
 from attnforge.compiler.compiled import CompiledNetwork  # noqa: E402
 from attnforge.compiler.derivation import derive  # noqa: E402
+from attnforge.compiler.pipeline import compile_program  # noqa: E402
 from attnforge.errors import AttnforgeError, CertificateError  # noqa: E402
 from attnforge.kernel.file import Saved, Tensor, parse  # noqa: E402
 from attnforge.kernel.prove import prove  # noqa: E402
 from attnforge.programs.interpret import values  # noqa: E402
-from attnforge.programs.program import Program  # noqa: E402
+from attnforge.programs.positions import prepared  # noqa: E402
+from attnforge.programs.program import Builder, Program  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "kernel.json"
 GOALS = {"float32": (torch.float32, 1e-3), "float64": (torch.float64, 1e-6)}
@@ -115,6 +117,15 @@ EDITS: dict[str, Callable[[float, float], float]] = {
 }
 
 
+TOKENS: dict[str, Callable[[Builder], int]] = {
+    "attention": lambda b: b.attention(0, 0, 0, 0.7, mask=[[0, -math.inf, 0.5], [0, 0, -math.inf], [-1, 0, 0.25]]),
+    "softmax": lambda b: b.softmax(0),
+    "maximum": lambda b: b.max_tokens(0),
+    "mix": lambda b: b.mix(0, [[0.5, -1.0, 0.0], [0.0, 0.0, 2.0], [0.3, 0.3, 0.3]]),
+    "norm": lambda b: b.normalise(b.linear([(0, [[1.0, 0.5], [0.0, 1.0]])], [2.0, -3.0]), 1e-3, centred=False),
+}
+
+
 def subjects() -> Iterator[tuple[str, CompiledNetwork]]:
     """Small networks of every family that the kernel covers."""
     torch.manual_seed(0)
@@ -124,6 +135,9 @@ def subjects() -> Iterator[tuple[str, CompiledNetwork]]:
         "nested": "sin(x*y) + exp(-x**2)/y", "ramp": "clip(2*x, -1, 1)*y", "logistic": "tanh(x)*y",
     }.items():  # fmt: skip
         yield name, af.compile(formula, box, eps=1e-2)
+    for name, make in TOKENS.items():
+        build = Builder(af.Box.cube(-1, 1, shape=(3, 2)), tokens=3)
+        yield name, compile_program(prepared(build.program(make(build), name, (3, 2))), 1e-2)
     mlp = nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 2))
     yield "mlp", af.compile(mlp, af.Box.cube(-1, 1, shape=(2,)), eps=1e-2)
 

@@ -50,9 +50,11 @@ BOX = {"names": Either(None, [str]), "shape": [Whole(1)], "lower": [float], "upp
 CERTIFICATE = {
     "kind": str, "bound": Either(None, float), "dtype": str, "target": str, "box": BOX, "relative": bool,
     "terms": [(str, str, float, str)], "measured": Either(None, float), "weights": str, "lemmas": [str],
-    "assumptions": [str],
+    "assumptions": [str], "proof?": str, "kernel?": Either(None, float), "remark?": str,
 }  # fmt: skip
-HEADER = {"format": Whole(), "family": str, "config": {}, "certificate": CERTIFICATE, "digest": str}
+HEADER = {
+    "format": Whole(), "family": str, "config": {}, "certificate": CERTIFICATE, "digest": str, "derivation?": {},
+}  # fmt: skip
 
 
 def require(value: object, form: Any, name: str) -> None:

@@ -28,7 +28,7 @@ from ..kernel.balls import NotProved, up, working
 from ..kernel.file import Saved, parse
 from ..kernel.prove import Prover, prove
 from ..kernel.scalar import Cell, Table, cell_error
-from ..kernel.values import Blind, values
+from ..kernel.values import MOST_SYMBOLS, Blind, values
 from ..programs.ops import Apply
 from .compiled import CompiledNetwork
 
@@ -37,7 +37,9 @@ NORM_CELLS = 24  # of a norm, for each factor e of the mean square: sigmoids mov
 SMOOTH_CELLS = 64  # of a product: the Taylor remainder is then below float64's roundoff
 #: Edges around a crossing of two logits, in units of their difference: fine where weights move, then doubling.
 NEAR = np.concatenate([np.arange(0.0, 6.0, 0.125), np.arange(6.0, 40.0, 0.5), 40.0 * 2.0 ** np.arange(0.0, 64.0)])
-EFFORT = 2000  # leaves that are looked at before giving up
+EFFORT = 2000  # parts of the box that are looked at before giving up
+WORK = 100_000  # and numbers on all of them, with a slope for each coordinate of the box: a few seconds
+FEWEST = 8  # parts that are looked at in any case
 TRIES = 2  # coordinates that are tried for a split
 MOST_CELLS = 4096  # of a table that is made finer
 SLOW, PATIENCE = 0.99, 500  # splitting ends when so many more parts do not lower the bound by 1 %
@@ -137,9 +139,12 @@ def _crossings(heads: StoredHeads) -> list[Array]:
     ]
 
 
-def derive(net: CompiledNetwork, saved: Saved, goal: float, effort: int = EFFORT) -> dict[str, Any]:
-    """The derivation of a network, its box split until the kernel proves about `goal`."""
+def derive(net: CompiledNetwork, saved: Saved, goal: float, effort: int | None = None) -> dict[str, Any]:
+    """The derivation of a network, its box split until the kernel proves about `goal`, or `effort` is spent."""
     chosen = structure(net)
+    if effort is None:
+        numbers = sum(op.width for op in net.program.ops) * net.program.tokens
+        effort = max(FEWEST, min(EFFORT, WORK // (numbers * (1 + min(net.program.box.dim, MOST_SYMBOLS)))))
     reach = {site.op: max(map(abs, site.intervals[0])) for site in net.layout.sites if isinstance(site, ProductSite)}
     with working():
         prover = Prover.of(saved, chosen)
@@ -187,7 +192,7 @@ def _refined(prover: Prover, reach: dict[int, float]) -> dict[int, list[float]]:
     return found
 
 
-def split(prover: Prover, goal: float, effort: int = EFFORT) -> list[Any]:
+def split(prover: Prover, goal: float, effort: int) -> list[Any]:
     """A tree of parts, split where the bound is worst and along the coordinate that lowers it most."""
     low, high = prover.box()
     whole = prover.leaf(low, high)
