@@ -50,18 +50,19 @@ def check(path: str | Path) -> Any:
         return _conversions().check(path)
     found, net = networks.check(path), networks.load(path)
     stated = net.certificate
-    if net.family != "network" or found.bound is None:
+    if net.family != "network" or found.bound is None or stated.bound is None:
         return replace(found, remark=f"the kernel does not cover files of the family '{net.family}' yet")
+    from .compiler.compiled import CompiledNetwork
     from .compiler.derivation import proved
 
+    assert isinstance(net, CompiledNetwork)
     again = proved(net, found)
-    if stated.proof == "kernel":
-        if again.kernel is None or again.kernel > stated.bound:
-            shown = again.remark or f"it proves {again.kernel:.6e}"
-            raise CertificateError(f"{Path(path).name}: the file states {stated.bound} by the kernel, but {shown}")
-        bound = max(again.kernel, found.bound)
-        again = replace(again, bound=bound, proof="kernel")
-    return again
+    if stated.proof != "kernel":
+        return again
+    if again.kernel is None or again.kernel > stated.bound:
+        shown = again.remark or f"it proves {again.kernel:.6e}"
+        raise CertificateError(f"{Path(path).name}: the file states {stated.bound} by the kernel, but {shown}")
+    return replace(again, bound=max(again.kernel, found.bound), proof="kernel")
 
 
 def _conversions() -> ModuleType:

@@ -272,17 +272,27 @@ def _unknown(first: arb, count: int) -> Series:
 
 
 def _quotient(node: Node, ball: arb, count: int) -> Series:
-    """a / b; where both vanish at 0 and b may be 0 on the ball, both divided by y first (lemma K7)."""
-    above, below = (evaluate(inner, ball, count) for inner in node[1:])
-    if below[0].contains(0):
-        orders = ([not c.is_zero() for c in evaluate(inner, ZERO, 5)] for inner in node[1:])
-        zeros = min((row.index(True) if True in row else 0) for row in orders)
-        if zeros:
-            wide = ball.union(ZERO)
-            above, below = (evaluate(inner, wide, count + zeros)[zeros:] for inner in node[1:])
-    if below[0].contains(0):
-        return [arb.nan()] * count
-    return coefficients(series(above) * series(below).inv(), count)
+    """a / b; where both vanish at 0 also after both were divided by y, and the narrower of the two (lemma K7)."""
+    found = _divided(*(evaluate(inner, ball, count) for inner in node[1:]))
+    zeros = _common_zeros(node)
+    if zeros:
+        wide = ball.union(ZERO)
+        other = _divided(*(evaluate(inner, wide, count + zeros)[zeros:] for inner in node[1:]))
+        found = [a if a.rad() < b.rad() else b for a, b in zip(found, other, strict=True)]
+    return found
+
+
+def _divided(above: Series, below: Series) -> Series:
+    if below[0].contains(0) or not below[0].is_finite():
+        return [arb.nan()] * len(above)
+    return coefficients(series(above) * series(below).inv(), len(above))
+
+
+@functools.lru_cache(maxsize=512)
+def _common_zeros(node: Node) -> int:
+    """To which order, at most 4, numerator and denominator of a quotient both vanish at 0: exact zeros."""
+    orders = ([not c.is_zero() for c in evaluate(inner, ZERO, 5)] for inner in node[1:])
+    return min(row.index(True) if True in row else 0 for row in orders)
 
 
 def _composed(outer: Function, inner: Series) -> Series:
