@@ -50,10 +50,10 @@ def proved(net: CompiledNetwork, certificate: Certificate) -> Certificate:
 
     The network keeps the derivation. Where the kernel proves the bound, that is what the bound comes from.
     """
-    saved = parse(net.written())
     bound = certificate.bound
     assert bound is not None
     try:
+        saved = parse(net.written())
         chosen = net.derivation if net.derivation is not None else derive(net, saved, bound)
         if chosen["scopes"] != structure(net, tables=False)["scopes"]:
             raise CertificateError("the derivation of the file has other scopes than its heads")

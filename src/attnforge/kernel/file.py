@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CertificateError
+from .balls import NotProved
 
 LARGEST = 1 << 26  # bytes of JSON that are read at most: ten times the largest network of the benchmarks
 MOST = 1 << 24  # numbers that are read at most: each costs a Python object
@@ -81,7 +82,9 @@ def _parse(data: bytes) -> Saved:
             raise ValueError(f"the place of {name} is not in the file")
         count = math.prod(shape)
         taken += count
-        if stop - start != count * WIDTHS[kind] or taken > MOST:
+        if taken > MOST:
+            raise NotProved(f"the network has more than {MOST} numbers, too many for the kernel")
+        if stop - start != count * WIDTHS[kind]:
             raise ValueError(f"{name} has {stop - start} bytes, which does not fit {count} numbers of {kind}")
         raw = bytes(body[start:stop])
         digest.update(f"{name}:torch.{NAMES[kind]}:{shape};".encode() + raw)
