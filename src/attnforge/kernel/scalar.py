@@ -456,20 +456,24 @@ def _outer(
     """From what the heads compute to the column: output weights, the sum over heads, the skip and its bias (K8)."""
     u, p = machine.u, arb(site.pivot)
     error, total, tiny = NOTHING, NOTHING, ZERO
-    used = 0
+    terms: list[Bound] = []
     for head, (own, most) in zip(site.heads, outputs, strict=True):
         if head.out == 0:
             continue
-        used += 1
         weight = size(arb(head.out))
+        terms.append(most.times(weight))
         error += own.times(weight)
-        total += most.times(weight)
+        total += terms[-1]
         if not power_of_two(head.out):
             error += most.times(weight * u)
         if head.out not in (1.0, -1.0):
             tiny += machine.tiny
+    used = len(terms)
     if used == 2:
-        error += (heads + error).times(u)
+        joined = (heads + error).times(u)
+        if joined.slope.is_zero():  # and a sum errs by no more than the smaller of its two terms
+            joined = Bound(ZERO, joined.rest.min(terms[0].rest).min(terms[1].rest).upper())
+        error += joined
     elif used > 2:
         error += (total + error).times(machine.gamma(used - 1))
     x_skip, y_skip, bias = site.skip
