@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("census",),
     ("charts",),
     ("heads",),
-    ("frontends", "theorems", "incontext"),
+    ("frontends", "theorems", "incontext", "rasp"),
     ("compiler",),
     ("blackbox",),
     ("report",),

@@ -29,7 +29,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from . import export, incontext, lab, theorems
+    from . import export, incontext, lab, rasp, theorems
     from .blackbox import approximate
     from .box import Box
     from .census import purity
@@ -65,6 +65,7 @@ _LAZY = {
     "plan": ".compiler.routes",
     "purity": ".census",
     "quantise": ".compiler.quantise",
+    "rasp": ".rasp",
     "theorems": ".theorems",
 }
 
@@ -100,6 +101,7 @@ __all__ = [
     "plan",
     "purity",
     "quantise",
+    "rasp",
     "theorems",
 ]
 
