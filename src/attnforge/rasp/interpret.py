@@ -1,9 +1,9 @@
 """The same meaning for many sequences at once: values are numbered, tables are looked up by numpy.
 
-`evaluate` in `language` states what a program means, one sequence at a time. `run_many` computes the same for thousands:
-sequences of one length are rows of an array of numbers, each the place of a value in a list of the values that occur. A
+`evaluate` in `language` states what a program means, one sequence at a time; `run_many` computes the same for many.
+Sequences of one length are rows of an array of numbers, each the place of a value in a list of the values that occur. A
 function is asked once for each combination of values that occurs, sums of numbers are exact whole numbers over a common
-denominator, and what raises an error here raises it there.
+denominator, and what raises an error there raises it here.
 """
 
 from __future__ import annotations
