@@ -9,7 +9,9 @@
 aggregate(select(indices, length - 1 - indices, eq), tokens)
 """
 
+from . import library
 from .domain import Sequences
+from .interpret import run_many
 from .language import (
     Aggregate,
     And,
@@ -48,6 +50,8 @@ from .language import (
     walk,
     where,
 )
+from .text import Lambda, as_program, parse
+from .tracr import from_tracr
 from .values import Value
 
 __all__ = [
@@ -55,6 +59,7 @@ __all__ = [
     "And",
     "Constant",
     "Indices",
+    "Lambda",
     "Map",
     "Node",
     "Not",
@@ -70,18 +75,23 @@ __all__ = [
     "Value",
     "aggregate",
     "apply",
+    "as_program",
     "categorical",
     "eq",
     "evaluate",
     "false",
+    "from_tracr",
     "geq",
     "gt",
     "indices",
     "length",
     "leq",
+    "library",
     "lt",
     "ne",
     "numerical",
+    "parse",
+    "run_many",
     "select",
     "selector_width",
     "to_text",

@@ -109,7 +109,8 @@ def _node(node: Node, tokens: Coded, operands: list[Any]) -> Coded | Hits:
 
 def _looked_up(operands: list[Coded], function: Callable[..., Value]) -> Coded:
     """A function of coded values, asked once for each combination that occurs."""
-    combined, size = np.int64(0), 1
+    combined: Codes = np.zeros((), dtype=np.int64)
+    size = 1
     for operand in operands:
         combined = combined * len(operand.known) + operand.codes
         size *= len(operand.known)

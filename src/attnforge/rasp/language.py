@@ -737,7 +737,8 @@ def evaluate(program: Node, sequence: Iterable[object]) -> dict[Node, tuple[Valu
     return found
 
 
-_RESERVED = {*OPERATORS, "tokens", "indices", "length", "select", "aggregate", "selector_width", "apply", "numerical",
+#: Words that no line of a text may take for a name.
+RESERVED = {*OPERATORS, "tokens", "indices", "length", "select", "aggregate", "selector_width", "apply", "numerical",
              "categorical", *keyword.kwlist, *keyword.softkwlist}  # fmt: skip
 
 
@@ -833,7 +834,7 @@ def to_text(program: Node) -> str:
     for node in order:
         for child in node.children:
             uses[child] = uses.get(child, 0) + 1
-    lines, taken = [], set(_RESERVED)
+    lines, taken = [], set(RESERVED)
     spelled: dict[Node, tuple[str, int, int]] = {}  # the text, how tightly it binds, how many levels it has
     for node in order:
         function = node.function if isinstance(node, Map) else node.predicate if isinstance(node, Select) else eq

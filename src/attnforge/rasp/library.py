@@ -349,10 +349,10 @@ def shuffle_dyck3() -> SOp:
 
 def prefixes(pairs: Sequence[str]) -> SOp:
     """For each prefix of nested brackets: "T" where it is balanced, "P" where it can still be, "F" where it cannot."""
-    opener = {close: open_ for open_, close in pairs}
+    opener = {pair[1]: pair[0] for pair in pairs}
     opens = tokens.equals(pairs[0][0])
-    for open_, _ in pairs[1:]:
-        opens |= tokens.equals(open_)
+    for pair in pairs[1:]:
+        opens |= tokens.equals(pair[0])
     depth = 2 * selector_width(holding(opens) & so_far) - indices - 1  # after the token
     level = where(opens, depth, depth + 1)  # the same for a bracket and its partner
     nth = selector_width(select(level, level, eq) & so_far)  # at each level brackets open and close in turn
