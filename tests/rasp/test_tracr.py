@@ -20,7 +20,7 @@ PROGRAMS: dict[str, tuple[Any, Any, int]] = {
     "sort_freq": (t.make_sort(t.Map(lambda x: -x, t.make_hist())), "abc", 5),
     "frac_prevs": (t.make_frac_prevs(t.tokens == "a"), "ab", 6),
     "pair_balance": (t.make_pair_balance("(", ")"), "()a", 5),
-    "shuffle_dyck2": (t.make_shuffle_dyck(["()", "{}"]), "(){}", 5),
+    "shuffle_dyck2": (t.make_shuffle_dyck(["()", "{}"]), "(){}", 4),
     "detect_pattern": (t.detect_pattern("ab"), "abc", 5),
     "full": (t.SequenceMap(lambda x, y: x + y, t.tokens, t.Full("!")), "ab", 3),
     "constant": (t.SequenceMap(lambda x, y: (x, y), t.tokens, t.ConstantSOp([3, 1, 2])), "ab", 3),

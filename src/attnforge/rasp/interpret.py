@@ -70,7 +70,10 @@ def _batch(order: list[Node], sequences: list[tuple[Value, ...]]) -> Coded:
     """The last op of `order` on sequences of one length."""
     number: dict[Value, int] = {}
     codes = np.array([[number.setdefault(token, len(number)) for token in row] for row in sequences], dtype=np.int64)
-    left = {node: sum(node in other.children for other in order) for node in order}
+    left = dict.fromkeys(order, 0)
+    for node in order:
+        for child in dict.fromkeys(node.children):
+            left[child] += 1
     found: dict[Node, Any] = {}
     for node in order:
         found[node] = _node(node, Coded(codes, list(number)), [found[child] for child in node.children])

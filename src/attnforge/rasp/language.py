@@ -22,6 +22,7 @@ question about programs, which hashing needs; the elementwise comparison is `a.e
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -49,6 +50,9 @@ class Operator:
 
     def __call__(self, *values: Value) -> object:
         return self.function(*values)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _operator, (self.name,)
 
 
 @dataclass(frozen=True, init=False)
@@ -135,6 +139,12 @@ _TABLE: tuple[Operator, ...] = (
 )
 #: Every operator of the language by its name.
 OPERATORS: dict[str, Operator] = {op.name: op for op in _TABLE}
+
+
+def _operator(name: str) -> Operator:
+    return OPERATORS[name]
+
+
 #: The predicates that have names.
 eq, ne, lt, leq, gt, geq, true, false = _TABLE[:8]
 #: Python's own functions for the same things, and how comparisons are written.
@@ -253,7 +263,7 @@ def _function(place: str, given: object, arity: int) -> Callable[..., object]:
         found = Table(given, arity) if isinstance(given, Mapping) else given
     if not callable(found) or isinstance(found, Node):
         raise ArgumentError(f"{place} must be a function of values, got {shown(given)}")
-    known = found.arity if isinstance(found, (Operator, Table)) else arity
+    known = getattr(found, "arity", arity)
     if known != arity:
         raise ArgumentError(f"{place} takes {known} value(s), and {arity} come")
     try:
@@ -766,8 +776,9 @@ def value_text(value: Value) -> str:
     return repr(value)
 
 
-def _spell(node: Node, parts: list[tuple[str, int]]) -> tuple[str, int]:
-    """The text of an op over the texts of its children, and how tightly it binds."""
+def _spell(node: Node, parts: list[tuple[str, int]], functions: Mapping[object, str] | None = None) -> tuple[str, int]:
+    """The text of an op over the texts of its children, and how tightly it binds; some functions go by names."""
+    written = functions or {}
 
     def at(i: int, level: int) -> str:
         text, binds = parts[i]
@@ -782,7 +793,9 @@ def _spell(node: Node, parts: list[tuple[str, int]]) -> tuple[str, int]:
         found = text, _PRODUCT if fraction else _SIGN if text[0] == "-" else _ATOM
     elif isinstance(node, Map):
         op = node.function
-        if isinstance(op, Operator) and op.binds < _ATOM:
+        if isinstance(op, Operator) and all(isinstance(operand, Constant) for operand in node.operands):
+            found = f"apply({', '.join([op.name, *texts])})", _ATOM  # a reader would compute 1 + 2 at once
+        elif isinstance(op, Operator) and op.binds < _ATOM:
             level = op.binds
             if op.arity == 1:
                 found = f"{op.symbol}{at(0, level)}", level
@@ -792,14 +805,15 @@ def _spell(node: Node, parts: list[tuple[str, int]]) -> tuple[str, int]:
         elif isinstance(op, Operator):
             found = f"{op.name}({', '.join(texts)})", _ATOM
         else:
-            found = f"apply({', '.join([_function_text(op), *texts])})", _ATOM
+            found = f"apply({', '.join([written.get(op) or _function_text(op), *texts])})", _ATOM
     elif isinstance(node, Aggregate):
         default = [] if node.default is None else [f"default={value_text(node.default)}"]
         found = f"aggregate({', '.join([*texts, *default])})", _ATOM
     elif isinstance(node, SelectorWidth):
         found = f"selector_width({texts[0]})", _ATOM
     elif isinstance(node, Select):
-        found = f"select({texts[0]}, {texts[1]}, {_function_text(node.predicate)})", _ATOM
+        predicate = written.get(node.predicate) or _function_text(node.predicate)
+        found = f"select({texts[0]}, {texts[1]}, {predicate})", _ATOM
     elif isinstance(node, (And, Or)):
         symbol, level = ("&", _AND) if isinstance(node, And) else ("|", _OR)
         found = f"{at(0, level)} {symbol} {at(1, level + 1)}", level
@@ -830,12 +844,14 @@ def to_text(program: Node) -> str:
     selector_width(same)
     """
     order = walk(program)
-    uses: dict[Node, int] = {}
-    for node in order:
-        for child in node.children:
-            uses[child] = uses.get(child, 0) + 1
+    used = [
+        node.function if isinstance(node, Map) else node.predicate for node in order if isinstance(node, (Map, Select))
+    ]
+    uses: dict[object, int] = {}
+    for part in itertools.chain(used, *(node.children for node in order)):
+        uses[part] = uses.get(part, 0) + 1
     lines, taken = [], set(RESERVED)
-    spelled: dict[Node, tuple[str, int, int]] = {}  # the text, how tightly it binds, how many levels it has
+    written: dict[object, str] = {}
     for node in order:
         function = node.function if isinstance(node, Map) else node.predicate if isinstance(node, Select) else eq
         if not isinstance(function, (Operator, Table)) and not isinstance(getattr(function, "text", None), str):
@@ -843,10 +859,15 @@ def to_text(program: Node) -> str:
                 f"the op {node.label} uses the Python function {_function_text(function)}, which has no text; give a "
                 "dictionary of its values to rasp.apply, or write the function in the text of a program"
             )
+        if not isinstance(function, Operator) and uses[function] > 1 and function not in written:
+            written[function] = _fresh("function", taken)
+            lines.append(f"{written[function]} = {_function_text(function)}")
+    spelled: dict[Node, tuple[str, int, int]] = {}  # the text, how tightly it binds, how many levels it has
+    for node in order:
         if node == length:
             spelled[node] = ("length", _ATOM, 0)
             continue
-        text, binds = _spell(node, [spelled[child][:2] for child in node.children])
+        text, binds = _spell(node, [spelled[child][:2] for child in node.children], written)
         level = 1 + max((spelled[child][2] for child in node.children), default=-1)
         leaf = isinstance(node, (Tokens, Indices, Constant)) and not node.mark
         if node is not program and not leaf and (node.name or uses[node] > 1 or level >= NESTED):

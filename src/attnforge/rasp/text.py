@@ -21,12 +21,13 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
 from ..errors import ArgumentError, FormulaError, closest
-from ..expressions.grammar import DEEPEST, LONGEST
+from ..expressions.grammar import DEEPEST
 from . import language
 from .language import OPERATORS, Node, Operator, Selector, SOp, Table, value_text
 from .tracr import from_tracr, is_tracr
 from .values import Value, canonical, is_numeric
 
+LONGEST = 200_000  # characters of a program: tables of values are data, and Python's parser reads this in a second
 _BINARY: dict[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod",
     ast.Pow: "pow", ast.BitAnd: "logical_and", ast.BitOr: "logical_or", ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt",
@@ -168,9 +169,9 @@ class _Reader:
         found = self.expression(last.value) if isinstance(last, ast.Expr) else self.assigned(last)
         if isinstance(found, Selector):
             self.fail(last, "the program ends with a selector; aggregate it or take its selector_width")
-        if not isinstance(found, SOp):
+        if isinstance(found, (Operator, Table, Lambda, dict)):
             self.fail(last, "the last line must be a sequence op, such as aggregate(select(...), tokens)")
-        return found
+        return found if isinstance(found, SOp) else language.Constant(found)  # type: ignore[arg-type]
 
     def assigned(self, statement: ast.stmt) -> Thing:
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
@@ -207,7 +208,7 @@ class _Reader:
 
     def _expression(self, node: ast.expr) -> Thing:
         if isinstance(node, ast.Constant):
-            return self.guarded(node, canonical, _literal(node))  # type: ignore[no-any-return]
+            return self.guarded(node, canonical, node.value)  # type: ignore[no-any-return]
         if isinstance(node, ast.Name):
             return self.name(node)
         if isinstance(node, ast.Tuple):
@@ -298,7 +299,7 @@ class _Reader:
         elif not isinstance(node, _PARTS):
             self.fail(node, f"{type(node).__name__} is not part of a function here")
         elif isinstance(node, ast.Constant):
-            self.guarded(node, canonical, _literal(node))
+            self.guarded(node, canonical, node.value)
         for child in ast.iter_child_nodes(node):
             if not (isinstance(node, ast.Call) and child is node.func):
                 self.allowed(child, names, depth + 1)
@@ -343,12 +344,6 @@ _HINTS: dict[type[ast.AST], str] = {
     ast.List: "write a tuple, with parentheses",
     ast.Set: "write a tuple, with parentheses",
 }
-
-
-def _literal(node: ast.Constant) -> object:
-    if isinstance(node.value, (bytes, complex)) or node.value is Ellipsis:
-        raise ArgumentError(f"{node.value!r} is no value: None, numbers, strings and tuples are")
-    return node.value
 
 
 def _dict_text(rows: Mapping[Any, Any]) -> str:
