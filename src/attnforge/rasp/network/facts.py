@@ -1,0 +1,602 @@
+"""What can be said of a program (in normal form) on every sequence of its domain, without running it on any.
+
+`Facts` finds the set of values of every op by going forwards through the program, the combinations of values that can
+stand at one position, which selectors select at most one key, or at least one, or no later one, and which ops are
+linear. Everything here errs on one side only: sets may hold values that never occur, and never miss one that does.
+Sequences on which the program itself raises an error are not spoken of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtypes import Array
+from ...errors import DomainError
+from ..domain import Sequences
+from ..language import (
+    Aggregate, And, Constant, Indices, Map, Node, Not, Operator, Or, Select, Selector, SelectorWidth, SOp, Tokens,
+    length, walk,
+)  # fmt: skip
+from ..values import Value, is_numeric
+from .normal import LEQ, conjuncts, order
+
+Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Linear = tuple[dict[SOp, Fraction], Fraction]
+
+VALUES = 1 << 16  # of one op: a table over one more variable of a few values still fits into memory
+COMBINATIONS = 1 << 22  # of values at one position that are looked at: 32 MB for each op among them
+CALLS = 1 << 18  # of a Python function: about a second
+PAIRS = 1 << 24  # of keys and queries of one selector: 16 MB of truth values
+_BINARY: dict[str, Any] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum, "eq": np.equal,
+    "ne": np.not_equal, "lt": np.less, "leq": np.less_equal, "gt": np.greater, "geq": np.greater_equal,
+    "logical_and": np.logical_and, "logical_or": np.logical_or,
+}  # fmt: skip
+
+
+def sorted_values(values: set[Value]) -> tuple[Value, ...]:
+    """Values in one order: numbers, then texts, tuples, and None."""
+    kind = {str: 1, tuple: 2, type(None): 3}
+    return tuple(sorted(values, key=lambda v: (k := kind.get(type(v), 0), v if k < 2 else repr(v))))
+
+
+class Facts:
+    """What is known of a program in normal form on a domain."""
+
+    def __init__(self, program: SOp, domain: Sequences):
+        self.program, self.domain = program, domain
+        self.order = walk(program)
+        self.at = {node: i for i, node in enumerate(self.order)}
+        self._values: dict[SOp, tuple[Value, ...] | None] = {}  # None: numbers, too many to list
+        self._index: dict[SOp, dict[Value, int]] = {}
+        self._numbers: dict[SOp, Array] = {}
+        self._spans: dict[SOp, tuple[Fraction, Fraction]] = {}
+        self._maps: dict[SOp, tuple[Ids, Ids, Ids]] = {}  # sizes, keys of combinations, results
+        self._tables: dict[Select, Mask] = {}
+        self._roots: dict[SOp, frozenset[SOp]] = {}
+        self._kept: dict[tuple[str, Node], Any] = {}
+        for node in self.order:
+            if isinstance(node, SOp):
+                self._learn(node)
+
+    # ---- sets of values
+
+    def listed(self, node: SOp) -> bool:
+        """Whether the values of an op are known one by one."""
+        return self._values[node] is not None
+
+    def values(self, node: SOp) -> tuple[Value, ...]:
+        """The values of an op, in order; an error where they are too many to list."""
+        found = self._values[node]
+        if found is None:
+            raise DomainError(
+                f"the op {node.label} has means for values, too many to list (more than {VALUES}): it can be put out, "
+                "added and scaled, and nothing else; choose a smaller max_length"
+            )
+        return found
+
+    def index(self, node: SOp) -> dict[Value, int]:
+        """The number of each value in the list of values."""
+        if node not in self._index:
+            self._index[node] = {value: i for i, value in enumerate(self.values(node))}
+        return self._index[node]
+
+    def is_number(self, node: SOp) -> bool:
+        """Whether all values are numbers."""
+        found = self._values[node]
+        return found is None or all(map(is_numeric, found))
+
+    def numbers(self, node: SOp) -> Array:
+        """The values as float64; exact where they are whole."""
+        if node not in self._numbers:
+            self._numbers[node] = np.array([float(v) for v in self.values(node)], dtype=np.float64)  # type: ignore[arg-type]
+        return self._numbers[node]
+
+    def span(self, node: SOp) -> tuple[Fraction, Fraction]:
+        """The smallest and the largest value of an op whose values are numbers."""
+        if node not in self._spans:
+            values = self.values(node)
+            self._spans[node] = Fraction(min(values)), Fraction(max(values))  # type: ignore[type-var, arg-type]
+        return self._spans[node]
+
+    def _learn(self, node: SOp) -> None:
+        if isinstance(node, (Tokens, Constant)):
+            values = sorted_values({node.value} if isinstance(node, Constant) else set(self.domain.vocabulary))
+        elif isinstance(node, Indices):
+            values = tuple(range(self.domain.max_length))
+        elif isinstance(node, SelectorWidth):
+            values = self._widths(node.selector)
+        elif isinstance(node, Aggregate):
+            found = self._aggregated(node)
+            if found is None:
+                return
+            values = found
+        else:
+            assert isinstance(node, Map)
+            if any(not self.listed(operand) for operand in node.operands):
+                return self._learn_linear(node)
+            values = self._learn_map(node)
+        if len(values) > VALUES:
+            raise node.fail(f"has {len(values)} values on this domain, and the limit is {VALUES}")
+        self._values[node] = values
+
+    def _widths(self, selector: Selector) -> tuple[Value, ...]:
+        if self.disjoint(selector, selector):
+            return (0,)
+        least = 1 if self.nonempty(selector) else 0
+        most = 1 if self.single(selector) else self.domain.max_length - (self.until(selector) == "lt")
+        return tuple(range(least, max(most, least) + 1))
+
+    def _aggregated(self, node: Aggregate) -> tuple[Value, ...] | None:
+        """Values of an aggregate, or None after noting the span of means that are too many."""
+        inside = set(self.values(node.operand)) if self.listed(node.operand) else None
+        empty = set() if self.nonempty(node.selector) else {node.default}
+        if inside is not None and not self.averages(node):
+            return sorted_values(inside | empty)
+        if empty and not is_numeric(node.default):
+            raise node.fail(
+                "averages numbers and may select nothing, where its default is "
+                f"{node.default!r}: give it a number for default"
+            )
+        low, high = self.span(node.operand)
+        if inside is not None and all(isinstance(v, int) for v in inside):
+            longest = self.domain.max_length
+            if longest * longest * int(high - low) <= VALUES:
+                means = {Fraction(s, m) for m in range(1, longest + 1) for s in range(int(low) * m, int(high) * m + 1)}
+                exact = {f.numerator if f.denominator == 1 else f for f in means}
+                return sorted_values(exact | empty)  # type: ignore[arg-type]
+        for value in empty:
+            low, high = min(low, Fraction(value)), max(high, Fraction(value))  # type: ignore[arg-type]
+        self._values[node], self._spans[node] = None, (low, high)
+        return None
+
+    def _learn_linear(self, node: Map) -> None:
+        self._values[node] = None
+        found = self.linear(node)
+        if node in found[0]:
+            wide = next(operand for operand in node.operands if not self.listed(operand))
+            self.values(wide)  # raises
+        low = high = found[1]
+        for atom, c in found[0].items():
+            ends = [c * end for end in self.span(atom)]
+            low, high = low + min(ends), high + max(ends)
+        self._spans[node] = low, high
+
+    def _learn_map(self, node: Map) -> tuple[Value, ...]:
+        """The image of a map over the combinations that can occur, and its table."""
+        columns = self.joint(node.operands)
+        sizes = np.array([len(self.values(operand)) for operand in node.operands], dtype=np.int64)
+        keys = np.unique(_combined(columns, sizes))
+        ids = np.unravel_index(keys, tuple(sizes))
+        results = self._vectorised(node, ids)
+        if results is None:
+            if len(keys) > CALLS:
+                raise node.fail(f"would be asked for {len(keys)} combinations of values, and the limit is {CALLS}")
+            lists = [self.values(operand) for operand in node.operands]
+            given = [node.at(*(values[i] for values, i in zip(lists, row, strict=True))) for row in zip(*ids, strict=True)]
+            values = sorted_values(set(given))
+            number = {value: i for i, value in enumerate(values)}
+            places = np.array([number[value] for value in given], dtype=np.int64)
+        else:
+            whole, places = np.unique(results, return_inverse=True)
+            values = tuple(int(v) for v in whole)
+        self._maps[node] = (sizes, keys, places.reshape(-1))
+        return values
+
+    def _vectorised(self, node: Map, ids: Sequence[Ids]) -> Ids | None:
+        """The results of a named operator on whole numbers, all at once."""
+        name = node.function.name if isinstance(node.function, Operator) else ""
+        wholes = []
+        for operand, at in zip(node.operands, ids, strict=True):
+            values = self.values(operand)
+            if not all(isinstance(v, int) and abs(v) < 2**31 for v in values):
+                return None
+            wholes.append(np.array(values, dtype=np.int64)[at])
+        if name in _BINARY:
+            return np.asarray(_BINARY[name](*wholes), dtype=np.int64)
+        if name in ("floordiv", "mod") and (wholes[1] != 0).all():
+            return np.asarray((np.floor_divide if name == "floordiv" else np.mod)(*wholes), dtype=np.int64)
+        if name in ("neg", "abs"):
+            return np.asarray(-wholes[0] if name == "neg" else np.abs(wholes[0]), dtype=np.int64)
+        return None
+
+    # ---- combinations at one position
+
+    def roots(self, node: SOp) -> frozenset[SOp]:
+        """What an op is a function of, position by position: ops that are no maps."""
+        if node not in self._roots:
+            if isinstance(node, Map):
+                self._roots[node] = frozenset().union(*(self.roots(operand) for operand in node.operands))
+            else:
+                self._roots[node] = frozenset() if isinstance(node, Constant) else frozenset((node,))
+        return self._roots[node]
+
+    def joint(self, nodes: Sequence[SOp]) -> list[Ids]:
+        """Numbers of values of some ops, one row for each combination that may stand at one position."""
+        for related in (self._related, self._shared):
+            front = self._front(nodes, related)
+            found, rows = self._product(front)
+            if rows:
+                break
+        else:
+            names = ", ".join(one.label for one in front)
+            raise front[0].fail(
+                f"stands beside others ({names}) in more than {COMBINATIONS} combinations of values; choose a smaller "
+                "max_length or vocabulary, or split the map"
+            )
+        fits = np.ones(rows, dtype=bool)
+        columns = [self._ids(node, found, fits) for node in nodes]
+        return columns if fits.all() else [column[fits] for column in columns]
+
+    def _front(self, nodes: Sequence[SOp], related: Callable[[SOp, SOp], bool]) -> list[SOp]:
+        """Ops that determine others: maps are taken apart where they are related to what stands beside them."""
+        pending, front = {node for node in nodes if not isinstance(node, Constant)}, []
+        while pending:
+            node = max(pending, key=self.at.__getitem__)
+            pending.remove(node)
+            if isinstance(node, Map) and any(related(node, other) for other in (*front, *pending)):
+                pending |= {operand for operand in node.operands if not isinstance(operand, Constant)} - set(front)
+            else:
+                front.append(node)
+        return sorted(front, key=self.at.__getitem__)
+
+    def _shared(self, a: SOp, b: SOp) -> bool:
+        return bool(self.roots(a) & self.roots(b))
+
+    def _related(self, a: SOp, b: SOp) -> bool:
+        """Whether two ops have a root in common, or roots that do not take every pair of values."""
+        return self._shared(a, b) or any(self._bound(x, y) for x in self.roots(a) for y in self.roots(b))
+
+    def _bound(self, a: SOp, b: SOp) -> bool:
+        """Whether `_together` may say something of two ops."""
+        pair = [one.selector for one in (a, b) if isinstance(one, SelectorWidth)]
+        if len(pair) == 2:
+            return set(conjuncts(pair[0])) != set(conjuncts(pair[1])) and (
+                length in (a, b) or self.disjoint(*pair) or self._inside(*pair) or self._inside(*reversed(pair)))
+        other = next((one for one in (a, b) if isinstance(one, Indices)), None)
+        return len(pair) == 1 and other is not None and (length in (a, b) or bool(self.until(pair[0])))
+
+    def _inside(self, a: Selector, b: Selector) -> bool:
+        return set(conjuncts(a)) > set(conjuncts(b))
+
+    def _product(self, front: list[SOp]) -> tuple[dict[SOp, Ids], int]:
+        """All combinations of values that may stand at one position, or 0 where there are too many."""
+        found: dict[SOp, Ids] = {}
+        rows = 1
+        for node in front:
+            size = len(self.values(node))
+            if rows * size > COMBINATIONS:
+                return found, 0
+            found = {one: np.repeat(ids, size) for one, ids in found.items()}
+            found[node] = np.tile(np.arange(size), rows)
+            keep = np.ones(rows * size, dtype=bool)
+            for other in found:
+                if other is not node and self._bound(other, node):
+                    keep &= self._together(other, found[other], node, found[node])
+                    keep &= self._together(node, found[node], other, found[other])
+            if not keep.all():
+                found = {one: ids[keep] for one, ids in found.items()}
+            rows = int(keep.sum())
+        return found, rows
+
+    def _together(self, a: SOp, ids: Ids, b: SOp, jds: Ids) -> Mask:
+        """Which values of two ops may stand at one position."""
+        every = np.ones(len(ids), dtype=bool)
+        if not isinstance(b, SelectorWidth):
+            return every
+        if isinstance(a, Indices):
+            i, w, until = ids, self.numbers(b)[jds], self.until(b.selector)
+            if until:
+                every &= w <= i + (until == "leq")
+            if b == length:
+                every &= i < w
+        elif isinstance(a, SelectorWidth):
+            if self._inside(a.selector, b.selector):
+                every &= self.numbers(a)[ids] <= self.numbers(b)[jds]
+            elif self.disjoint(a.selector, b.selector):
+                every &= self.numbers(a)[ids] + self.numbers(b)[jds] <= self.domain.max_length
+        return every
+
+    def _ids(self, node: SOp, found: dict[SOp, Ids], fits: Mask) -> Ids:
+        if node in found:
+            return found[node]
+        if isinstance(node, Constant):
+            return np.zeros(len(fits), dtype=np.int64)
+        assert isinstance(node, Map)
+        sizes, keys, results = self._maps[node]
+        wanted = _combined([self._ids(operand, found, fits) for operand in node.operands], sizes)
+        place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        fits &= keys[place] == wanted  # what the map was not asked for cannot occur
+        found[node] = results[place]
+        return found[node]
+
+    # ---- linear ops
+
+    def linear(self, node: SOp) -> Linear:
+        """Coefficients of ops and a constant that add up to an op whose values are numbers."""
+        key = ("linear", node)
+        if key not in self._kept:
+            self._kept[key] = self._linear(node)
+        return self._kept[key]  # type: ignore[no-any-return]
+
+    def _linear(self, node: SOp) -> Linear:
+        if isinstance(node, Constant):
+            return {}, Fraction(node.value)  # type: ignore[arg-type]
+        found = self._values[node]
+        if found is not None and len(found) == 1:
+            return {}, Fraction(found[0])  # type: ignore[arg-type]
+        itself: Linear = ({node: Fraction(1)}, Fraction(0))
+        if not isinstance(node, Map) or not all(self.is_number(operand) for operand in node.operands):
+            return itself
+        name = node.function.name if isinstance(node.function, Operator) else ""
+        if name in ("add", "sub", "neg"):
+            terms = [self.linear(operand) for operand in node.operands]
+            signs = {"add": (1, 1), "sub": (1, -1), "neg": (-1,)}[name]
+            return _added([(Fraction(s), term) for s, term in zip(signs, terms, strict=True)])
+        if name in ("mul", "div"):
+            (a, b) = node.operands
+            if isinstance(b, Constant) and (name == "mul" or b.value != 0):
+                by = Fraction(b.value)  # type: ignore[arg-type]
+                return _added([(by if name == "mul" else 1 / by, self.linear(a))])
+            if isinstance(a, Constant) and name == "mul":
+                return _added([(Fraction(a.value), self.linear(b))])  # type: ignore[arg-type]
+        if len(node.operands) == 1 and node in self._maps and self.is_number(node):
+            line = _line([Fraction(v) for v in self.values(node.operands[0])],  # type: ignore[arg-type]
+                         [Fraction(self.values(node)[i]) for i in self._maps[node][2]])  # type: ignore[arg-type]
+            if line is not None and len(self._maps[node][1]) == len(self.values(node.operands[0])):
+                terms, constant = _added([(line[0], self.linear(node.operands[0]))])
+                return terms, constant + line[1]
+        return itself
+
+    # ---- selectors
+
+    def table(self, select: Select) -> Mask:
+        """Which keys (columns, by number of value) each query (row) selects."""
+        if select not in self._tables:
+            queries, keys = self.values(select.queries), self.values(select.keys)
+            if len(queries) * len(keys) > PAIRS:
+                raise select.fail(f"has {len(queries) * len(keys)} pairs of values, and the limit is {PAIRS}")
+            self._tables[select] = self._truth(select, queries, keys)
+        return self._tables[select]
+
+    def _truth(self, select: Select, queries: tuple[Value, ...], keys: tuple[Value, ...]) -> Mask:
+        name = select.predicate.name if isinstance(select.predicate, Operator) else ""
+        if name in ("true", "false"):
+            return np.full((len(queries), len(keys)), name == "true")
+        if name in ("eq", "ne"):
+            at = {key: i for i, key in enumerate(keys)}
+            places = np.array([at.get(query, -1) for query in queries])
+            same = places[:, None] == np.arange(len(keys))
+            return same if name == "eq" else ~same
+        if name in _BINARY and all(isinstance(v, int) and abs(v) < 2**53 for v in (*queries, *keys)):
+            return np.asarray(_BINARY[name](np.array(keys), np.array(queries)[:, None]), dtype=bool)
+        if len(queries) * len(keys) > CALLS:
+            raise select.fail(f"would be asked for {len(queries) * len(keys)} pairs, and the limit is {CALLS}")
+        return np.array([[select.at(key, query) for key in keys] for query in queries], dtype=bool)
+
+    def leaves(self, selector: Selector) -> list[Select]:
+        """The selects that a selector is made of."""
+        stack, found = [selector], []
+        while stack:
+            node = stack.pop()
+            if isinstance(node, Select):
+                found.append(node)
+            else:
+                stack += [child for child in node.children if isinstance(child, Selector)]
+        return found
+
+    def sides(self, selector: Selector) -> tuple[list[SOp], list[SOp]]:
+        """The ops that a selector reads at the query's position, and at the key's."""
+        leaves = self.leaves(selector)
+        return [*dict.fromkeys(s.queries for s in leaves)], [*dict.fromkeys(s.keys for s in leaves)]
+
+    def selected(self, selector: Selector, queries: dict[SOp, Ids], keys: dict[SOp, Ids], paired: bool = False) -> Mask:
+        """Which keys (columns) each query (row) selects, given by numbers of values; row by row where `paired`."""
+        if isinstance(selector, Select):
+            table, q, k = self.table(selector), queries[selector.queries], keys[selector.keys]
+            return table[q, k] if paired else table[np.ix_(q, k)]
+        if isinstance(selector, Not):
+            return ~self.selected(selector.a, queries, keys, paired)
+        a, b = (self.selected(side, queries, keys, paired) for side in (selector.a, selector.b))  # type: ignore[attr-defined]
+        return a & b if isinstance(selector, And) else a | b
+
+    def _remembered(self, what: str, selector: Node, found: Any) -> Any:
+        key = (what, selector)
+        if key not in self._kept:
+            self._kept[key] = found()
+        return self._kept[key]
+
+    def reflexive(self, selector: Selector) -> bool:
+        """Whether every query selects its own position."""
+        def ask() -> bool:
+            queries, keys = self.sides(selector)
+            nodes = [*dict.fromkeys((*queries, *keys))]
+            here = dict(zip(nodes, self.joint(nodes), strict=True))
+            return bool(self.selected(selector, here, here, paired=True).all())
+
+        return bool(self._remembered("reflexive", selector, ask))
+
+    def nonempty(self, selector: Selector) -> bool:
+        """Whether every query selects something, as far as this can be seen."""
+        def ask() -> bool:
+            if self.reflexive(selector):
+                return True
+            if not isinstance(selector, Select):
+                return False
+            same = isinstance(selector.predicate, Operator) and selector.predicate.name == "eq"
+            if same and self.permutes(selector.keys) and self.permutes(selector.queries):
+                return True
+            if not isinstance(selector.keys, Indices):
+                return False
+            q, i = self.joint([selector.queries, selector.keys]) if selector.keys in self.at else ([], [])
+            table = self.table(selector)
+            first = np.where(table.any(1), table.argmax(1), self.domain.max_length)
+            return bool((first[q] <= i).all())
+
+        return bool(self._remembered("nonempty", selector, ask))
+
+    def single(self, selector: Selector) -> bool:
+        """Whether every query selects one key at most, as far as this can be seen."""
+        def ask() -> bool:
+            return any(
+                isinstance(part, Select) and self.distinct(part.keys) and bool((self.table(part).sum(1) <= 1).all())
+                for part in conjuncts(selector)
+            )
+
+        return bool(self._remembered("single", selector, ask))
+
+    def until(self, selector: Selector) -> str:
+        """"lt" where only earlier keys can be selected, "leq" where no later ones can, else nothing."""
+        def ask() -> str:
+            best = ""
+            for part in conjuncts(selector):
+                if not isinstance(part, Select) or not isinstance(part.keys, Indices):
+                    continue
+                table = self.table(part)
+                last = np.where(table.any(1), table.shape[1] - 1 - table[:, ::-1].argmax(1), -1)
+                q, i = self.joint([part.queries, part.keys])
+                ahead = int((last[q] - i).max(initial=-1))
+                best = "lt" if ahead < 0 else "leq" if ahead == 0 and best != "lt" else best
+            return best
+
+        return str(self._remembered("until", selector, ask))
+
+    def disjoint(self, a: Selector, b: Selector) -> bool:
+        """Whether two selectors never select the same key, by selects of the same ops; or one selector, any key."""
+        for one in conjuncts(a):
+            for other in conjuncts(b):
+                if isinstance(one, Select) and isinstance(other, Select) and one.children == other.children:
+                    if not (self.table(one) & self.table(other)).any():
+                        return True
+        return False
+
+    def averages(self, node: Aggregate) -> bool:
+        """Whether several numbers that differ may be selected: then the aggregate is their mean."""
+        def ask() -> bool:
+            if self.single(node.selector):
+                return False
+            if not self.listed(node.operand):
+                return True
+            if sum(map(is_numeric, self.values(node.operand))) < 2:
+                return False
+            queries, keys = self.sides(node.selector)
+            q = dict(zip(queries, _unique(self.joint(queries)), strict=True))
+            nodes = [*dict.fromkeys((*keys, node.operand))]
+            k = dict(zip(nodes, _unique(self.joint(nodes)), strict=True))
+            if len(next(iter(q.values()))) * len(k[node.operand]) > PAIRS:
+                return True
+            chosen = self.selected(node.selector, q, k)
+            numeric = np.array([is_numeric(v) for v in self.values(node.operand)])
+            kinds = [chosen[:, k[node.operand] == v].any(1) for v in np.flatnonzero(numeric)]
+            return bool((np.sum(kinds, 0) > 1).any())
+
+        return bool(self._remembered("averages", node, ask))
+
+    # ---- ops that tell positions apart
+
+    def permutes(self, node: SOp) -> bool:
+        """Whether the values at the n positions of a sequence are 0, ..., n - 1 in some order."""
+        if isinstance(node, Indices):
+            return True
+        terms, constant = self.linear(node)
+        if len(terms) == 2 and terms.get(length) == 1 and constant == -1:
+            (other,) = (atom for atom in terms if atom != length)
+            return terms[other] == -1 and self.permutes(other)
+        return (len(terms) == 1 and constant == 0 and 1 in terms.values() and node not in terms
+                and self.permutes(next(iter(terms)))) or self._ranks(terms, constant)  # fmt: skip
+
+    def _ranks(self, terms: dict[SOp, Fraction], constant: Fraction) -> bool:
+        """Whether counts add up to the rank in a total order: by values, where two are equal by position."""
+        widths = {conjuncts(w.selector): c for w, c in terms.items() if isinstance(w, SelectorWidth)}
+        if len(widths) < len(terms) or not widths:
+            return False
+        first = next((parts[0] for parts in widths if len(parts) == 1 and self._tournament(parts[0])), None)
+        if not isinstance(first, Select) or widths.pop((first,)) != 1:
+            return False
+        if self.distinct(first.keys):
+            return not widths and constant == 0
+        ties = {part for parts in widths for part in parts if part != LEQ}
+        if len(ties) != 1:
+            return False
+        (tie,) = ties
+        same = isinstance(tie, Select) and tie.children == first.children
+        if not (same and np.array_equal(self.table(tie), np.eye(len(self.values(first.keys)), dtype=bool))):  # type: ignore[arg-type]
+            return False
+        earlier, every = widths.get((tie, LEQ), widths.get((LEQ, tie), 0)), widths.get((tie,), 0)
+        return (earlier, every, constant) in ((1, 0, -1), (-1, 1, 0))
+
+    def _tournament(self, select: Selector) -> bool:
+        """Whether a select compares an op with itself by a strict total order of its values."""
+        if not isinstance(select, Select) or select.keys != select.queries or order(select) == "leq":
+            return False
+        table = self.table(select)
+        return not (table & table.T).any() and sorted(table.sum(1)) == list(range(len(table)))
+
+    def distinct(self, node: SOp) -> bool:
+        """Whether the values at two positions of a sequence always differ, as far as this can be seen."""
+        def ask() -> bool:
+            if isinstance(node, Constant):
+                return False
+            if self.is_number(node):
+                terms, constant = self.linear(node)
+                if self.permutes(node):
+                    return True
+                moving = [atom for atom in terms if atom != length]
+                if len(moving) == 1 and moving[0] != node:
+                    return self.distinct(moving[0])
+            if isinstance(node, Map) and len(moving := [o for o in node.operands if not isinstance(o, Constant)]) == 1:
+                sizes, keys, results = self._maps.get(node, (None, np.zeros(1), np.zeros(0)))
+                return len(np.unique(results)) == len(keys) and self.distinct(moving[0])
+            return False
+
+        return bool(self._remembered("distinct", node, ask))
+
+    @cached_property
+    def numeric_output(self) -> bool:
+        """Whether the program's output is a number that is not one of finitely many whole ones: a mean."""
+        if self.program.mark == "numerical" and self.is_number(self.program):
+            return True
+        if not self.listed(self.program):
+            return True
+        return self.is_number(self.program) and not all(isinstance(v, int) for v in self.values(self.program))
+
+
+def _combined(columns: Sequence[Ids], sizes: Ids) -> Ids:
+    """One number for each row of numbers below `sizes`."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column, size in zip(columns, sizes, strict=True):
+        key = key * size + column
+    return key
+
+
+def _unique(columns: list[Ids]) -> list[Ids]:
+    return list(np.unique(np.stack(columns, 1), axis=0).T) if columns else columns
+
+
+def _added(parts: list[tuple[Fraction, Linear]]) -> Linear:
+    terms: dict[SOp, Fraction] = {}
+    constant = Fraction(0)
+    for by, (more, add) in parts:
+        constant += by * add
+        for atom, c in more.items():
+            terms[atom] = terms.get(atom, Fraction(0)) + by * c
+    return {atom: c for atom, c in terms.items() if c}, constant
+
+
+def _line(x: list[Fraction], y: list[Fraction]) -> tuple[Fraction, Fraction] | None:
+    """Slope and constant of the line through points, if there is one that is not flat."""
+    if len(x) != len(y) or len(x) < 2:
+        return None
+    slope = (y[1] - y[0]) / (x[1] - x[0])
+    constant = y[0] - slope * x[0]
+    return (slope, constant) if slope and all(slope * a + constant == b for a, b in zip(x, y, strict=True)) else None
+
+
+__all__ = ["Facts", "Ids", "Linear", "Mask", "Or", "sorted_values"]

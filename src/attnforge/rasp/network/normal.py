@@ -1,0 +1,182 @@
+"""Programs in a form that heads can follow: the same meaning, fewer kinds of selectors to count.
+
+    width(~a)         = length - width(a)
+    width(a | b)      = width(a) + width(b) - width(a & b)
+    width(a & k < q)  = width(a & k <= q) - [a selects the query's own position]      k, q: indices
+    width(a & k > q)  = width(a) - width(a & k <= q)
+
+so that order of positions is left to the causal mask, and sums of counts to the linear maps. Comparisons of positions
+that are written as Python functions are recognised by their tables; maps of constants are constants. Each rule is an
+equality of programs on every sequence: who proves something about the normal form proves it about the program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+
+import numpy as np
+
+from ..domain import Sequences
+from ..language import (
+    OPERATORS, And, Constant, Indices, Map, Node, Not, Operator, Or, Select, Selector, SelectorWidth, SOp,
+    Tokens, indices, length, tokens, walk,
+)  # fmt: skip
+
+#: Operators that compare a value with itself: what they give.
+_SAME = {"eq": 1, "leq": 1, "geq": 1, "ne": 0, "lt": 0, "gt": 0}
+_OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "geq", "geq": "lt", "gt": "leq", "leq": "gt", "true": "false", "false": "true"}
+#: Positions on which a function of two positions is compared with the named comparisons: they differ on the first two.
+_PROBE = 256
+ALL = Select(tokens, tokens, OPERATORS["true"])
+
+
+def normal(program: SOp, domain: Sequences) -> SOp:
+    """The normal form of a program on a domain."""
+    done: dict[Node, Node] = {}
+    for node in walk(program):
+        done[node] = _rewritten(_with(node, done), domain)
+    found = done[program]
+    assert isinstance(found, SOp)
+    return found
+
+
+def _with(node: Node, done: dict[Node, Node]) -> Node:
+    """The node over rewritten children."""
+    if isinstance(node, (Tokens, Indices)):
+        return tokens if isinstance(node, Tokens) else indices
+    new = {name: done[child] for name, child in vars(node).items() if isinstance(child, Node)}
+    if isinstance(node, Map):
+        new["operands"] = tuple(done[child] for child in node.operands)  # type: ignore[assignment]
+    return replace(node, **new) if new else node  # type: ignore[arg-type]
+
+
+def _rewritten(node: Node, domain: Sequences) -> Node:
+    if isinstance(node, Map):
+        if all(isinstance(operand, Constant) for operand in node.operands):
+            return Constant(node.at(*(operand.value for operand in node.operands)), name=node.name)  # type: ignore[attr-defined]
+        known = node.function.name if isinstance(node.function, Operator) else ""
+        if known in _SAME and node.operands[0] == node.operands[1]:
+            return Constant(_SAME[known])
+    elif isinstance(node, Select):
+        return _named(node, domain)
+    elif isinstance(node, Not):
+        inner = node.a
+        if isinstance(inner, Not):
+            return inner.a
+        if isinstance(inner, Select) and isinstance(inner.predicate, Operator) and inner.predicate.name in _OPPOSITE:
+            return _named(Select(inner.keys, inner.queries, OPERATORS[_OPPOSITE[inner.predicate.name]]), domain)
+    elif isinstance(node, And):
+        return conjunction(conjuncts(node))
+    elif isinstance(node, SelectorWidth) and node != length:
+        counted = count(node.selector)
+        return replace(counted, name=node.name or counted.name)
+    return node
+
+
+def _named(node: Select, domain: Sequences) -> Select:
+    """The select with a named predicate, where its function compares positions like one of them."""
+    if isinstance(node.predicate, Operator):
+        return ALL if node.predicate.name == "true" else node
+    if not (isinstance(node.keys, Indices) and isinstance(node.queries, Indices)) or domain.max_length > _PROBE:
+        return node
+    at = np.arange(domain.max_length)
+    found = np.array([[node.at(int(k), int(q)) for k in at] for q in at])
+    for name, table in (("true", found | True), ("leq", at <= at[:, None]), ("lt", at < at[:, None]),
+                        ("gt", at > at[:, None]), ("geq", at >= at[:, None]), ("eq", at == at[:, None])):  # fmt: skip
+        if np.array_equal(found, table):
+            return ALL if name == "true" else Select(indices, indices, OPERATORS[name])
+    return node
+
+
+def conjuncts(selector: Selector) -> tuple[Selector, ...]:
+    """The selectors that a selector is the conjunction of, without repetition and without those that say nothing."""
+    found: dict[Selector, None] = {}
+    stack = [selector]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, And):
+            stack += [one.b, one.a]
+        elif one != ALL:
+            found.setdefault(one)
+    return tuple(found)
+
+
+def conjunction(parts: tuple[Selector, ...]) -> Selector:
+    """What all of some selectors select; everything, where there are none."""
+    return reduce(And, parts) if parts else ALL
+
+
+def order(selector: Selector) -> str:
+    """How a selector compares positions: the name of its operator, or nothing."""
+    positions = isinstance(selector, Select) and isinstance(selector.keys, Indices)
+    if positions and isinstance(selector.queries, Indices) and isinstance(selector.predicate, Operator):  # type: ignore[attr-defined]
+        name: str = selector.predicate.name  # type: ignore[attr-defined]
+        return name if name in ("lt", "leq", "gt", "geq") else ""
+    return ""
+
+
+LEQ = Select(indices, indices, OPERATORS["leq"])
+
+
+def count(selector: Selector) -> SOp:
+    """How many keys a selector selects, by the rules above."""
+    if isinstance(selector, Not):
+        return _sum(length, "sub", count(selector.a))
+    parts = conjuncts(selector)
+    if not parts:
+        return length
+    split = next((part for part in parts if isinstance(part, (Or, Not))), None)
+    rest = tuple(part for part in parts if part is not split)
+    if isinstance(split, Or):
+        both = [count(conjunction(conjuncts(conjunction((*rest, side))))) for side in (split.a, split.b)]
+        overlap = count(conjunction(conjuncts(conjunction((*rest, split.a, split.b)))))
+        return _sum(_sum(both[0], "add", both[1]), "sub", overlap)
+    if isinstance(split, Not):
+        return _sum(count(conjunction(rest)), "sub", count(conjunction(conjuncts(conjunction((*rest, split.a))))))
+    names = {order(part) for part in parts} - {"", "leq"}
+    if not names:
+        return SelectorWidth(conjunction(parts))
+    name = min(names)
+    rest = tuple(part for part in parts if order(part) != name)
+    until = tuple(dict.fromkeys((*rest, LEQ)))
+    if name == "lt":
+        return _sum(count(conjunction(until)), "sub", own(conjunction(rest)))
+    if name == "gt":
+        return _sum(count(conjunction(rest)), "sub", count(conjunction(until)))
+    return _sum(_sum(count(conjunction(rest)), "sub", count(conjunction(until))), "add", own(conjunction(rest)))
+
+
+def own(selector: Selector) -> SOp:
+    """1 where a selector selects the query's own position, 0 elsewhere."""
+    if isinstance(selector, Select):
+        known = selector.predicate.name if isinstance(selector.predicate, Operator) else ""
+        if known in _SAME and selector.keys == selector.queries:
+            return Constant(_SAME[known])
+        if known in ("true", "false"):
+            return Constant(int(known == "true"))
+        return Map(selector.predicate, (selector.keys, selector.queries))
+    if isinstance(selector, Not):
+        return Map(OPERATORS["logical_not"], (own(selector.a),))
+    name = "logical_and" if isinstance(selector, And) else "logical_or"
+    sides = own(selector.a), own(selector.b)  # type: ignore[attr-defined]
+    for here, other in (sides, sides[::-1]):
+        if isinstance(here, Constant):
+            return other if bool(here.value) == (name == "logical_and") else here
+    return Map(OPERATORS[name], sides)
+
+
+def _sum(a: SOp, name: str, b: SOp) -> SOp:
+    if isinstance(b, Constant) and b.value == 0:
+        return a
+    if isinstance(a, Constant) and isinstance(b, Constant):
+        return Constant(OPERATORS[name](a.value, b.value))  # type: ignore[arg-type]
+    return Map(OPERATORS[name], (a, b))
+
+
+def order_free(selector: Selector) -> tuple[Selector, bool]:
+    """A selector without its conjuncts "the key is not later than the query", and whether it had one."""
+    parts = conjuncts(selector)
+    rest = tuple(part for part in parts if part != LEQ)
+    return conjunction(rest), len(rest) < len(parts)
+
