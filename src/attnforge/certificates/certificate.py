@@ -15,7 +15,7 @@ from ..box import Box
 from ..dtypes import DTYPES
 from ..errors import ArgumentError
 
-Kind = Literal["certified", "calibrated"]
+Kind = Literal["certified", "calibrated", "exact"]
 Proof = Literal["analysis", "kernel"]
 Source = Literal["interpolation", "leak", "rounding", "propagation"]
 SOURCES: tuple[Source, ...] = ("interpolation", "leak", "rounding", "propagation")
@@ -38,12 +38,30 @@ class Term:
 
 
 @dataclass(frozen=True)
+class Margin:
+    """One line of the ledger of margins: by how much the right slot of a head is ahead of all others (`margin`), errors
+    of codes and rounding taken off (`eaten`), and how much the head needs."""
+
+    site: str
+    margin: float
+    needed: float
+    eaten: float = 0.0
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not (self.margin >= self.needed >= 0 and self.eaten >= 0):
+            raise ArgumentError(f"a margin is at least what is needed, got {self.margin} of {self.needed} for {self.site}")
+
+
+@dataclass(frozen=True)
 class Certificate:
     """How far a network and its target can differ on a box, rounding included.
 
     `kind` is "certified" when `bound` is proved for every point of the box and every way of rounding that the stated
     `assumptions` allow, and "calibrated" when there is only `measured`, the largest error seen: then `bound` is None.
     The terms add up to the bound (they are the error at the worst place, split by site and source).
+    "exact" is for targets with finitely many values on a `domain` of sequences: what the network gives, decoded, is the
+    target's value, always; the bound is 0, and `margins` say how far each head is from going wrong.
 
     Where the target is a `program`, that is what was checked, printed in full; `verified` says whether the text of the
     target was parsed again and found to be that program. Neither is written to files: a reader finds out for itself.
@@ -64,6 +82,8 @@ class Certificate:
     weights: str = ""
     lemmas: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = field(default=())
+    margins: tuple[Margin, ...] = ()
+    domain: str = ""
     proof: Proof = "analysis"
     kernel: float | None = None
     remark: str = ""
@@ -71,12 +91,14 @@ class Certificate:
     verified: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.kind not in ("certified", "calibrated"):
-            raise ArgumentError(f"a certificate is 'certified' or 'calibrated', not {self.kind!r}")
+        if self.kind not in ("certified", "calibrated", "exact"):
+            raise ArgumentError(f"a certificate is 'certified', 'calibrated' or 'exact', not {self.kind!r}")
         if self.dtype not in DTYPES:
             raise ArgumentError(f"unknown dtype {self.dtype!r}; expected one of {', '.join(DTYPES)}")
-        if (self.kind == "certified") != (self.bound is not None):
-            raise ArgumentError("a certified result has a bound, a calibrated one has none")
+        if (self.kind == "calibrated") != (self.bound is None):
+            raise ArgumentError("a certified or exact result has a bound, a calibrated one has none")
+        if self.kind == "exact" and self.bound != 0:
+            raise ArgumentError(f"the bound of an exact result is 0, got {self.bound}")
         if self.kind == "calibrated" and self.measured is None:
             raise ArgumentError("a calibrated result states what was measured")
         if self.bound is not None and not (self.bound >= 0 and math.isfinite(self.bound)):
@@ -96,8 +118,15 @@ class Certificate:
         """The bound split by source."""
         return {s: total(t.value for t in self.terms if t.source == s) for s in SOURCES}
 
+    @property
+    def margin(self) -> Margin | None:
+        """The line of the ledger with the least to spare, where there are margins."""
+        return min(self.margins, key=lambda m: m.margin - m.needed, default=None)
+
     def to_json(self) -> dict[str, Any]:
         """A description that `from_json` turns back into an equal certificate."""
+        more = {"margins": [list(vars(m).values()) for m in self.margins]} if self.margins else {}
+        more |= {"domain": self.domain} if self.domain else {}  # type: ignore[dict-item]
         return {
             "kind": self.kind,
             "bound": self.bound,
@@ -113,6 +142,7 @@ class Certificate:
             "proof": self.proof,
             "kernel": self.kernel,
             "remark": self.remark,
+            **more,
         }
 
     @classmethod
@@ -134,6 +164,8 @@ class Certificate:
                 proof=data.get("proof", "analysis"),
                 kernel=None if data.get("kernel") is None else float(data["kernel"]),
                 remark=str(data.get("remark", "")),
+                margins=tuple(Margin(str(s), *map(float, x), str(n)) for s, *x, n in data.get("margins", ())),
+                domain=str(data.get("domain", "")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(f"this is not the description of a certificate: {error}") from error
@@ -142,10 +174,15 @@ class Certificate:
         unit = " of the target's size" if self.relative else ""
         if self.bound is None:
             head = f"calibrated, not certified: largest error measured {self.measured:.3e}{unit}"
+        elif self.kind == "exact":
+            head = "exact: the decoded output of the network is the target's, on every sequence of the domain"
         else:
             head = f"certified: |network - target| <= {upper_text(self.bound, 4)}{unit}"
         doubt = ", text not verified: the target is the program below" if self.program and not self.verified else ""
-        lines = [head, f"target {self.target} on {self.box!r}, {self.dtype}{doubt}"]
+        lines = [head, f"target {self.target} on {self.domain or repr(self.box)}, {self.dtype}{doubt}"]
+        if self.margins:
+            rows = [(m.site, f"{m.margin:.5g}", f"{m.needed:.5g}", f"{m.eaten:.3g}", m.note) for m in self.margins]
+            lines += ["", *aligned(("head", "ahead by", "needed", "eaten by errors", "note"), rows)]
         if self.terms:
             shown: list[tuple[str, ...]] = [(t.site, t.source, upper_text(t.value, 4), t.note) for t in self.terms]
             shown.append(("total", "", upper_text(self.bound, 4), ""))

@@ -1,0 +1,93 @@
+"""Which column of the state carries what, and what each head is for: plain data that a file holds.
+
+A column stands for one `Feature` of an op at its own position: whether the op has a certain value, the value itself as
+a number, its square; or whether there is a token at all (padding has none). The proof takes these words as a claim and
+finds out from the stored weights how far each column can be from what it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...arguments import whole
+from ...errors import ArgumentError
+
+KINDS = ("is", "number", "clean", "square", "real")
+HEADS = ("map", "aggregate", "count")
+MOST = 1 << 16  # layers, heads, columns of a file: as many as an op may have values
+
+
+@dataclass(frozen=True, order=True)
+class Feature:
+    """What a column stands for: `op` is the number of an op in the normal form, `value` that of one of its values.
+
+    "is" is 1 where the op has the value and 0 elsewhere; "number" and "square" are its value and the square of it;
+    "clean" is "number" again, written by a head that has taken errors away; "real" is 1 on tokens and 0 on padding.
+    """
+
+    kind: str
+    op: int = -1
+    value: int = -1
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ArgumentError(f"a feature is one of {', '.join(KINDS)}, not {self.kind!r}")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One head: a "map" of what stands at its own position, an "aggregate", or a "count"; `op` is what it computes."""
+
+    kind: str
+    op: int
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in HEADS:
+            raise ArgumentError(f"a head is one of {', '.join(HEADS)}, not {self.kind!r}")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The heads of a layer, and the columns after it."""
+
+    heads: tuple[Seat, ...]
+    after: tuple[Feature, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The position columns beside the one-hot tokens and the flag of tokens, and the layers."""
+
+    positions: tuple[Feature, ...]
+    layers: tuple[Layer, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON that `from_json` turns back into an equal layout."""
+        return {
+            "positions": [_listed(f) for f in self.positions],
+            "layers": [
+                {"heads": [[h.kind, h.op, h.causal] for h in layer.heads], "after": [_listed(f) for f in layer.after]}
+                for layer in self.layers
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Layout:
+        """The layout that `to_json` wrote; `ArgumentError` on anything else."""
+        layers = []
+        for layer in data["layers"]:
+            heads = tuple(Seat(str(kind), whole("op", op, 0, MOST), bool(causal)) for kind, op, causal in layer["heads"])
+            layers.append(Layer(heads, tuple(map(_feature, layer["after"]))))
+        return cls(tuple(map(_feature, data["positions"])), tuple(layers))
+
+
+def _listed(feature: Feature) -> list[Any]:
+    return [feature.kind, feature.op, feature.value]
+
+
+def _feature(data: Any) -> Feature:
+    kind, op, value = data
+    return Feature(str(kind), whole("op + 1", op + 1, 0, MOST) - 1, whole("value + 1", value + 1, 0, MOST) - 1)

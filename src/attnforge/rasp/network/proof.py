@@ -1,0 +1,582 @@
+"""The proof that stored weights compute a program, layer by layer (lemmas P1 to P6 of docs/rasp_theory.md).
+
+What is kept of the state after each layer is, for every column, how far it can be from the feature that it stands for,
+on every position of every sequence of the domain, and how large it can be on padding. A head is followed for every
+combination of values that can stand at its position (and at the position of a key): its logits are computed from the
+stored tables, with bounds of what errors of codes and rounding can do to them, and compared with what the program says
+is selected. Where the right slot is ahead of all others by more than `DEAD`, the others have weight 0 and the head reads
+one stored value to the last bit. Nothing is taken from whoever built the weights but the words of the layout; a wrong
+word is a large error, and no proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...certificates.certificate import Margin
+from ...certificates.rounding import EXP_ULPS, TINY, UNIT, gamma, up
+from ...dtypes import Array, stored
+from ...errors import CertificateError
+from ...heads.stored import refuse_endless, require_shapes
+from ...heads.token.bound import DEAD
+from ...network import AttentionLayer, AttentionOnly, Heads
+from ..language import Aggregate, SelectorWidth, SOp
+from .facts import Facts, Ids, Mask
+from .layout import Feature, Layout, Seat
+from .normal import order_free
+from .state import first_columns, ideal
+
+DIGITS = {torch.float32: 24, torch.float64: 53}  # binary digits of a significand
+U64 = 2.0**-53  # the roundoff of what is computed here
+LARGEST = {torch.float32: 2.0**100, torch.float64: 2.0**900}  # numbers that are summed and multiplied without overflow
+CHUNK = 1 << 22  # logits alive at once: 32 MB
+LOOSE = 64  # coordinates of queries whose errors are followed one by one
+PAIRS = 1 << 28  # logits that are looked at for one head: some seconds
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the state: what it stands for, how far it can be from that, and how large it is on padding."""
+
+    feature: Feature
+    error: float
+    pad: float
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Vectors at one position, one for each combination of values: exact ones, and how far computed ones can be off."""
+
+    at: Array
+    error: Array
+    ids: dict[SOp, Ids]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was proved: the margins of all heads, and the largest error of the output (0 where it is decoded)."""
+
+    margins: tuple[Margin, ...]
+    bound: float
+
+
+def prove(facts: Facts, layout: Layout, network: AttentionOnly, positions: torch.Tensor) -> Proof:
+    """Prove that a network computes a program, or raise `CertificateError` that names the head which does not."""
+    return _Checker(facts, layout, network, positions).run()
+
+
+class _Checker:
+    def __init__(self, facts: Facts, layout: Layout, network: AttentionOnly, positions: torch.Tensor):
+        self.facts, self.layout, self.network = facts, layout, network
+        self.dtype = positions.dtype
+        self.u, self.dead, self.digits = UNIT[self.dtype], DEAD[self.dtype], DIGITS[self.dtype]
+        self.margins: list[Margin] = []
+        self.positions = stored(positions)
+        for name, tensor in network.state_dict().items():
+            if tensor.dtype != self.dtype:
+                raise CertificateError(f"{name} is {tensor.dtype} and the positions are {self.dtype}")
+        refuse_endless(network)
+        for op, kind in ((f.op, f.kind) for f in (*layout.positions, *(f for la in layout.layers for f in la.after))):
+            if kind != "real" and not (0 <= op < len(facts.order) and isinstance(facts.order[op], SOp)):
+                raise CertificateError(f"the layout speaks of op {op}, and the program has {len(facts.order)}")
+
+    def run(self) -> Proof:
+        layers = list(self.network.layers)
+        if len(layers) != len(self.layout.layers) + 1:
+            raise CertificateError(f"the network has {len(layers)} layers, its layout {len(self.layout.layers) + 1}")
+        state = self._first()
+        for plan, module in zip(self.layout.layers, layers, strict=False):
+            assert isinstance(module, AttentionLayer)
+            require_shapes(module, len(state), len(plan.after))
+            state = self._through(state, plan.heads, plan.after, module)
+        last = layers[-1]
+        assert isinstance(last, AttentionLayer)
+        bound = self._readout(state, last)
+        return Proof(tuple(self.margins), bound)
+
+    # ---- the state
+
+    def _first(self) -> list[Column]:
+        """Tokens and flag are exact, and 0 on padding; positions are what is stored."""
+        columns = [Column(feature, 0.0, 0.0) for feature in first_columns(self.facts)]
+        wanted = (self.facts.domain.max_length, len(self.layout.positions))
+        if self.positions.shape != wanted:
+            raise CertificateError(f"the positions have the shape {self.positions.shape}, expected {wanted}")
+        at = np.arange(wanted[0])
+        for i, feature in enumerate(self.layout.positions):
+            node = self.facts.order[feature.op]
+            found = self.positions[:, i]
+            if node.children or len(self.facts.values(node)) != len(at):  # type: ignore[arg-type]
+                raise CertificateError(f"the position column {i} stands for {node.label}, which depends on more")
+            columns.append(Column(feature, _most(found - ideal(self.facts, feature, at)), _most(found)))
+        return columns
+
+    def _node(self, column: Column) -> SOp | None:
+        if column.feature.op < 0:
+            return None
+        node = self.facts.order[column.feature.op]
+        assert isinstance(node, SOp)
+        return node
+
+    def _rows(self, state: Sequence[Column], W: Array, b: Array, nodes: Sequence[SOp], what: str) -> Rows:
+        """What W and b make of the columns that W reads, for all combinations of the ops there and of others."""
+        used = np.flatnonzero(W.any(1))
+        read = [self._node(state[j]) for j in used]
+        wanted = [*dict.fromkeys([*nodes, *(node for node in read if node is not None)])]
+        ids = self.facts.joint(wanted) if wanted else []
+        if not wanted:
+            return Rows(b[None], np.zeros((1, len(b))), {})
+        sizes = [len(self.facts.values(node)) for node in wanted]
+        if math.prod(sizes) < 2**62:
+            key = np.zeros(len(ids[0]), dtype=np.int64)
+            for column, size in zip(ids, sizes, strict=True):
+                key = key * size + column
+            keep = np.unique(key, return_index=True)[1]
+            ids = [column[keep] for column in ids]
+        here = dict(zip(wanted, ids, strict=True))
+        count = len(ids[0])
+        codes = np.ones((count, len(used)))
+        for i, (j, node) in enumerate(zip(used, read, strict=True)):
+            if node is not None:
+                codes[:, i] = ideal(self.facts, state[j].feature, here[node])
+        errors = np.array([state[j].error for j in used])
+        at, error = self._affine(codes, errors, W[used], b)
+        kept = [here[node] for node in nodes]
+        if len(kept) < len(wanted) or len(used) != len(wanted):  # other combinations may come to the same
+            names = np.concatenate([at, *(column[:, None] for column in kept)], 1)
+            first = np.unique(_bytes(names), return_index=True)[1]
+            at, error, kept = at[first], error[first], [column[first] for column in kept]
+        return Rows(at, error, dict(zip(nodes, kept, strict=True)))
+
+    # ---- arithmetic
+
+    def _affine(self, codes: Array, errors: Array, W: Array, b: Array) -> tuple[Array, Array]:
+        """codes W + b, and how far the computed one can be off, given how far columns of codes can be."""
+        at = codes @ W + b
+        size = np.abs(codes) @ np.abs(W) + np.abs(b)
+        moved = errors @ np.abs(W)
+        terms = (W != 0).sum(0) + (b != 0)
+        low = np.full(W.shape[1], np.inf)
+        for j in range(len(W)):
+            low = np.minimum(low, _grid(codes[:, j]) + _grids(W[j]))
+        low = np.minimum(low, _grids(b))
+        same = ((W == 0) | (errors[:, None] == 0)).all(0)
+        exact = same & (size.max(0, initial=0.0) <= 2.0 ** np.minimum(self.digits + low, 1000))
+        scaled = (terms == 1) & (_powers(W) | (W == 0)).all(0)  # one product with a power of two is not rounded
+        noise = np.where(exact, 0.0, 4 * (terms + 2) * U64 * size)
+        rounding = np.where(exact | scaled | (terms == 0), 0.0, gamma(terms, self.u) * (size + moved))
+        return at, _up(moved + rounding + noise + np.where(exact, 0.0, TINY[self.dtype]))
+
+    def _products(self, q: Rows, k: Rows, part: slice) -> tuple[Array, Array, Array]:
+        """Logits (query, key), and how far computed ones can be off by errors of what comes in, and by rounding."""
+        Q, K, EQ, EK = q.at[part], k.at, q.error[part], k.error
+        logits, size = Q @ K.T, np.abs(Q) @ np.abs(K).T
+        moved = EQ @ np.abs(K).T + (np.abs(Q) + EQ) @ EK.T
+        low = min((_grid(q.at[:, c]) + _grid(K[:, c]) for c in range(Q.shape[1])), default=math.inf)
+        if not moved.any() and size.max(initial=0.0) <= 2.0 ** min(self.digits + low, 1000):
+            return logits, moved, np.zeros_like(logits)
+        terms = Q.shape[1]
+        rounding = gamma(terms, self.u) * (size + moved) + 4 * (terms + 2) * U64 * size
+        return logits, _up(moved), _up(rounding + TINY[self.dtype])
+
+    def _ahead(self, q: Rows, k: Rows, top: Ids, part: slice) -> tuple[Array, Array]:
+        """By how much the key `top` of each query is ahead of every key: errors taken off, and without them.
+
+        An error of the query moves both logits: what counts is how far the two keys are apart.
+        """
+        logits, moved, rounding = self._products(q, k, part)
+        row, EQ = np.arange(len(top)), q.error[part]
+        gap = logits[row, top][:, None] - logits
+        loose = np.flatnonzero(EQ.any(0))
+        if len(loose) <= LOOSE:
+            from_keys = (np.abs(q.at[part]) + EQ) @ k.error.T
+            moved = from_keys + from_keys[row, top][:, None]
+            for c in loose:
+                moved += EQ[:, c, None] * np.abs(k.at[top, c][:, None] - k.at[:, c])
+        else:
+            moved = moved + moved[row, top][:, None]
+        return gap - _up(moved + rounding + rounding[row, top][:, None]), gap
+
+    def _parts(self, rows: int, columns: int) -> list[slice]:
+        if rows * columns > PAIRS:
+            raise CertificateError(f"a head has {rows * columns} pairs to look at, and the limit is {PAIRS}")
+        step = max(1, CHUNK // max(columns, 1))
+        return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
+
+    # ---- layers
+
+    def _through(
+        self, state: Sequence[Column], seats: Sequence[Seat], after: Sequence[Feature], layer: AttentionLayer
+    ) -> list[Column]:
+        """The columns after a layer. Each is carried on, or written by one head, and never both."""
+        groups = layer.heads()
+        if len(groups) != len(seats):
+            raise CertificateError(f"a layer has {len(groups)} heads, its layout {len(seats)}")
+        S = np.zeros((len(state), len(after))) if layer.S is None else stored(layer.S)
+        if layer.s is not None and stored(layer.s).any():
+            raise CertificateError("a layer adds a constant to its columns, which no lemma speaks of")
+        writers = [np.flatnonzero(stored(group.W_O)[0].any(0)) for group in groups]
+        found: list[Column | None] = [None] * len(after)
+        for c, feature in enumerate(after):
+            carried = np.flatnonzero(S[:, c])
+            if len(carried) + sum(c in columns for columns in writers) != 1:
+                raise CertificateError(f"the column of {self._name(feature)} is not written exactly once")
+            if len(carried):
+                (j,) = carried
+                by, old = float(S[j, c]), state[j]
+                if old.feature != feature:
+                    raise CertificateError(f"the column of {self._name(feature)} is a copy of {self._name(old.feature)}")
+                off = abs(by - 1.0) * self._size(feature) + abs(by) * old.error
+                off += 0.0 if _powers(np.array(by)) else 2 * self.u * (self._size(feature) + off)
+                found[c] = Column(feature, float(_up(np.array(off))), abs(by) * old.pad)
+        for group, seat, columns in zip(groups, seats, writers, strict=True):
+            written = [after[c] for c in columns]
+            rule = {"map": self._map, "aggregate": self._aggregate, "count": self._count}[seat.kind]
+            errors, pads = rule(state, group, seat, written, columns)
+            for c, feature, error, pad in zip(columns, written, errors, pads, strict=True):
+                found[c] = Column(feature, float(error), float(pad))
+        if any(column.pad > LARGEST[self.dtype] or not math.isfinite(column.error) for column in found if column):
+            raise CertificateError("numbers of a layer may overflow")
+        return [column for column in found if column is not None]
+
+    def _name(self, feature: Feature) -> str:
+        if feature.op < 0:
+            return "the tokens' flag"
+        node = self.facts.order[feature.op]
+        what = f" = {self.facts.values(node)[feature.value]!r}" if feature.kind == "is" else ""  # type: ignore[arg-type]
+        return f"{node.label}{what} ({feature.kind})"
+
+    def _size(self, feature: Feature) -> float:
+        if feature.kind in ("is", "real"):
+            return 1.0
+        node = self.facts.order[feature.op]
+        ends = [abs(float(end)) for end in self.facts.span(node)]  # type: ignore[arg-type]
+        return float(up(max(ends) ** (2 if feature.kind == "square" else 1)))
+
+    def _tables(self, group: Heads, inputs: int) -> dict[str, Array]:
+        """The tables of a group of one head, with zeros for those that it does not have."""
+        if group.heads != 1:
+            raise CertificateError(f"'{group.purpose}' has {group.heads} heads, expected 1")
+        found = {name: stored(tensor)[0] for name, tensor in group.named_parameters()}
+        k, v = found["W_Q"].shape[1], found["W_O"].shape[0]
+        empty = {"W_Q": (inputs, k), "b_Q": (k,), "W_K": (inputs, k), "b_K": (k,), "W_V": (inputs, v), "b_V": (v,),
+                 "M_K": (0, k), "M_V": (0, v)}  # fmt: skip
+        return {**{name: np.zeros(shape) for name, shape in empty.items()}, **found}
+
+    def _note(self, group: Heads, gap: float, margin: float, needed: float, note: str) -> None:
+        """A line of the ledger, or the end of the proof."""
+        if not margin >= needed:
+            raise HeadError(
+                f"'{group.purpose}': the right slot is ahead of the others by {margin:.4g}, of which {needed:.4g} are "
+                f"needed (by its keys it would be {gap:.4g}; errors of codes and rounding take the rest)",
+                group.purpose, margin, needed,
+            )  # fmt: skip
+        self.margins.append(Margin(group.purpose, float(margin), needed, max(float(gap - margin), 0.0) if gap < math.inf else 0.0, note))
+
+    def _out(self, values: Array, errors: Array, t: dict[str, Array], columns: Ids) -> tuple[Array, Array]:
+        """Values through the output projection: what is written to the columns, and how far it can be off."""
+        W = t["W_O"][:, columns]
+        at, error = self._affine(values, np.zeros(len(W)), W, np.zeros(len(columns)))
+        return at, _up(error + (errors @ np.abs(W)) * (1 + gamma(len(W) + 1, self.u)))
+
+    def _map(
+        self, state: Sequence[Column], group: Heads, seat: Seat, written: Sequence[Feature], columns: Ids
+    ) -> tuple[Array, Array]:
+        """P1, P2: one slot is ahead for each combination; what it holds is compared with what the columns mean."""
+        if group.scope != "memory":
+            raise CertificateError(f"'{group.purpose}' must see memory slots only")
+        t = self._tables(group, len(state))
+        nodes = [*dict.fromkeys(self._op(f) for f in written)]
+        q = self._rows(state, t["W_Q"], t["b_Q"], nodes, group.purpose)
+        slots = Rows(t["M_K"], np.zeros_like(t["M_K"]), {})
+        out, slip = self._out(t["M_V"], np.zeros_like(t["M_V"]), t, columns)
+        least, gap, errors = math.inf, math.inf, np.zeros(len(columns))
+        for part in self._parts(len(q.at), len(slots.at)):
+            top = (q.at[part] @ slots.at.T).argmax(1)
+            lead, plain = self._ahead(q, slots, top, part)
+            lead[np.arange(len(top)), top] = np.inf
+            worst = np.unravel_index(int(lead.argmin()), lead.shape)
+            if lead[worst] < least:
+                least, gap = float(lead[worst]), float(plain[worst])
+            for i, feature in enumerate(written):
+                wanted = ideal(self.facts, feature, q.ids[self._op(feature)][part])
+                errors[i] = max(errors[i], _most(_up(np.abs(out[top, i] - wanted) + slip[top, i])))
+        self._note(group, gap, least, self.dead, f"{len(slots.at)} slots, {len(q.at)} combinations")
+        pads = np.abs(out).max(0, initial=0.0) + slip.max(0, initial=0.0)
+        return errors, _up(pads * (1 + gamma(2 * len(slots.at) + 8, self.u)))
+
+    def _op(self, feature: Feature) -> SOp:
+        if feature.op < 0:
+            raise CertificateError("a head writes the tokens' flag, which is the input's")
+        node = self.facts.order[feature.op]
+        assert isinstance(node, SOp)
+        return node
+
+    # ---- heads over tokens
+
+    def _selection(
+        self, state: Sequence[Column], group: Heads, t: dict[str, Array], op: Aggregate | SelectorWidth, more: list[SOp]
+    ) -> tuple[Rows, Rows, Rows, Array, Mask]:
+        """Queries, keys, slots, a bound of the logits of padding for each query, and what the program selects."""
+        if group.scope != "tokens":
+            raise CertificateError(f"'{group.purpose}' must see all tokens")
+        selector = op.selector
+        if group.causal:
+            rest, masked = order_free(selector)
+            if not masked and not self.facts.until(selector):
+                raise CertificateError(f"'{group.purpose}' is masked, and its selector may select later keys")
+            selector = rest
+        queries, keys = self.facts.sides(selector)
+        q = self._rows(state, t["W_Q"], t["b_Q"], queries, group.purpose)
+        nodes = [*dict.fromkeys((*keys, *more))]
+        if more:  # what is read as value must be known of every key, and the key coordinates beside it
+            k = self._rows(state, t["W_K"], t["b_K"], nodes, group.purpose)
+        else:
+            k = self._rows(state, t["W_K"], t["b_K"], keys, group.purpose)
+        pads = np.full(len(q.at), -np.inf)
+        if not group.causal:
+            reach = np.array([column.pad for column in state]) @ np.abs(t["W_K"])
+            size = np.abs(q.at) + q.error
+            most = q.at @ t["b_K"] + q.error @ np.abs(t["b_K"]) + size @ reach
+            terms = len(reach) + len(state)
+            pads = _up(most + gamma(2 * terms + 4, self.u) * (size @ (reach + np.abs(t["b_K"]))) + 1e-9)
+        chosen = self.facts.selected(selector, q.ids, k.ids)
+        return q, k, Rows(t["M_K"], np.zeros_like(t["M_K"]), {}), pads, chosen
+
+    def _aggregate(
+        self, state: Sequence[Column], group: Heads, seat: Seat, written: Sequence[Feature], columns: Ids
+    ) -> tuple[Array, Array]:
+        """P3, P4: selected keys are ahead of all others, or a sink is, where there are none."""
+        node = self.facts.order[seat.op] if seat.op < len(self.facts.order) else None
+        if not isinstance(node, Aggregate) or any(f.op != seat.op for f in written):
+            raise CertificateError(f"'{group.purpose}' is no head of the op it writes")
+        facts, t = self.facts, self._tables(group, len(state))
+        q, k, slots, pads, chosen = self._selection(state, group, t, node, [])
+        full, single = facts.nonempty(node.selector), facts.single(node.selector)
+        mean = facts.averages(node)
+        least = gap = math.inf
+        spread = 0.0
+        both = Rows(np.concatenate([k.at, slots.at]), np.concatenate([k.error, slots.error]), {})
+        for part in self._parts(len(q.at), len(both.at)):
+            logits, moved, rounding = self._products(q, both, part)
+            off, row = moved + rounding, np.arange(len(logits))
+            hit = np.concatenate([chosen[part], np.zeros((len(row), len(slots.at)), dtype=bool)], 1)
+            token = np.arange(len(both.at)) < len(k.at)
+            some, once = hit.any(1), hit.sum(1) == 1
+            low = np.where(hit, logits - off, np.inf).min(1)
+            lead = low[:, None] - (logits + off)
+            plain = np.where(hit, logits, np.inf).min(1)[:, None] - logits
+            if once.any():
+                top = hit.argmax(1)
+                lead, plain = (np.where(once[:, None], x, y) for x, y in zip(self._ahead(q, both, top, part), (lead, plain), strict=True))
+            lead = np.where(hit | ~some[:, None], np.inf, lead)
+            beyond = np.where(some, low - pads[part], np.inf)
+            if not full:
+                if not len(slots.at):
+                    raise CertificateError(f"'{group.purpose}' has no slot for a selection of nothing")
+                sink = len(k.at) + logits[:, len(k.at) :].argmax(1)
+                under, bare = self._ahead(q, both, sink, part)
+                under = np.where(hit | ~token, np.inf, under)
+                lead, plain = np.where(under < lead, under, lead), np.where(under < lead, bare, plain)
+                beyond = np.minimum(beyond, (logits - off)[row, sink] - pads[part])
+            worst = np.unravel_index(int(lead.argmin()), lead.shape)
+            if lead[worst] < least:
+                least, gap = float(lead[worst]), float(plain[worst])
+            least = min(least, float(beyond.min()))
+            if mean:
+                high = np.where(hit, logits + off, -np.inf).max(1)
+                spread = max(spread, float(np.where(some, high - low, 0.0).max()))
+        self._note(group, gap, least, self.dead, "a mean" if mean else "one key" if single else "keys that agree")
+        return self._read(state, node, written, columns, t, single, mean, spread, full)
+
+    def _read(
+        self, state: Sequence[Column], node: Aggregate, written: Sequence[Feature], columns: Ids, t: dict[str, Array],
+        single: bool, mean: bool, spread: float, full: bool,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """How far what is read from the selected values can be from what the columns mean."""
+        facts = self.facts
+        v = self._rows(state, t["W_V"], t["b_V"], [node.operand] if facts.listed(node.operand) else [], "")
+        out, slip = self._out(v.at, v.error, t, columns)
+        most = facts.domain.max_length
+        sinks, sink_slip = self._out(t["M_V"], np.zeros_like(t["M_V"]), t, columns)
+        errors = np.zeros(len(columns))
+        place = np.zeros(0, dtype=np.int64)
+        if not mean:
+            index = facts.index(node)
+            place = np.array([index[value] for value in facts.values(node.operand)])
+        for i, feature in enumerate(written):
+            if mean and feature.kind != "number":
+                raise CertificateError(f"{self._name(feature)} is not the mean of anything")
+            if mean:
+                wanted = ideal(facts, Feature("number", facts.at[node.operand]), v.ids[node.operand])
+            else:
+                wanted = ideal(facts, feature, place[v.ids[node.operand]])
+            size = _most(out[:, i]) + _most(slip[:, i])
+            error = _most(_up(np.abs(out[:, i] - wanted) + slip[:, i]))
+            if not single:
+                error += float(gamma(most + 8, self.u)) * size + 2 * most * TINY[self.dtype] * size
+            if mean:
+                d = 2 * (spread + (EXP_ULPS + 1) * self.u)
+                error += math.tanh(min(d, 1.0)) * 2 * size if spread else 0.0
+            if not full:
+                ideal_default = _default(facts, node, feature)
+                sink_error = _most(_up(np.abs(sinks[:, i] - ideal_default) + sink_slip[:, i]))
+                sink_error += 0.0 if len(sinks) == 1 else float(gamma(len(sinks) + 8, self.u)) * _most(sinks[:, i])
+                error = max(error, sink_error)
+            errors[i] = float(_up(np.array(error)))
+        pads = np.array([column.pad for column in state]) @ np.abs(t["W_V"]) + np.abs(t["b_V"])
+        reach = pads @ np.abs(t["W_O"][:, columns])
+        size = np.maximum(np.abs(out).max(0, initial=0.0) + slip.max(0, initial=0.0), reach)
+        size = np.maximum(size, np.abs(sinks).max(0, initial=0.0) + sink_slip.max(0, initial=0.0))
+        return errors, _up(size * (1 + gamma(4 * most + 64, self.u)))
+
+    def _count(
+        self, state: Sequence[Column], group: Heads, seat: Seat, written: Sequence[Feature], columns: Ids
+    ) -> tuple[Array, Array]:
+        """P5: selected keys share a little weight, evenly, with a sink that has the rest."""
+        facts, t = self.facts, self._tables(group, len(state))
+        node = facts.order[seat.op] if seat.op < len(facts.order) else None
+        if not isinstance(node, SelectorWidth) or any(f != Feature("number", seat.op) for f in written):
+            raise CertificateError(f"'{group.purpose}' is no head of the op it writes")
+        if len(t["M_K"]) != 1 or t["W_V"].any():
+            raise CertificateError(f"'{group.purpose}' must have one sink, and one value for all tokens")
+        q, k, slots, pads, chosen = self._selection(state, group, t, node, [])
+        gain, slip = self._out(t["b_V"][None], np.zeros((1, len(t["b_V"]))), t, columns)
+        rest, rest_slip = self._out(t["M_V"], np.zeros_like(t["M_V"]), t, columns)
+        most = float(facts.span(node)[1])
+        errors = np.zeros(len(columns))
+        least = gap = math.inf
+        for part in self._parts(len(q.at), len(k.at) + 1):
+            logits, moved, rounding = self._products(q, k, part)
+            sink, sink_moved, sink_rounding = self._products(q, slots, part)
+            off, sink_off = moved + rounding, sink_moved + sink_rounding
+            hit = chosen[part]
+            others = np.maximum(np.where(hit, -np.inf, logits + off).max(1, initial=-np.inf), pads[part])
+            lead = (sink - sink_off)[:, 0] - others
+            plain = np.where(hit, -np.inf, logits).max(1, initial=-np.inf)
+            worst = int(lead.argmin())
+            if lead[worst] < least:
+                least, gap = float(lead[worst]), float(sink[worst, 0] - plain[worst])
+            if not hit.any():
+                continue
+            below = (logits - sink)[hit]  # exactly: both are stored numbers; their errors follow
+            d = (off + sink_off)[hit] + (self.u + 8 * U64) * np.abs(below) + (EXP_ULPS + 1) * self.u
+            low, high = np.exp(below - d), np.exp(below + d)
+            share = float(up(most * high.max(), 16))
+            if not share < 0.5:
+                raise HeadError(f"'{group.purpose}': its sink is too light to count {most:g} keys", group.purpose, 0.0, 1.0)
+            total = share if share < self.u else share + float(gamma(most + 2, self.u))
+            for i in range(len(columns)):
+                one = np.maximum(np.abs(low * gain[0, i] - 1.0), np.abs(high * gain[0, i] - 1.0)).max()
+                one = one + high.max() * slip[0, i] + 64 * U64
+                each = most * one + most * (1 + one) * (total + float(gamma(most + 8, self.u)))
+                errors[i] = max(errors[i], float(_up(np.array(each + abs(rest[0, i]) + rest_slip[0, i]))))
+        self._note(group, gap, least, self.dead, f"counts to {most:g}, each within {errors.max(initial=0.0):.2g}")
+        size = np.maximum(np.abs(gain[0]) + slip[0], np.abs(rest[0]) + rest_slip[0])
+        return errors, _up(size * (1 + gamma(4 * facts.domain.max_length + 64, self.u)))
+
+    # ---- the output
+
+    def _readout(self, state: Sequence[Column], layer: AttentionLayer) -> float:
+        """The largest logit is that of the program's value; or, for a number, how far it can be off."""
+        if layer.heads() or layer.S is None or layer.s is None:
+            raise CertificateError("the last layer must be an affine map")
+        facts, output = self.facts, self.facts.program
+        width = 1 if facts.numeric_output else len(facts.values(output))
+        require_shapes(layer, len(state), width)
+        W, b = stored(layer.S), stored(layer.s)
+        if facts.numeric_output and not facts.listed(output):
+            return self._sum(state, W[:, 0], float(b[0]))
+        if facts.numeric_output:
+            rows = self._rows(state, W, b, [output], "read-out")
+            right = rows.ids[output]
+            return _most(_up(np.abs(rows.at[:, 0] - facts.numbers(output)[right]) + rows.error[:, 0]))
+        used = np.flatnonzero(W.any(1))
+        codes = self._rows(state, np.eye(len(state))[:, used], np.zeros(len(used)), [output], "read-out")
+        one = np.ones((len(codes.at), 1))
+        q = Rows(np.concatenate([codes.at, one], 1), np.concatenate([codes.error, 0 * one], 1), codes.ids)
+        keys = np.concatenate([W[used], b[None]]).T
+        least = gap = math.inf
+        for part in self._parts(len(q.at), width):
+            right = codes.ids[output][part]
+            lead, plain = self._ahead(q, Rows(keys, np.zeros_like(keys), {}), right, part)
+            lead[np.arange(len(right)), right] = np.inf
+            worst = np.unravel_index(int(lead.argmin()), lead.shape)
+            if lead[worst] < least:
+                least, gap = float(lead[worst]), float(plain[worst])
+        if not least > 0:
+            raise HeadError(
+                f"the read-out: the right value is ahead of the others by {least:.4g}, and must be by more than 0",
+                "read-out", least, 0.0,
+            )  # fmt: skip
+        if width > 1:
+            self.margins.append(Margin("read-out", least, 0.0, max(gap - least, 0.0), f"{width} values"))
+        return 0.0
+
+    def _sum(self, state: Sequence[Column], W: Array, b: float) -> float:
+        """The error of a linear output whose values are too many to list."""
+        terms, constant = self.facts.linear(self.facts.program)
+        left = {self.facts.at[atom]: float(c) for atom, c in terms.items()}
+        error, size, used = abs(b - float(constant)), abs(b), 0
+        for w, column in zip(W, state, strict=True):
+            if w:
+                wanted = left.pop(column.feature.op, 0.0) if column.feature.kind in ("number", "clean") else 0.0
+                reach = self._size(column.feature)
+                error += abs(w - wanted) * reach * (1 + 8 * U64) + abs(w) * column.error
+                size, used = size + abs(w) * (reach + column.error), used + 1
+        if left:
+            raise CertificateError("the read-out does not read what the output is a sum of")
+        rounding = 0.0 if used == 1 and not b and _powers(W[W != 0]).all() else float(gamma(used + 2, self.u)) * size
+        return float(_up(np.array(error + rounding)))
+
+
+class HeadError(CertificateError):
+    """A head whose margin is too small: its name, the margin, and what would be needed."""
+
+    def __init__(self, message: str, head: str, margin: float, needed: float):
+        super().__init__(message)
+        self.head, self.margin, self.needed = head, margin, needed
+
+
+def _default(facts: Facts, node: Aggregate, feature: Feature) -> float:
+    if feature.kind == "is":
+        return float(facts.values(node)[feature.value] == node.default)
+    value = float(node.default)  # type: ignore[arg-type]
+    return value * value if feature.kind == "square" else value
+
+
+def _most(x: Array) -> float:
+    return float(np.abs(x).max(initial=0.0))
+
+
+def _up(x: Array) -> Array:
+    """`up`, with an exact zero kept."""
+    return np.where(x == 0, 0.0, up(x, 32))
+
+
+def _powers(x: Array) -> Mask:
+    return np.asarray(np.frexp(np.abs(x))[0] == 0.5)
+
+
+def _grids(x: Array) -> Array:
+    """For each number the exponent of its last binary digit: it is a whole multiple of that power of two."""
+    mantissa, exponent = np.frexp(x)
+    whole = (mantissa * 2.0**53).astype(np.int64)
+    last = np.frexp((whole & -whole).astype(np.float64))[1] - 1
+    return np.where(x == 0, np.inf, last + exponent - 53.0)
+
+
+def _grid(x: Array) -> float:
+    """The exponent of the coarsest power of two of which all numbers are multiples."""
+    return float(_grids(np.asarray(x)).min(initial=np.inf))
+
+
+def _bytes(rows: Array) -> np.ndarray:
+    """Each row as one item that can be sorted."""
+    rows = np.ascontiguousarray(rows + 0.0)  # one zero
+    return rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).reshape(-1)

@@ -1,0 +1,44 @@
+"""The state that enters the first layer: one-hot tokens, the flag of tokens, and what is known of positions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...dtypes import Array
+from ..language import Indices, tokens
+from ..values import Value
+from .facts import Facts, Ids
+from .layout import Feature
+
+
+def first_columns(facts: Facts) -> tuple[Feature, ...]:
+    """The columns of a sequence itself: one for each token of the vocabulary, in order, and the flag."""
+    op = facts.at.get(tokens, -1)
+    return (*(Feature("is", op, v) for v in range(len(facts.domain.vocabulary))), Feature("real"))
+
+
+def ideal(facts: Facts, feature: Feature, ids: Ids) -> Array:
+    """What a column should hold where its op has these values (by number)."""
+    if feature.kind == "real":
+        return np.ones(len(ids))
+    if feature.kind == "is":
+        return (ids == feature.value).astype(np.float64)
+    numbers = facts.numbers(facts.order[feature.op])[ids]  # type: ignore[index]
+    return numbers * numbers if feature.kind == "square" else numbers
+
+
+def position_table(facts: Facts, positions: tuple[Feature, ...]) -> Array:
+    """The position columns, (position, column): features of the indices."""
+    at = np.arange(facts.domain.max_length)
+    columns = []
+    for feature in positions:
+        assert isinstance(facts.order[feature.op], Indices)
+        columns.append(ideal(facts, feature, at))
+    return np.stack(columns, 1) if columns else np.zeros((len(at), 0))
+
+
+def vocabulary(facts: Facts) -> tuple[Value, ...]:
+    """The tokens in the order of their columns."""
+    from .facts import sorted_values
+
+    return sorted_values(set(facts.domain.vocabulary))
