@@ -22,6 +22,7 @@ networks.HOMES.update(
         "fast": "attnforge.heads.fast.activation",
         "chain": "attnforge.heads.chain.head",
         "network": "attnforge.compiler.compiled",
+        "program": "attnforge.rasp.network.compiled",
         "plain": "attnforge.export.plain.transformer",
         "blackbox-grid": "attnforge.blackbox.grid",
         "blackbox-table": "attnforge.blackbox.result",

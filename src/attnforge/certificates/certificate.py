@@ -40,7 +40,7 @@ class Term:
 @dataclass(frozen=True)
 class Margin:
     """One line of the ledger of margins: by how much the right slot of a head is ahead of all others (`margin`), errors
-    of codes and rounding taken off (`eaten`), and how much the head needs."""
+    of codes and rounding taken off (`eaten`), and how much the head needs. Infinite where there are no others."""
 
     site: str
     margin: float
@@ -125,8 +125,9 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """A description that `from_json` turns back into an equal certificate."""
-        more = {"margins": [list(vars(m).values()) for m in self.margins]} if self.margins else {}
-        more |= {"domain": self.domain} if self.domain else {}  # type: ignore[dict-item]
+        ledger = [[m.site, m.margin if m.margin < math.inf else None, m.needed, m.eaten, m.note] for m in self.margins]
+        more: dict[str, Any] = {"margins": ledger} if ledger else {}
+        more |= {"domain": self.domain} if self.domain else {}
         return {
             "kind": self.kind,
             "bound": self.bound,
@@ -164,7 +165,10 @@ class Certificate:
                 proof=data.get("proof", "analysis"),
                 kernel=None if data.get("kernel") is None else float(data["kernel"]),
                 remark=str(data.get("remark", "")),
-                margins=tuple(Margin(str(s), *map(float, x), str(n)) for s, *x, n in data.get("margins", ())),
+                margins=tuple(
+                    Margin(str(s), math.inf if m is None else float(m), float(w), float(e), str(n))
+                    for s, m, w, e, n in data.get("margins", ())
+                ),
                 domain=str(data.get("domain", "")),
             )
         except (KeyError, TypeError, ValueError) as error:

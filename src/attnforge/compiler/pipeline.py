@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from ..arguments import is_number
 from ..box import Box, Interval, boxes_of
 from ..census import structural
 from ..certificates.certificate import Proof, upper_text
-from ..dtypes import shipped
+from ..dtypes import by_name, shipped
 from ..errors import ArgumentError, PrecisionError
 from ..frontends.module.regressor import regressor
 from ..programs.interpret import values
@@ -37,6 +37,10 @@ from .plan import make_plan
 from .search import Attempt, Problem, Search, Task, Tolerance
 from .shorten import shortened
 
+if TYPE_CHECKING:
+    from ..rasp.domain import Sequences
+    from ..rasp.network.compiled import CompiledProgram
+
 KERNEL_TRIES, KERNEL_ROOM = 3, 0.97  # a network is built again, for 3 % less, where the kernel proves a little more
 PIECES_GAIN = 100.0  # times: eight pieces for a table of 256 anchors round 8 times less; more are rarely cut
 LOST = 0.1  # of the range: a table that is off by more has lost the wave, whatever its rounding
@@ -45,6 +49,7 @@ Say = Callable[[str], None]  # told the name of every stage as it begins
 Way = Callable[[], Program]  # one way of writing the target, made when it is wanted
 
 
+@overload
 def compile(
     target: Any,
     box: Box | Mapping[str, Interval] | tuple[Box, ...],
@@ -55,7 +60,26 @@ def compile(
     strict: bool = False,
     proof: Proof = "analysis",
     progress: Callable[[str], None] | None = None,
-) -> CompiledNetwork:
+) -> CompiledNetwork: ...
+
+
+@overload
+def compile(
+    target: Any, box: Sequences, *, dtype: torch.dtype | str = torch.float32, progress: Callable[[str], None] | None = None
+) -> CompiledProgram: ...
+
+
+def compile(
+    target: Any,
+    box: Box | Mapping[str, Interval] | tuple[Box, ...] | Sequences,
+    eps: float | None = None,
+    *,
+    rtol: float = 0.0,
+    dtype: torch.dtype | str = torch.float32,
+    strict: bool = False,
+    proof: Proof = "analysis",
+    progress: Callable[[str], None] | None = None,
+) -> CompiledNetwork | CompiledProgram:
     """An attention-only network for a target, with |network - target| <= eps + rtol |target| certified on the box.
 
     `target` is a formula, a list of formulas (several outputs, last dimension) or a dict of them (outputs with names),
@@ -65,10 +89,19 @@ def compile(
     is for. If the tolerance cannot be proved, `PrecisionError` says what can be. With `proof="kernel"` the bound is
     proved a second time from the stored numbers (docs/kernel.md), and is what the kernel proves.
 
+    A token program (`attnforge.rasp`) has a `rasp.Sequences` for its box and needs no eps: its network is exact.
+
     >>> net = compile("sin(x*y) + exp(-x**2)/y", Box(x=(-1, 1), y=(0.5, 2)), eps=1e-3)
     >>> net.certificate.kind, net.bound <= 1e-3, net(torch.tensor([[0.5, 1.0]])).shape
     ('certified', True, torch.Size([1]))
     """
+    if not isinstance(box, (Box, tuple)):
+        from ..rasp.domain import Sequences as Domain
+
+        if isinstance(box, Domain):
+            from ..rasp.network.pipeline import compile_program as compile_tokens
+
+            return compile_tokens(target, box, by_name(dtype), progress)
     boxes, outputs = boxes_of(box), ()
     if isinstance(target, Mapping):
         outputs = tuple(map(str, target))

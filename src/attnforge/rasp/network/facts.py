@@ -58,6 +58,7 @@ class Facts:
         self._index: dict[SOp, dict[Value, int]] = {}
         self._numbers: dict[SOp, Array] = {}
         self._spans: dict[SOp, tuple[Fraction, Fraction]] = {}
+        self._means: dict[SOp, tuple[int, int, tuple[Value, ...]]] = {}  # means of whole numbers, listed when asked for
         self._maps: dict[SOp, tuple[Ids, Ids, Ids]] = {}  # sizes, keys of combinations, results
         self._tables: dict[Select, Mask] = {}
         self._roots: dict[SOp, frozenset[SOp]] = {}
@@ -70,11 +71,13 @@ class Facts:
 
     def listed(self, node: SOp) -> bool:
         """Whether the values of an op are known one by one."""
-        return self._values[node] is not None
+        return self._values[node] is not None or node in self._means
 
     def values(self, node: SOp) -> tuple[Value, ...]:
         """The values of an op, in order; an error where they are too many to list."""
         found = self._values[node]
+        if found is None and node in self._means:
+            found = self._values[node] = self._all_means(node)
         if found is None:
             raise DomainError(
                 f"the op {node.label} has means for values, too many to list (more than {VALUES}): it can be put out, "
@@ -120,7 +123,7 @@ class Facts:
             values = found
         else:
             assert isinstance(node, Map)
-            if any(not self.listed(operand) for operand in node.operands):
+            if any(self._values[operand] is None for operand in node.operands) and self._is_linear(node):
                 return self._learn_linear(node)
             values = self._learn_map(node)
         if len(values) > VALUES:
@@ -147,22 +150,26 @@ class Facts:
             )
         low, high = self.span(node.operand)
         if inside is not None and all(isinstance(v, int) for v in inside):
-            longest = self.domain.max_length
-            if longest * longest * int(high - low) <= VALUES:
-                means = {Fraction(s, m) for m in range(1, longest + 1) for s in range(int(low) * m, int(high) * m + 1)}
-                exact = {f.numerator if f.denominator == 1 else f for f in means}
-                return sorted_values(exact | empty)  # type: ignore[arg-type]
+            if self.domain.max_length**2 * int(high - low) <= VALUES:
+                self._means[node] = (int(low), int(high), sorted_values(empty))
         for value in empty:
             low, high = min(low, Fraction(value)), max(high, Fraction(value))  # type: ignore[arg-type]
         self._values[node], self._spans[node] = None, (low, high)
         return None
 
-    def _learn_linear(self, node: Map) -> None:
+    def _all_means(self, node: SOp) -> tuple[Value, ...]:
+        """Every mean of whole numbers in a range, of as many as a sequence is long."""
+        low, high, empty = self._means[node]
+        lengths = range(1, self.domain.max_length + 1)
+        means = {Fraction(s, m) for m in lengths for s in range(low * m, high * m + 1)}
+        return sorted_values({f.numerator if f.denominator == 1 else f for f in means} | set(empty))
+
+    def _is_linear(self, node: Map) -> bool:
         self._values[node] = None
+        return node not in self._linear(node)[0]
+
+    def _learn_linear(self, node: Map) -> None:
         found = self.linear(node)
-        if node in found[0]:
-            wide = next(operand for operand in node.operands if not self.listed(operand))
-            self.values(wide)  # raises
         low = high = found[1]
         for atom, c in found[0].items():
             ends = [c * end for end in self.span(atom)]
@@ -563,7 +570,7 @@ class Facts:
         """Whether the program's output is a number that is not one of finitely many whole ones: a mean."""
         if self.program.mark == "numerical" and self.is_number(self.program):
             return True
-        if not self.listed(self.program):
+        if self._values[self.program] is None:
             return True
         return self.is_number(self.program) and not all(isinstance(v, int) for v in self.values(self.program))
 

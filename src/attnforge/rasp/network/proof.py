@@ -149,8 +149,10 @@ class _Checker:
         kept = [here[node] for node in nodes]
         if len(kept) < len(wanted) or len(used) != len(wanted):  # other combinations may come to the same
             names = np.concatenate([at, *(column[:, None] for column in kept)], 1)
-            first = np.unique(_bytes(names), return_index=True)[1]
-            at, error, kept = at[first], error[first], [column[first] for column in kept]
+            _, first, same = np.unique(_bytes(names), return_index=True, return_inverse=True)
+            worst = np.zeros((len(first), error.shape[1]))
+            np.maximum.at(worst, same.reshape(-1), error)
+            at, error, kept = at[first], worst, [column[first] for column in kept]
         return Rows(at, error, dict(zip(nodes, kept, strict=True)))
 
     # ---- arithmetic
@@ -344,7 +346,7 @@ class _Checker:
             size = np.abs(q.at) + q.error
             most = q.at @ t["b_K"] + q.error @ np.abs(t["b_K"]) + size @ reach
             terms = len(reach) + len(state)
-            pads = _up(most + gamma(2 * terms + 4, self.u) * (size @ (reach + np.abs(t["b_K"]))) + 1e-9)
+            pads = _up(most + gamma(4 * terms + 16, self.u) * (size @ (reach + np.abs(t["b_K"]))) + 1e-9)
         chosen = self.facts.selected(selector, q.ids, k.ids)
         return q, k, Rows(t["M_K"], np.zeros_like(t["M_K"]), {}), pads, chosen
 
@@ -422,7 +424,7 @@ class _Checker:
                 error += float(gamma(most + 8, self.u)) * size + 2 * most * TINY[self.dtype] * size
             if mean:
                 d = 2 * (spread + (EXP_ULPS + 1) * self.u)
-                error += math.tanh(min(d, 1.0)) * 2 * size if spread else 0.0
+                error += math.tanh(d) * 2 * size if spread else 0.0
             if not full:
                 ideal_default = _default(facts, node, feature)
                 sink_error = _most(_up(np.abs(sinks[:, i] - ideal_default) + sink_slip[:, i]))
@@ -490,7 +492,7 @@ class _Checker:
         width = 1 if facts.numeric_output else len(facts.values(output))
         require_shapes(layer, len(state), width)
         W, b = stored(layer.S), stored(layer.s)
-        if facts.numeric_output and not facts.listed(output):
+        if facts.numeric_output and all(c.feature.kind in ("number", "clean") for w, c in zip(W[:, 0], state, strict=True) if w):
             return self._sum(state, W[:, 0], float(b[0]))
         if facts.numeric_output:
             rows = self._rows(state, W, b, [output], "read-out")

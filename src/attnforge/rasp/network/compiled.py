@@ -1,0 +1,327 @@
+"""`CompiledProgram`: an attention-only network with the token program it computes, and the proof that it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...box import Box
+from ...certificates.certificate import Certificate, Term, aligned
+from ...certificates.certified import CertifiedModule
+from ...certificates.rounding import ASSUMPTIONS
+from ...dtypes import DTYPES, dtype_name, shipped
+from ...errors import ArgumentError, CertificateError, DomainError
+from ...heads.stored import TABLES
+from ...heads.token.bound import UNDERFLOW
+from ...network import AttentionLayer, AttentionOnly, Heads
+from ..domain import Sequences
+from ..language import SOp, evaluate
+from ..values import Value, canonical, shown
+from .data import domain_json, program_json, read_domain, read_program
+from .facts import Facts, sorted_values
+from .layout import Feature, Layout
+from .normal import normal
+from .proof import Proof, prove
+
+LEMMAS = ("P1", "P2", "P3", "P4", "P5", "P6")
+
+
+@dataclass(frozen=True)
+class ProgramSize:
+    """How large the network of a program is; parameters count positions and the read-out."""
+
+    layers: int
+    heads: int
+    width: int
+    slots: int
+    parameters: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.layers} attention layers (no MLP), {self.heads} heads, {self.width} columns, {self.slots} memory "
+            f"slots, {self.parameters} parameters"
+        )
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One op on one sequence: what the network holds after `layer`, decoded, and what the interpreter says."""
+
+    op: str
+    layer: int
+    network: list[Any]
+    interpreter: list[Any]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both are the same."""
+        return self.network == self.interpreter
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Every variable of a network on one sequence beside the interpreter's."""
+
+    rows: tuple[Traced, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether network and interpreter agree throughout."""
+        return all(row.agrees for row in self.rows)
+
+    def __str__(self) -> str:
+        shown_rows = [
+            (row.op, str(row.layer), _list(row.network), "" if row.agrees else _list(row.interpreter)) for row in self.rows
+        ]
+        return "\n".join(aligned(("op", "layer", "network", "interpreter, where it differs"), shown_rows))
+
+
+class CompiledProgram(CertifiedModule):
+    """What `attnforge.compile` returns for a token program: softmax attention and affine maps, and a certificate.
+
+    Called with a sequence (or a list of them) it returns the program's values; called with a tensor of one-hot tokens,
+    (..., positions, tokens of the vocabulary and a flag that is 1 on tokens and 0 on padding), it returns a logit for
+    each value of the output, or the output itself where that is a number with an error bound.
+    """
+
+    family = "program"
+    positions: Tensor
+
+    def __init__(self, facts: Facts, program: SOp, layout: Layout, network: AttentionOnly, positions: Tensor):
+        super().__init__()
+        self.facts, self.program, self.domain, self.layout = facts, program, facts.domain, layout
+        self.network = network
+        self.register_buffer("positions", positions)
+        self.vocabulary = sorted_values(set(self.domain.vocabulary))
+        self._column = {token: i for i, token in enumerate(self.vocabulary)}
+        self.box = Box.cube(0, 1, shape=(self.domain.max_length, len(self.vocabulary) + 1))
+
+    @property
+    def outputs(self) -> tuple[Value, ...] | None:
+        """The values that the output may have, in the order of the logits; None for a number with an error bound."""
+        return None if self.facts.numeric_output else self.facts.values(self.facts.program)
+
+    @property
+    def size(self) -> ProgramSize:
+        """Layers, heads, columns, slots and parameters."""
+        groups = list(self.network.groups())
+        width = max(len(self.layout.positions) + len(self.vocabulary) + 1, *(len(la.after) for la in self.layout.layers), 0)
+        count = sum(p.numel() for p in self.parameters()) + self.positions.numel()
+        return ProgramSize(len(self.layout.layers), len(groups), width, sum(g.slots for g in groups), count)
+
+    # ---- sequences
+
+    def forward(self, *inputs: Any) -> Any:
+        """Values for sequences, logits for tensors."""
+        if len(inputs) == 1 and not isinstance(inputs[0], Tensor):
+            return self.run(inputs[0])
+        return super().forward(*inputs)
+
+    @torch.no_grad()
+    def run(self, given: Any) -> list[Any]:
+        """The program's values on a sequence, or on each of a list of sequences.
+
+        What is itself a sequence of tokens of the vocabulary is taken for one.
+        """
+        if not isinstance(given, Iterable):
+            raise ArgumentError(f"give a sequence of tokens, or a list of sequences, got {type(given).__name__}")
+        items = given if isinstance(given, str) else list(given)
+        if isinstance(items, str) or all(self._is_token(item) for item in items):
+            return self._many([items])[0]
+        wrong = next((item for item in items if isinstance(item, str) is False and not isinstance(item, Iterable)), None)
+        if wrong is not None or len({isinstance(i, str) and not self._is_token(i) and len(i) == 1 for i in items} & {True}):
+            self.domain.check(items)  # raises, and names the token
+        return self._many(items)
+
+    def _is_token(self, item: object) -> bool:
+        try:
+            value = canonical(item)
+        except ArgumentError:
+            return False
+        return value in self._column or (self.domain.bos is not None and value == self.domain.bos)
+
+    def _many(self, sequences: Sequence[Any]) -> list[list[Any]]:
+        tokens = [self.domain.check(sequence) for sequence in sequences]
+        found: list[list[Any]] = [[]] * len(tokens)
+        for some in _batches([len(sequence) for sequence in tokens]):
+            logits = self.core(self.encode([tokens[i] for i in some]))
+            for i, values in zip(some, self.decode(logits, [len(tokens[i]) for i in some]), strict=True):
+                found[i] = values if self.domain.bos is None else [self.domain.bos, *values]
+        return found
+
+    def encode(self, sequences: Sequence[Sequence[Value]]) -> Tensor:
+        """Sequences (without `bos`) as a tensor: one-hot tokens, the flag of tokens, zeros for padding."""
+        longest = max(len(sequence) for sequence in sequences)
+        x = torch.zeros(len(sequences), longest, len(self.vocabulary) + 1, dtype=self.dtype, device=self.positions.device)
+        for b, sequence in enumerate(sequences):
+            x[b, range(len(sequence)), [self._column[token] for token in sequence]] = 1.0
+            x[b, : len(sequence), -1] = 1.0
+        return x
+
+    def decode(self, logits: Tensor, lengths: Sequence[int]) -> list[list[Any]]:
+        """The values with the largest logits, or the numbers themselves, without padding."""
+        if self.outputs is None:
+            rows = logits[..., 0].double().tolist()
+            return [row[:n] for row, n in zip(rows, lengths, strict=True)]
+        best = logits.argmax(-1).tolist()
+        return [[self.outputs[i] for i in row[:n]] for row, n in zip(best, lengths, strict=True)]
+
+    def tensors(self, x: Tensor) -> Tensor:
+        """The network underneath: one-hot tokens in (see `encode`), logits out."""
+        return cast(Tensor, super().forward(x))
+
+    def core(self, *inputs: Tensor) -> Tensor:
+        """Positions beside the tokens, then the layers."""
+        (x,) = inputs
+        places = self.positions[: x.shape[-2]]
+        return cast(Tensor, self.network(torch.cat([x, places.expand(*x.shape[:-1], places.shape[-1])], -1)))
+
+    def guard(self, *inputs: Tensor) -> None:
+        if len(inputs) != 1:
+            raise ArgumentError(f"expected one tensor of one-hot tokens, got {len(inputs)}")
+        (x,) = inputs
+        self.check_tensor(x, "tokens")
+        width, longest = len(self.vocabulary) + 1, self.domain.max_length
+        if x.dim() < 2 or x.shape[-1] != width or not 1 <= x.shape[-2] <= longest:
+            raise ArgumentError(f"expected one-hot tokens of shape (..., 1 to {longest}, {width}), got {tuple(x.shape)}")
+        flags, hot = x[..., -1], x[..., :-1]
+        good = ((hot == 0) | (hot == 1)).all() & (hot.sum(-1) == flags).all() & (flags[..., :1] == 1).all()
+        if not bool(good & (flags[..., 1:] <= flags[..., :-1]).all()):
+            raise DomainError(
+                "tokens are one-hot rows with a last entry 1, padding is zeros, after one token at least; "
+                "net.encode(sequences) makes such tensors"
+            )
+
+    def example_input(self) -> tuple[Tensor, ...]:
+        rows = self.domain.sample(2)
+        full = [tuple((row * self.domain.max_length)[: self.domain.max_length]) for row in rows]
+        return (self.encode(full),)
+
+    @torch.no_grad()
+    def trace(self, sequence: Iterable[object]) -> Trace:
+        """Every variable of the network on a sequence, layer by layer, beside the interpreter's."""
+        tokens = self.domain.check(sequence)
+        meant = evaluate(self.facts.program, tokens)
+        x = self.encode([tokens])
+        state = torch.cat([x, self.positions[: len(tokens)].expand(1, -1, -1)], -1)
+        rows: list[Traced] = []
+        seen: set[Feature] = set()
+        for number, (plan, layer) in enumerate(zip(self.layout.layers, self.network.layers, strict=False), 1):
+            state = layer(state)
+            groups: dict[tuple[int, str], list[int]] = {}
+            for c, feature in enumerate(plan.after):
+                if feature.op >= 0 and feature not in seen:
+                    groups.setdefault((feature.op, feature.kind), []).append(c)
+                    seen.add(feature)
+            for (op, kind), columns in groups.items():
+                node = self.facts.order[op]
+                if kind == "square" or isinstance(node, type(self.facts.order[0])) and not node.children:
+                    continue
+                assert isinstance(node, SOp)
+                found = self._decoded(node, kind, state[0][:, columns], [plan.after[c] for c in columns])
+                rows.append(Traced(_plain(node.label), number, found, list(meant[node])))
+        last = self.decode(self.network.layers[-1](state), [len(tokens)])[0]
+        rows.append(Traced(_plain(self.program.label), len(self.layout.layers), last, list(meant[self.facts.program])))
+        return Trace(tuple(rows))
+
+    def _decoded(self, node: SOp, kind: str, columns: Tensor, features: Sequence[Feature]) -> list[Any]:
+        """What columns say, as values: the largest of one-hot ones, the nearest value of a number."""
+        if kind == "is":
+            return [self.facts.values(node)[features[i].value] for i in columns.argmax(-1).tolist()]
+        given = columns[:, 0].double().numpy()
+        if not self.facts.listed(node):
+            return list(given.tolist())
+        numbers = self.facts.numbers(node)
+        return [self.facts.values(node)[int(np.abs(numbers - x).argmin())] for x in given]
+
+    # ---- certificates and files
+
+    def prove(self) -> Proof:
+        """The margins of all heads, from the weights as they are now; `CertificateError` where there is no proof."""
+        return prove(self.facts, self.layout, self.network, self.positions)
+
+    def recertify(self) -> Certificate:
+        """The proof that these weights compute the program, made anew."""
+        return self.certificate_of(self.prove())
+
+    def certificate_of(self, proof: Proof) -> Certificate:
+        """A proof as a certificate."""
+        numeric = self.facts.numeric_output
+        bound = float(np.nextafter(proof.bound, np.inf)) if numeric else 0.0
+        terms = (Term("output", "rounding", proof.bound, "errors of numbers and rounding"),) if numeric else ()
+        return Certificate(
+            "certified" if numeric else "exact", bound, dtype_name(self.dtype), _plain(self.program.label), self.box,
+            terms, lemmas=LEMMAS, assumptions=(*ASSUMPTIONS, UNDERFLOW), margins=proof.margins, domain=repr(self.domain),
+        )  # fmt: skip
+
+    def explain(self) -> str:
+        """The program, the heads of each layer, the columns between them, and the margins of the certificate."""
+        lines = [f"{_plain(self.program.label)} on {self.domain!r}", f"normal form: {self.facts.program!r}", str(self.size)]
+        for number, (plan, layer) in enumerate(zip(self.layout.layers, self.network.layers, strict=False), 1):
+            lines.append(f"layer {number}: {len(plan.after)} columns after it")
+            for group in cast(AttentionLayer, layer).heads():
+                slots = f", {group.slots} slots" if group.slots else ""
+                lines.append(f"  {group.purpose}{slots}{', causal' if group.causal else ''}")
+        return "\n".join([*lines, "", str(self.certificate)])
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "program": program_json(self.program), "domain": domain_json(self.domain), "layout": self.layout.to_json(),
+            "purposes": [group.purpose for group in self.network.groups()], "dtype": dtype_name(self.dtype),
+        }  # fmt: skip
+
+    @classmethod
+    def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> CompiledProgram:
+        """The network that a file describes: the program as data, every number from the tensors."""
+        program, domain = read_program(config["program"]), read_domain(config["domain"])
+        layout, dtype = Layout.from_json(config["layout"]), shipped(DTYPES[config["dtype"]])
+        facts = Facts(normal(program, domain), domain)
+        purposes = iter(config["purposes"])
+        modules = []
+        for i in range(len(layout.layers) + 1):
+            prefix = f"network.layers.{i}."
+            groups = []
+            for g, seat in enumerate(layout.layers[i].heads if i < len(layout.layers) else ()):
+                start = f"{prefix}groups.{g}."
+                given: dict[str, Any] = {name: tensors[start + name] for name in TABLES if start + name in tensors}
+                scope = "memory" if seat.kind == "map" else "tokens"
+                groups.append(Heads(scope, causal=seat.causal, purpose=str(next(purposes)), **given))  # type: ignore[arg-type]
+            skip = {name: tensors[prefix + name] for name in ("S", "s") if prefix + name in tensors}
+            modules.append(AttentionLayer(groups, **skip))
+        wrong = [name for name, tensor in tensors.items() if tensor.dtype != dtype]
+        if wrong:
+            raise CertificateError(f"{wrong[0]} is not {dtype_name(dtype)}, as the file says")
+        return cls(facts, program, layout, AttentionOnly(modules), tensors["positions"])
+
+    def extra_repr(self) -> str:
+        return f"{_plain(self.program.label)} on {self.domain!r}: {self.size}"
+
+
+#: Entries of the largest batch that is run at once, one-hot tokens counted by position: about 64 MB of logits.
+_BATCH = 1 << 14
+
+
+def _batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Sequences of nearly the same length together, a bounded number of positions at a time."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    found: list[list[int]] = []
+    for i in order:
+        if found and len(found[-1]) < max(1, _BATCH // lengths[found[-1][0]]):
+            found[-1].append(i)
+        else:
+            found.append([i])
+    return found
+
+
+def _plain(label: str) -> str:
+    return label[1:-1] if label.startswith("'") and label.endswith("'") else label
+
+
+def _list(values: Sequence[Any], most: int = 12) -> str:
+    texts = [f"{v:.6g}" if isinstance(v, float) else shown(v) for v in values[:most]]
+    return " ".join(texts) + (" ..." if len(values) > most else "")

@@ -1,0 +1,90 @@
+"""The compiler of token programs on one page: normal form, facts, plan, weights, proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ...census import structural
+from ...dtypes import dtype_name, shipped
+from ...errors import ArgumentError, AttnforgeError, DomainError, PrecisionError
+from ...progress import stages
+from ...threads import one_thread
+from ..domain import Sequences
+from ..language import Selector, SOp
+from .assemble import assemble
+from .compiled import CompiledProgram
+from .data import tabulated
+from .facts import Facts
+from .normal import normal
+from .plan import make_plan
+from .proof import HeadError
+from .state import position_table
+
+
+def compile_program(
+    program: object, domain: Sequences, dtype: torch.dtype = torch.float32, progress: Callable[[str], None] | None = None
+) -> CompiledProgram:
+    """An attention-only network that computes a token program on every sequence of a domain, with the proof.
+
+    >>> from attnforge import rasp
+    >>> net = compile_program(rasp.library.reverse(), rasp.Sequences("abcd", max_length=10))
+    >>> net(["a", "b", "c"]), net.certificate.kind
+    (['c', 'b', 'a'], 'exact')
+    """
+    given = checked(program)
+    with stages(progress) as say, one_thread():
+        try:
+            net = _built(given, domain, shipped(dtype), say)
+            say("certify")
+            net.attach(net.recertify())
+        except HeadError as error:
+            raise _unproved(given, domain, dtype, error) from error
+    structural(net.network)
+    return net.eval()
+
+
+def checked(program: object) -> SOp:
+    """A program, or an error that says what was given instead."""
+    if isinstance(program, SOp):
+        return program
+    what = f"the selector {program.label}" if isinstance(program, Selector) else type(program).__name__
+    hint = "; aggregate it or take its selector_width" if isinstance(program, Selector) else ""
+    raise ArgumentError(f"a token program is a sequence op of attnforge.rasp, got {what}{hint}")
+
+
+def _built(program: SOp, domain: Sequences, dtype: torch.dtype, say: Callable[[str], None]) -> CompiledProgram:
+    say("capture")
+    plain = tabulated(program, lambda asking: Facts(normal(asking, domain), domain))
+    say("enclose")
+    facts = Facts(normal(plain, domain), domain)
+    say("plan")
+    plan = make_plan(facts, dtype)
+    say("assemble")
+    layout, network = assemble(plan, facts, dtype)
+    positions = torch.from_numpy(position_table(facts, layout.positions)).to(dtype)
+    return CompiledProgram(facts, plain, layout, network, positions)
+
+
+def _unproved(program: SOp, domain: Sequences, dtype: torch.dtype, error: HeadError) -> PrecisionError:
+    """What cannot be proved, and the longest sequences for which it can."""
+    def holds(length: int) -> bool:
+        shorter = Sequences(domain.vocabulary, length, domain.causal, domain.bos)
+        try:
+            _built(program, shorter, dtype, lambda stage: None).prove()
+        except (AttnforgeError, DomainError):
+            return False
+        return True
+
+    low, high = 0, domain.max_length
+    while high - low > max(1, low // 16):
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    length = f"max_length = {low} can be proved" if low else "no length can be proved"
+    wider = "" if dtype == torch.float64 else "; use dtype=torch.float64"
+    return PrecisionError(
+        f"in {dtype_name(dtype)} the program cannot be proved exact up to max_length = {domain.max_length}: {error}; "
+        f"{length}{wider}",
+        reachable=float(low),
+    )
