@@ -208,8 +208,8 @@ def test_what_a_function_raises_names_the_op() -> None:
 
 
 WORDS = (
-    "tokens indices length select( aggregate( selector_width( apply( where( lambda x : eq lt 'a' 1 2 0.5 + - * / ** == <"
-    " & | ~ ( ) , [ ] { } = a b x y None True not if else in import . __class__ @ # ;"
+    "tokens indices length select( aggregate( selector_width( apply( where( lambda x : eq lt 'a' 1 2 0.5 + - * / ** =="
+    " < & | ~ ( ) , [ ] { } = a b x y None True not if else in import . __class__ @ # ;"
 )
 
 

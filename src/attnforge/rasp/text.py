@@ -16,6 +16,7 @@ tables, the length and depth of a text are limited, and every value in between i
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
@@ -28,6 +29,7 @@ from .tracr import from_tracr, is_tracr
 from .values import Value, canonical, is_numeric
 
 LONGEST = 200_000  # characters of a program: tables of values are data, and Python's parser reads this in a second
+_LINE = re.compile(r"\r\n|\r|\n")  # where Python's parser begins a line
 _BINARY: dict[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod",
     ast.Pow: "pow", ast.BitAnd: "logical_and", ast.BitOr: "logical_or", ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt",
@@ -138,7 +140,7 @@ def _tree(text: str, mode: str) -> ast.AST:
 
 def _at(text: str, line: int, column: int, problem: str) -> FormulaError:
     """An error with a caret below its line."""
-    lines = text.splitlines() or [""]
+    lines = _LINE.split(text)
     shown = lines[min(line, len(lines) - 1)]
     return FormulaError(f"line {line + 1}: {problem}", shown, min(max(column, 0), len(shown)))
 
@@ -153,8 +155,8 @@ class _Reader:
 
     def fail(self, node: ast.AST, problem: str) -> NoReturn:
         line, column = getattr(node, "lineno", 1) - 1, getattr(node, "col_offset", 0)
-        lines = self.text.splitlines() or [""]
-        raise _at(self.text, line, len(lines[line].encode()[:column].decode(errors="ignore")), problem)
+        before = _LINE.split(self.text)[line].encode()[:column]
+        raise _at(self.text, line, len(before.decode(errors="ignore")), problem)
 
     def program(self, statements: list[ast.stmt]) -> SOp:
         if not statements:
@@ -208,11 +210,11 @@ class _Reader:
 
     def _expression(self, node: ast.expr) -> Thing:
         if isinstance(node, ast.Constant):
-            return self.guarded(node, canonical, node.value)  # type: ignore[no-any-return]
+            return self.guarded(node, canonical, node.value)
         if isinstance(node, ast.Name):
             return self.name(node)
         if isinstance(node, ast.Tuple):
-            return self.guarded(node, canonical, tuple(self.plain(part) for part in node.elts))  # type: ignore[no-any-return]
+            return self.guarded(node, canonical, tuple(self.plain(part) for part in node.elts))
         if isinstance(node, ast.Dict):
             if None in node.keys:
                 self.fail(node, "a dictionary here is a list of values: {'a': 1, 'b': 2}")
@@ -239,7 +241,7 @@ class _Reader:
     def name(self, node: ast.Name) -> Thing:
         for known in (self.names, _OPS, OPERATORS):
             if node.id in known:
-                return known[node.id]  # type: ignore[index, no-any-return]
+                return known[node.id]  # type: ignore[index]
         if node.id in _CALLS:
             self.fail(node, f"{node.id} is called with arguments: {node.id}(...)")
         self.fail(
@@ -259,10 +261,10 @@ class _Reader:
             combine = {"logical_and": language.And, "logical_or": language.Or, "logical_not": language.Not}
             if name not in combine:
                 self.fail(node, "selectors are combined with &, | and ~ only")
-            return self.guarded(node, combine[name], *things)  # type: ignore[no-any-return]
+            return self.guarded(node, combine[name], *things)
         if any(isinstance(thing, SOp) for thing in things):
-            return self.guarded(node, language.apply, OPERATORS[name], *things)  # type: ignore[no-any-return]
-        return self.guarded(node, lambda: canonical(OPERATORS[name](*things)))  # type: ignore[no-any-return, arg-type]
+            return self.guarded(node, language.apply, OPERATORS[name], *things)
+        return self.guarded(node, lambda: canonical(OPERATORS[name](*things)))  # type: ignore[arg-type]
 
     def call(self, node: ast.Call) -> Thing:
         if not isinstance(node.func, ast.Name) or node.func.id not in _CALLS:
@@ -273,7 +275,7 @@ class _Reader:
             self.fail(node, "arguments are written one by one")
         given = [self.expression(part) for part in node.args]
         named = {str(word.arg): self.expression(word.value) for word in node.keywords}
-        return self.guarded(node, _CALLS[node.func.id], *given, **named)  # type: ignore[no-any-return]
+        return self.guarded(node, _CALLS[node.func.id], *given, **named)
 
     def function(self, node: ast.Lambda) -> Lambda:
         given = node.args

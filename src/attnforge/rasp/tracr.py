@@ -137,7 +137,7 @@ def _built(kind: str, expr: Any, parts: list[Any]) -> Node:
     if kind in ("Map", "SequenceMap"):
         return Map(UnlessNone(expr.f), tuple(parts))
     if kind == "LinearSequenceMap":
-        return parts[0] * expr.fst_fac + parts[1] * expr.snd_fac  # type: ignore[no-any-return]
+        return parts[0] * expr.fst_fac + parts[1] * expr.snd_fac
     if kind == "Full":
         return Constant(expr.fill)
     if kind == "ConstantSOp":
