@@ -283,6 +283,11 @@ def _called(op: Node, function: Callable[..., object], values: tuple[Value, ...]
         raise op.fail(f"cannot be computed: {_function_text(function)} of {given} raises {reason}") from error
 
 
+def _dunder(name: str, turned: bool = False) -> Callable[[SOp, object], Map]:
+    """The method of Python's operator: the same operator, position by position."""
+    return lambda op, other: _elementwise(name, *((other, op) if turned else (op, other)))
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class SOp(Node):
     """A sequence operation: one value at every position."""
@@ -314,71 +319,16 @@ class SOp(Node):
         """1 where the values differ, 0 elsewhere."""
         return _elementwise("ne", self, other)
 
-    def __lt__(self, other: object) -> Map:
-        return _elementwise("lt", self, other)
-
-    def __le__(self, other: object) -> Map:
-        return _elementwise("leq", self, other)
-
-    def __gt__(self, other: object) -> Map:
-        return _elementwise("gt", self, other)
-
-    def __ge__(self, other: object) -> Map:
-        return _elementwise("geq", self, other)
-
-    def __add__(self, other: object) -> Map:
-        return _elementwise("add", self, other)
-
-    def __radd__(self, other: object) -> Map:
-        return _elementwise("add", other, self)
-
-    def __sub__(self, other: object) -> Map:
-        return _elementwise("sub", self, other)
-
-    def __rsub__(self, other: object) -> Map:
-        return _elementwise("sub", other, self)
-
-    def __mul__(self, other: object) -> Map:
-        return _elementwise("mul", self, other)
-
-    def __rmul__(self, other: object) -> Map:
-        return _elementwise("mul", other, self)
-
-    def __truediv__(self, other: object) -> Map:
-        return _elementwise("div", self, other)
-
-    def __rtruediv__(self, other: object) -> Map:
-        return _elementwise("div", other, self)
-
-    def __floordiv__(self, other: object) -> Map:
-        return _elementwise("floordiv", self, other)
-
-    def __rfloordiv__(self, other: object) -> Map:
-        return _elementwise("floordiv", other, self)
-
-    def __mod__(self, other: object) -> Map:
-        return _elementwise("mod", self, other)
-
-    def __rmod__(self, other: object) -> Map:
-        return _elementwise("mod", other, self)
-
-    def __pow__(self, other: object) -> Map:
-        return _elementwise("pow", self, other)
-
-    def __rpow__(self, other: object) -> Map:
-        return _elementwise("pow", other, self)
-
-    def __and__(self, other: object) -> Map:
-        return _elementwise("logical_and", self, other)
-
-    def __rand__(self, other: object) -> Map:
-        return _elementwise("logical_and", other, self)
-
-    def __or__(self, other: object) -> Map:
-        return _elementwise("logical_or", self, other)
-
-    def __ror__(self, other: object) -> Map:
-        return _elementwise("logical_or", other, self)
+    __lt__, __le__, __gt__, __ge__ = _dunder("lt"), _dunder("leq"), _dunder("gt"), _dunder("geq")
+    __add__, __radd__ = _dunder("add"), _dunder("add", turned=True)
+    __sub__, __rsub__ = _dunder("sub"), _dunder("sub", turned=True)
+    __mul__, __rmul__ = _dunder("mul"), _dunder("mul", turned=True)
+    __truediv__, __rtruediv__ = _dunder("div"), _dunder("div", turned=True)
+    __floordiv__, __rfloordiv__ = _dunder("floordiv"), _dunder("floordiv", turned=True)
+    __mod__, __rmod__ = _dunder("mod"), _dunder("mod", turned=True)
+    __pow__, __rpow__ = _dunder("pow"), _dunder("pow", turned=True)
+    __and__, __rand__ = _dunder("logical_and"), _dunder("logical_and", turned=True)
+    __or__, __ror__ = _dunder("logical_or"), _dunder("logical_or", turned=True)
 
     def __invert__(self) -> Map:
         return _elementwise("logical_not", self)
