@@ -73,13 +73,12 @@ def plain_sort(s):
     return sorted(s)
 
 
-@oracle(range(1, 7), 5)
+@oracle("abcdef", 5)
 def plain_sort_unique(s):
-    """With repetitions: tokens that occur once stand where the smaller ones leave them."""
+    """With repetitions: one of several equal tokens stands where the smaller ones leave it."""
     found: list[Any] = [None] * len(s)
     for t in s:
-        if s.count(t) == 1:
-            found[sum(u < t for u in s)] = t
+        found[sum(u < t for u in s)] = t
     return found
 
 
@@ -243,9 +242,7 @@ def plain_long_addition(s):
 
 @oracle("01+", 7)
 def plain_digit_addition(s):
-    if "+" not in s:
-        return [None] * len(s)
-    n = s.index("+")
+    n = s.index("+") if "+" in s else len(s)
     bits = [int(t == "1") for t in s]
     one, two = bits[:n], (bits[n + 1 :] + [0] * n)[:n]
     total = int("0" + "".join(map(str, one)), 2) + int("0" + "".join(map(str, two)), 2)

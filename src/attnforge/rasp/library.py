@@ -124,11 +124,6 @@ def before(values: object = tokens, offset: int = 1, default: object = None) -> 
     return aggregate(select(indices, indices - offset, eq), values, default)
 
 
-def the_only(condition: SOp, values: object, default: object = None) -> SOp:
-    """The value at the one position where a condition holds, everywhere."""
-    return aggregate(holding(condition), values, default)
-
-
 # Counting and ordering.
 
 
@@ -185,12 +180,10 @@ def sort() -> SOp:
     return aggregate(select(ranked(select(tokens, tokens, lt), same_token), indices, eq), tokens)
 
 
-@_listed(range(1, 9), {(3, 1, 2): [1, 2, 3]})
+@_listed("abcdefgh", {"cab": "abc", "bab": ["a", "b", None]})
 def sort_unique() -> SOp:
-    """The tokens in ascending order, for sequences without repetition (None where there are some)."""
-    alone = selector_width(same_token).equals(1)
-    place = where(alone, selector_width(select(tokens, tokens, lt)), -1)
-    return aggregate(select(place, indices, eq), tokens)
+    """The tokens in ascending order, for sequences without repetition (None after the first of several equal ones)."""
+    return aggregate(select(selector_width(select(tokens, tokens, lt)), indices, eq), tokens)
 
 
 @_listed("abcd", {"bdba": "bbda", "abcc": "ccab"})
@@ -424,8 +417,8 @@ def carried(sums: SOp, base: int, onward: bool) -> SOp:
     place = selector_width(holding(stops) & so_far)  # how many stops there are up to here
     stop = where(stops, place, -1)
     nearest = where(stops, place - 1, place) if onward else place + 1
-    carry = aggregate(select(stop, nearest, eq), sums >= base, default=0)
-    return apply(lambda s, c: (s + c) % base, sums, carry)
+    carry = aggregate(select(stop, nearest, eq), where(sums >= base, "one", "none"))
+    return apply(lambda s, c: (s + (c == "one")) % base, sums, carry)
 
 
 _PAIRS = tuple(itertools.product(range(3), repeat=2))
@@ -443,16 +436,15 @@ def digit_addition(base: int = 2) -> SOp:
 
     The sum is taken modulo base ** n. Digits that are missing or are no digits count as zeros.
     """
-    plus = tokens.equals("+") & counted("+").equals(1)
-    place = the_only(plus, indices, default=-1)
-    other = aggregate(select(indices, indices + place + 1, eq), tokens)
+    first = counted("+").equals(0)
+    other = aggregate(select(indices, indices + selector_width(holding(first)) + 1, eq), tokens)
     digits = {str(digit): digit for digit in range(base)}
 
-    def added(a: Any, b: Any, i: Any, end: Any) -> int:
-        return digits.get(a, 0) + digits.get(b, 0) if i < end else 0
+    def added(a: Any, b: Any, inside: Any) -> int:
+        return digits.get(a, 0) + digits.get(b, 0) if inside else 0
 
-    sums = apply(added, tokens, other, indices, place)
-    return where(indices < place, apply(str, carried(sums, base, onward=False)), None)
+    sums = carried(apply(added, tokens, other, first), base, onward=False)
+    return where(first, apply({digit: str(digit) for digit in range(base)}, sums), None)
 
 
 def automaton(
