@@ -52,9 +52,9 @@ def functions_replaced(program: SOp, by: Callable[[Callable[..., object], int], 
             function = getattr(node, name, None)
             if function is not None and not isinstance(function, (Operator, Table)):
                 new[name] = by(function, 2 if name == "predicate" else len(node.children))
-                short = getattr(function, "text", None) or getattr(function, "__name__", "")
-                if not node.name and short and "<" not in short and len(short) <= 100:
-                    new["name"] = short
+                short = getattr(function, "__name__", "")
+                if not node.name:  # the text of a table is long
+                    new["name"] = short if short.isidentifier() else f"function_{len(done)}"
         done[node] = replace(node, **new) if new else node
     found = done[program]
     assert isinstance(found, SOp)

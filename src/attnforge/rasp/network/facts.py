@@ -24,7 +24,7 @@ from ..language import (
     length, walk,
 )  # fmt: skip
 from ..values import Value, is_numeric
-from .normal import LEQ, conjuncts, order
+from .normal import LEQ, conjuncts, order, order_free
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -452,12 +452,39 @@ class Facts:
     def single(self, selector: Selector) -> bool:
         """Whether every query selects one key at most, as far as this can be seen."""
         def ask() -> bool:
+            parts = [part for part in conjuncts(selector) if isinstance(part, Select)]
             return any(
-                isinstance(part, Select) and self.distinct(part.keys) and bool((self.table(part).sum(1) <= 1).all())
-                for part in conjuncts(selector)
+                (self.distinct(part.keys) and bool((self.table(part).sum(1) <= 1).all())) or self._numbered(part)
+                for part in parts
             )
 
         return bool(self._remembered("single", selector, ask))
+
+    def _numbered(self, part: Select) -> bool:
+        """Whether each query picks keys that satisfy a condition, by how many have satisfied it so far: 1, 2, 3, ..."""
+        for width in self.roots(part.keys):
+            if not isinstance(width, SelectorWidth):
+                continue
+            rest, masked = order_free(width.selector)
+            queries, keys = self.sides(rest)
+            if not masked or any(self._values[q] is None or len(self.values(q)) > 1 for q in queries):
+                continue
+            nodes = [*dict.fromkeys((part.keys, width, *keys))]
+            here = dict(zip(nodes, self.joint(nodes), strict=True))
+            zeros = {q: np.zeros_like(here[width]) for q in queries}
+            met = self.selected(rest, zeros, here, paired=True)
+            if self._picks(part, here[part.keys], width, here[width], met):
+                return True
+        return False
+
+    def _picks(self, part: Select, keys: Ids, width: SOp, counts: Ids, met: Mask | None = None) -> bool:
+        """Whether the keys that each query of a select picks have one count in common (and meet a condition)."""
+        pairs = np.zeros((len(self.values(part.keys)), len(self.values(width))), dtype=bool)
+        pairs[keys, counts] = True
+        wrong = np.zeros(len(pairs), dtype=bool)
+        if met is not None:
+            wrong[keys[~met]] = True
+        return all(pairs[row].any(0).sum() <= 1 and not wrong[row].any() for row in self.table(part))
 
     def until(self, selector: Selector) -> str:
         """"lt" where only earlier keys can be selected, "leq" where no later ones can, else nothing."""
@@ -491,7 +518,7 @@ class Facts:
                 return False
             if not self.listed(node.operand):
                 return True
-            if sum(map(is_numeric, self.values(node.operand))) < 2:
+            if sum(map(is_numeric, self.values(node.operand))) < 2 or self._ranked(node):
                 return False
             queries, keys = self.sides(node.selector)
             q = dict(zip(queries, _unique(self.joint(queries)), strict=True))
@@ -505,6 +532,23 @@ class Facts:
             return bool((np.sum(kinds, 0) > 1).any())
 
         return bool(self._remembered("averages", node, ask))
+
+    def _ranked(self, node: Aggregate) -> bool:
+        """Whether keys are picked by the number of smaller values of an op: then the op is the same at all of them, and
+        so is what is a function of it."""
+        for part in conjuncts(node.selector):
+            for width in self.roots(part.keys) if isinstance(part, Select) else ():
+                counted = conjuncts(width.selector) if isinstance(width, SelectorWidth) else ()
+                if len(counted) != 1 or not self._tournament(counted[0]):
+                    continue
+                op = counted[0].children[0]
+                if node.operand != op and not self.roots(node.operand) <= {op}:
+                    continue
+                assert isinstance(part, Select)
+                keys, counts = self.joint([part.keys, width])
+                if self._picks(part, keys, width, counts):
+                    return True
+        return False
 
     # ---- ops that tell positions apart
 

@@ -23,6 +23,9 @@ from .proof import HeadError
 from .state import position_table
 
 
+REFINED = 3  # halvings of the range in which the longest length is that can be proved: to an eighth of it
+
+
 def compile_program(
     program: object, domain: Sequences, dtype: torch.dtype = torch.float32, progress: Callable[[str], None] | None = None
 ) -> CompiledProgram:
@@ -77,10 +80,13 @@ def _unproved(program: SOp, domain: Sequences, dtype: torch.dtype, error: HeadEr
             return False
         return True
 
-    low, high = 0, domain.max_length
-    while high - low > max(1, low // 16):
+    low, high = domain.max_length // 2, domain.max_length
+    while low and not holds(low):  # shorter ones are proved, or refused, faster
+        low, high = low // 2, low
+    for _ in range(REFINED):
         middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        if low and low < middle:
+            low, high = (middle, high) if holds(middle) else (low, middle)
     length = f"max_length = {low} can be proved" if low else "no length can be proved"
     wider = "" if dtype == torch.float64 else "; use dtype=torch.float64"
     return PrecisionError(

@@ -33,6 +33,7 @@ SINK = 2.0**40  # the weight of a sink beside counted tokens: with it, what is r
 SLOTS = 1024  # combinations up to which maps of maps become one table
 MOST_SLOTS = 1 << 14  # and for one map at all
 FEW = 8  # values up to which numbers are one-hot: no larger than lines with their constant and their margin
+WORDS = 72  # characters of an op in the name of its head
 SLACK = 0.25  # of a margin that the error of a count may eat in a query before it is repaired
 
 REAL = Feature("real")
@@ -168,7 +169,7 @@ class _Planner:
 
     def _clean(self, node: SOp) -> bool:
         """Whether an op's number comes without an error that counts."""
-        if isinstance(node, (Constant, Tokens, Indices)) or self._trivial(node) or self._source(node):
+        if isinstance(node, (Constant, Tokens, Indices)) or self._trivial(node) or self._source(node) is not None:
             return True
         if isinstance(node, Aggregate):
             return self.facts.single(node.selector)
@@ -183,7 +184,7 @@ class _Planner:
 
     def _own(self, node: SOp, kind: str) -> bool:
         """Whether a feature has to be written by a head that maps the op itself."""
-        if isinstance(node, (Tokens, Indices)) or self._source(node):
+        if isinstance(node, (Tokens, Indices)) or self._source(node) is not None:
             return False
         if kind == "number":
             return False
@@ -227,14 +228,14 @@ class _Planner:
                 self._demand(node.operand, "clean" if kind == "number" and self.facts.single(node.selector) else kind)
             self._demand_selector(node.selector, not self.facts.nonempty(node.selector))
         elif isinstance(node, SelectorWidth):
-            self._demand_selector(node.selector, True)
+            self._demand_selector(node.selector, True, counted=True)
 
-    def _demand_selector(self, selector: Selector, levelled: bool) -> None:
+    def _demand_selector(self, selector: Selector, levelled: bool, counted: bool = False) -> None:
         for part in conjuncts(self._order_free(selector)[0]):
             if self._lined(part, levelled):
                 assert isinstance(part, Select)
                 self._demand(part.keys, "clean", "square")
-                self._demand(part.queries, self._query_kind(part), *(("square",) if levelled else ()))
+                self._demand(part.queries, self._query_kind(part, counted), *(("square",) if levelled else ()))
             else:
                 for side in self.facts.sides(part):
                     for variable in self._side(side):
@@ -244,7 +245,7 @@ class _Planner:
         """One-hot ops that one side of a table reads: what its ops are functions of, or, if several, the ops."""
         nodes = [node for node in nodes if not self._trivial(node)]
         deep = [*dict.fromkeys(v for node in nodes for v in self.variables(node))]
-        return deep if len(deep) <= 1 else nodes
+        return nodes if len(deep) > 1 or (len(nodes) == 1 and deep and self._numbers(deep[0])) else deep
 
     def _order_free(self, selector: Selector) -> tuple[Selector, bool]:
         rest, masked = order_free(selector)
@@ -257,13 +258,16 @@ class _Planner:
         sides = (part.keys, part.queries)
         if not all(self.facts.is_number(s) and all(isinstance(v, int) for v in self.facts.values(s)) for s in sides):
             return False
-        cheap = all(len(self.facts.values(s)) <= FEW and (isinstance(s, (Tokens, Indices)) or self._source(s)) for s in sides)
-        small = all(not self._numbers(s) and len(self.facts.values(s)) <= FEW for s in sides)
-        return not cheap and not small
+        few = all(len(self.facts.values(s)) <= FEW for s in sides)
+        cheap = all(isinstance(s, (Tokens, Indices)) or self._source(s) is not None for s in sides)
+        return not few or not (cheap or not any(self._numbers(s) for s in sides))
 
-    def _query_kind(self, part: Select) -> str:
+    def _query_kind(self, part: Select, counted: bool) -> str:
+        """How a comparison reads its query: repaired first where errors would eat the margin, or weigh in a count."""
         if self._clean(part.queries):
             return "number"
+        if counted:
+            return "clean"
         terms = self.facts.linear(part.queries)[0]
         most = float(self.facts.domain.max_length)
         error = sum(abs(float(c)) for c in terms.values()) * most * (most + 8) * self.u
@@ -409,7 +413,7 @@ class _Planner:
             keys.append(rest)
         writes = self._written(node, kinds)
         values = np.array([[self._ideal(node, f, int(v)) for f in writes] for v in rows[:, -1]])
-        label = f"map: {node.label.strip(chr(39))}"
+        label = _label("map", node)
         seat = Seat("map", facts.at[node])
         self._finish(Head(seat, query, [], [], np.stack(keys, 1), values, [(f, 1.0) for f in writes], 0, label))
 
@@ -419,7 +423,7 @@ class _Planner:
         number = float(self.facts.values(node)[value])  # type: ignore[arg-type]
         return number**2 if feature.kind == "square" else number
 
-    def _logits(self, selector: Selector, levelled: bool) -> tuple[list[Form], list[Form], bool]:
+    def _logits(self, selector: Selector, levelled: bool, counted: bool = False) -> tuple[list[Form], list[Form], bool]:
         """P3, P4: coordinates whose products are 0 for selected keys (or the same for all) and -gamma or less for
         others; the first query coordinate is the constant 1."""
         rest, causal = self._order_free(selector)
@@ -428,7 +432,7 @@ class _Planner:
         for part in conjuncts(rest):
             if self._lined(part, levelled):
                 assert isinstance(part, Select)
-                x = self.number(part.queries, self._query_kind(part))
+                x = self.number(part.queries, self._query_kind(part, counted))
                 y, beta = self.number(part.keys, "clean"), self.gamma
                 query.append(x)
                 key.append(Form().plus(y, 2 * beta))
@@ -462,7 +466,7 @@ class _Planner:
         table[np.ix_(*(np.asarray(o) if s else np.zeros(len(o), dtype=int) for o, s in zip(own, sides, strict=True)))] = hits
         columns, kinds = np.unique(table, axis=1, return_inverse=True)
         rows, sorts = np.unique(table, axis=0, return_inverse=True)
-        before = len(query)
+        reach = 0.0
         by_key = columns.shape[1] <= len(rows)
         groups, patterns = (kinds.reshape(-1), columns.T) if by_key else (sorts.reshape(-1), rows)
         grouped, other = (sides[1], sides[0]) if by_key else (sides[0], sides[1])
@@ -473,7 +477,8 @@ class _Planner:
             penalty = self._sum_of(other, np.flatnonzero(~pattern), -self.gamma)
             query.append(penalty if by_key else member)
             key.append(member if by_key else penalty)
-        return self.gamma * (len(query) - before)
+            reach += self.gamma * (1 + len(key[-1].terms))
+        return reach
 
     def _sum_of(self, side: list[SOp], values: Ids, by: float = 1.0) -> Form:
         if not side:
@@ -505,16 +510,16 @@ class _Planner:
             slot_keys = np.zeros((1, len(query)))
             slot_keys[0, 0] = -self.gamma / 2
             slot_values = np.array([[_default(node.default, facts, node, f) for f in writes]])
-        label = f"aggregate: {node.label.strip(chr(39))}"
+        label = _label("aggregate", node)
         seat = Seat("aggregate", facts.at[node], causal)
         self._finish(Head(seat, query, key, value, slot_keys, slot_values, [(f, 1.0) for f in writes], 0, label))
 
     def _count_head(self, node: SelectorWidth) -> None:
         """P5: the weight of what is selected beside a sink of weight 2^40, times that weight."""
-        query, key, causal = self._logits(node.selector, True)
+        query, key, causal = self._logits(node.selector, True, counted=True)
         slot_keys = np.zeros((1, len(query)))
         slot_keys[0, 0] = math.log(SINK)
-        label = f"count: {node.label.strip(chr(39))}"
+        label = _label("count", node)
         seat, feature = Seat("count", self.facts.at[node], causal), Feature("number", self.facts.at[node])
         self._finish(Head(seat, query, key, [Form({}, 1.0)], slot_keys, np.zeros((1, 1)), [(feature, SINK)], 0, label))
 
@@ -522,6 +527,11 @@ class _Planner:
         """Logits of numbers: 2 (v - c) x - v^2 + c^2, the largest at the nearest number."""
         middle = float(np.round((numbers[0] + numbers[-1]) / 2))
         return [Form({}, -(v * v) + middle * middle).plus(form, 2 * (v - middle)) for v in numbers]
+
+
+def _label(kind: str, node: SOp) -> str:
+    text = node.name or node.label.strip("'")
+    return f"{kind}: {text if len(text) <= WORDS else text[: WORDS - 3] + '...'}"
 
 
 def _default(value: Value, facts: Facts, node: SOp, feature: Feature) -> float:
