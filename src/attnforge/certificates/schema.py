@@ -51,7 +51,7 @@ CERTIFICATE = {
     "kind": str, "bound": Either(None, float), "dtype": str, "target": str, "box": BOX, "relative": bool,
     "terms": [(str, str, float, str)], "measured": Either(None, float), "weights": str, "lemmas": [str],
     "assumptions": [str], "proof?": str, "kernel?": Either(None, float), "remark?": str,
-    "margins?": [(str, float, float, float, str)], "domain?": str,
+    "margins?": [(str, Either(None, float), float, float, str)], "domain?": str,
 }  # fmt: skip
 HEADER = {
     "format": Whole(), "family": str, "config": {}, "certificate": CERTIFICATE, "digest": str, "derivation?": {},

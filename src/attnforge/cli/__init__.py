@@ -41,8 +41,9 @@ class Entry:
 COMMANDS = {
     "compile": Entry("compile", "Compile a formula into a certified network.", TakesFormulas),
     "convert": Entry("convert", "Convert a pretrained Hugging Face model to attention."),
+    "rasp": Entry("rasp", "Compile a token program into a network that is exact by proof."),
     "check": Entry("saved", "Recompute the certificate of a saved network or head.", FileOrMachine),
-    "run": Entry("run", "Evaluate a saved network at the points of a file."),
+    "run": Entry("run", "Evaluate a saved network at the points of a file, or at sequences."),
     "export": Entry("export", "Write a saved network for the tools of others: PyTorch, ONNX, ..."),
     "explain": Entry("saved", "Show layer by layer what the heads of a saved network compute."),
     "lipschitz": Entry("saved", "Show how far the outputs of a saved network can move when its inputs do."),

@@ -52,6 +52,8 @@ IN_PYTHON = {
     "dtype=torch.float64": "--dtype float64",
     "force=True": "--force",
     "give calibration=batches": "give --texts FILE",
+    "max_length = ": "--length ",
+    "max_length": "--length",
 }
 PICTURES = (".png", ".svg", ".pdf")  # what figures are drawn as
 WIDE = 400  # columns of output that goes to no terminal: enough for any table of ours

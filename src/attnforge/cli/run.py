@@ -1,4 +1,5 @@
-"""`attnforge run`: a saved network evaluated at the points of a csv, npy or parquet file, or of csv through a pipe."""
+"""`attnforge run`: a saved network evaluated at the points of a csv, npy or parquet file, or of csv through a pipe; a
+saved token program at sequences, given as words or as the lines of a file."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..box import Box
     from ..certificates.certified import CertifiedModule
     from ..dtypes import Array
+    from ..rasp.network.compiled import CompiledProgram
 
 KINDS = (".csv", ".npy", ".parquet")
 PIPE = Path("-")
@@ -155,9 +157,13 @@ def _listed(names: Sequence[str]) -> str:
 
 def run(
     file: Annotated[Path, SAVED],
+    sequences: Annotated[
+        list[str] | None, typer.Argument(metavar="[SEQUENCE]...", help="For a token program: abcd, or 1,2,3.")
+    ] = None,
     points: Annotated[
-        Path, typer.Option("--input", "-i", metavar="FILE", help="Points: .csv, .npy or .parquet; - is a pipe of csv.")
-    ],
+        Path | None,
+        typer.Option("--input", "-i", metavar="FILE", help="Points: .csv, .npy or .parquet; - is a pipe of csv."),
+    ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where the numbers go, likewise.")
     ] = PIPE,
@@ -166,19 +172,31 @@ def run(
     """Evaluate a saved network at the points of a file, a row of the output for each.
 
     The columns of a csv or parquet file are named after the variables, in any order; other columns are left out. Rows
-    outside of the network's box are counted and warned about: there the certificate says nothing.
+    outside of the network's box are counted and warned about: there the certificate says nothing. A token program takes
+    sequences, as words or as the lines of a text file, and a line comes out for each.
 
     \b
     attnforge run net.safetensors --input points.csv -o out.csv
+    attnforge run reverse.safetensors abcd
     """
     import torch
 
     from .. import files
+    from ..rasp.network.compiled import CompiledProgram
 
     existing(file)
     if output != PIPE:
         refuse_overwriting({output.suffix.lower(): output}, force)
     net = files.load(file)
+    if isinstance(net, CompiledProgram):
+        _run_program(net, list(sequences or []), points, output)
+        return
+    if sequences:
+        raise ArgumentError(
+            f"'{file}' is no token program: it takes numbers, as --input points.csv, not '{sequences[0]}'"
+        )
+    if points is None:
+        raise ArgumentError("where are the points? give --input, such as --input points.csv")
     boxes = _boxes(net)
     names = net.box.names
     table = read_points(points, names, sum(box.dim for box in boxes))
@@ -192,6 +210,38 @@ def run(
     write_numbers(output, columns, result)
     if output != PIPE:
         say(f"wrote {output}, {len(table):,} rows")
+
+
+def _run_program(net: CompiledProgram, sequences: list[str], lines: Path | None, output: Path) -> None:
+    """A line for each sequence: characters together where all are such, else words with commas between them."""
+    if lines is not None:
+        text = sys.stdin.read() if lines == PIPE else existing(lines).read_text("utf-8-sig")
+        sequences = [*sequences, *(line for line in text.splitlines() if line)]
+    if not sequences:
+        raise ArgumentError("which sequences? give some, such as abcd, or --input with a file of one a line")
+    domain = net.domain
+    known = {_word(token): token for token in (*domain.vocabulary, *(() if domain.bos is None else (domain.bos,)))}
+    letters = all(len(word) == 1 for word in known)
+    commas = [not letters or ("," in text and "," not in known) for text in sequences]
+    split = [text.split(",") if comma else list(text) for text, comma in zip(sequences, commas, strict=True)]
+    given = [[known.get(word, word) for word in words] for words in split]
+    if domain.bos is not None:  # nobody types the marker
+        given = [row if row[:1] == [domain.bos] else [domain.bos, *row] for row in given]
+    found = [_line_of(row) for row in net.run(given)]
+    if output == PIPE:
+        say("\n".join(found))
+    else:
+        output.write_text("\n".join(found) + "\n", encoding="utf-8", newline="\n")
+        say(f"wrote {output}, {len(found):,} sequences")
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _line_of(values: Sequence[Any]) -> str:
+    words = [_word(value) for value in values]
+    return "".join(words) if all(isinstance(v, str) and len(v) == 1 for v in values) else ",".join(words)
 
 
 def _boxes(net: CertifiedModule) -> tuple[Box, ...]:

@@ -94,6 +94,7 @@ def explain(
     from .. import files
     from ..certificates.certificate import upper_text
     from ..compiler.compiled import CompiledNetwork
+    from ..rasp.network.compiled import CompiledProgram
     from ..report.structure import structure
 
     existing(file)
@@ -101,7 +102,7 @@ def explain(
         net = files.load(file)
         parts = structure(net) if isinstance(net, CompiledNetwork) else None
     if parts is None or not isinstance(net, CompiledNetwork):
-        _explain_head(net, as_json)
+        _explain_head(net, as_json, net.explain() if isinstance(net, CompiledProgram) else None)
         return
     certificate = net.certificate
     if as_json:
@@ -176,9 +177,9 @@ def sources(parts: Structure) -> str:
     return ", ".join(names) or "constants"
 
 
-def _explain_head(net: CertifiedModule, as_json: bool) -> None:
-    """A single head has no layers: its description and certificate say all."""
+def _explain_head(net: CertifiedModule, as_json: bool, words: str | None = None) -> None:
+    """A single head has no layers: its description and certificate say all. A token program describes itself."""
     if as_json:
         say_json({"family": net.family, "certificate": net.certificate.to_json()})
         return
-    say(f"one head of the family '{net.family}'\n\n{net.certificate}")
+    say(words or f"one head of the family '{net.family}'\n\n{net.certificate}")

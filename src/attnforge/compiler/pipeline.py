@@ -20,7 +20,7 @@ from ..arguments import is_number
 from ..box import Box, Interval, boxes_of
 from ..census import structural
 from ..certificates.certificate import Proof, upper_text
-from ..dtypes import by_name, shipped
+from ..dtypes import shipped
 from ..errors import ArgumentError, PrecisionError
 from ..frontends.module.regressor import regressor
 from ..programs.interpret import values
@@ -101,7 +101,7 @@ def compile(
         if isinstance(box, Domain):
             from ..rasp.network.pipeline import compile_program as compile_tokens
 
-            return compile_tokens(target, box, by_name(dtype), progress)
+            return compile_tokens(target, box, shipped(dtype), progress)
     boxes, outputs = boxes_of(box), ()
     if isinstance(target, Mapping):
         outputs = tuple(map(str, target))
