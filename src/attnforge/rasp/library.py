@@ -347,14 +347,13 @@ def prefixes(pairs: Sequence[str]) -> SOp:
     for pair in pairs[1:]:
         opens |= tokens.equals(pair[0])
     depth = 2 * selector_width(holding(opens) & so_far) - indices - 1  # after the token
-    level = where(opens, depth, depth + 1)  # the same for a bracket and its partner
-    nth = selector_width(select(level, level, eq) & so_far)  # at each level brackets open and close in turn
-    partner = aggregate(select(level, level, eq) & select(nth, nth - 1, eq) & earlier, tokens)
-
-    def wrong(token: Any, found: Any, after: Any) -> bool:
-        return after < 0 or (token in opener and opener[token] != found)
-
-    failed = selector_width(holding(apply(wrong, tokens, partner, depth)) & so_far)
+    wrong: SOp = depth < 0
+    if len(pairs) > 1:
+        level = where(opens, depth, depth + 1)  # the same for a bracket and its partner
+        nth = selector_width(select(level, level, eq) & so_far)  # at each level brackets open and close in turn
+        partner = aggregate(select(level, level, eq) & select(nth, nth - 1, eq) & earlier, tokens)
+        wrong |= apply(lambda token, found: token in opener and opener[token] != found, tokens, partner)
+    failed = selector_width(holding(wrong) & so_far)
     return where(failed > 0, "F", where(depth.equals(0), "T", "P"))
 
 
