@@ -281,6 +281,8 @@ class CompiledProgram(CertifiedModule):
         program, domain = read_program(config["program"]), read_domain(config["domain"])
         layout, dtype = Layout.from_json(config["layout"]), shipped(DTYPES[config["dtype"]])
         facts = Facts(normal(program, domain), domain)
+        if len(config["purposes"]) != sum(len(layer.heads) for layer in layout.layers):
+            raise CertificateError("the file names another number of heads than it has")
         purposes = iter(config["purposes"])
         modules = []
         for i in range(len(layout.layers) + 1):

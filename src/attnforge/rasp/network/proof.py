@@ -468,7 +468,8 @@ class _Checker:
                 continue
             below = (logits - sink)[hit]  # exactly: both are stored numbers; their errors follow
             d = (off + sink_off)[hit] + (self.u + 8 * U64) * np.abs(below) + (EXP_ULPS + 1) * self.u
-            low, high = np.exp(below - d), np.exp(below + d)
+            with np.errstate(over="ignore"):
+                low, high = np.exp(below - d), np.exp(below + d)
             share = float(up(most * high.max(), 16))
             if not share < 0.5:
                 raise HeadError(f"'{group.purpose}': its sink is too light to count {most:g} keys", group.purpose, 0.0, 1.0)
