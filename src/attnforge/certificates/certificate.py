@@ -50,7 +50,7 @@ class Margin:
 
     def __post_init__(self) -> None:
         if not (self.margin >= self.needed >= 0 and self.eaten >= 0):
-            raise ArgumentError(f"a margin is at least what is needed, got {self.margin} of {self.needed} for {self.site}")
+            raise ArgumentError(f"a margin is at least what it must be, got {self.margin} of {self.needed}: {self.site}")
 
 
 @dataclass(frozen=True)

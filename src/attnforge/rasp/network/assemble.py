@@ -13,7 +13,7 @@ from ...network import AttentionLayer, AttentionOnly, Heads
 from .facts import Facts
 from .layout import Feature, Layer, Layout
 from .plan import Form, Head, Plan
-from .state import first_columns, position_table
+from .state import first_columns
 
 
 def assemble(plan: Plan, facts: Facts, dtype: torch.dtype) -> tuple[Layout, AttentionOnly]:
@@ -41,7 +41,9 @@ def assemble(plan: Plan, facts: Facts, dtype: torch.dtype) -> tuple[Layout, Atte
     return Layout(positions, tuple(layers)), AttentionOnly(modules)
 
 
-def _layer(state: Sequence[Feature], heads: Sequence[Head], after: Sequence[Feature], dtype: torch.dtype) -> AttentionLayer:
+def _layer(
+    state: Sequence[Feature], heads: Sequence[Head], after: Sequence[Feature], dtype: torch.dtype
+) -> AttentionLayer:
     S = np.array([[float(here == there) for there in after] for here in state])
     return AttentionLayer(
         [_heads(state, head, after, dtype) for head in heads], S=_tensor(S, dtype) if S.any() or not heads else None
@@ -79,5 +81,3 @@ def _affine(forms: Sequence[Form], state: Sequence[Feature]) -> tuple[Array, Arr
 def _tensor(x: Array, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(x)).to(dtype)
 
-
-__all__ = ["assemble", "position_table"]

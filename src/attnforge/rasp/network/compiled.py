@@ -19,7 +19,6 @@ from ...errors import ArgumentError, CertificateError, DomainError
 from ...heads.stored import TABLES
 from ...heads.token.bound import UNDERFLOW
 from ...network import AttentionLayer, AttentionOnly, Heads
-from ..domain import Sequences
 from ..language import SOp, evaluate
 from ..values import Value, canonical, shown
 from .data import domain_json, program_json, read_domain, read_program
@@ -76,7 +75,8 @@ class Trace:
 
     def __str__(self) -> str:
         shown_rows = [
-            (row.op, str(row.layer), _list(row.network), "" if row.agrees else _list(row.interpreter)) for row in self.rows
+            (row.op, str(row.layer), _list(row.network), "" if row.agrees else _list(row.interpreter))
+            for row in self.rows
         ]
         return "\n".join(aligned(("op", "layer", "network", "interpreter, where it differs"), shown_rows))
 
@@ -110,7 +110,9 @@ class CompiledProgram(CertifiedModule):
     def size(self) -> ProgramSize:
         """Layers, heads, columns, slots and parameters."""
         groups = list(self.network.groups())
-        width = max(len(self.layout.positions) + len(self.vocabulary) + 1, *(len(la.after) for la in self.layout.layers), 0)
+        width = max(
+            len(self.layout.positions) + len(self.vocabulary) + 1, *(len(la.after) for la in self.layout.layers), 0
+        )
         count = sum(p.numel() for p in self.parameters()) + self.positions.numel()
         return ProgramSize(len(self.layout.layers), len(groups), width, sum(g.slots for g in groups), count)
 
@@ -133,8 +135,12 @@ class CompiledProgram(CertifiedModule):
         items = given if isinstance(given, str) else list(given)
         if isinstance(items, str) or all(self._is_token(item) for item in items):
             return self._many([items])[0]
-        wrong = next((item for item in items if isinstance(item, str) is False and not isinstance(item, Iterable)), None)
-        if wrong is not None or len({isinstance(i, str) and not self._is_token(i) and len(i) == 1 for i in items} & {True}):
+        wrong = next(
+            (item for item in items if isinstance(item, str) is False and not isinstance(item, Iterable)), None
+        )
+        if wrong is not None or len(
+            {isinstance(i, str) and not self._is_token(i) and len(i) == 1 for i in items} & {True}
+        ):
             self.domain.check(items)  # raises, and names the token
         return self._many(items)
 
@@ -157,7 +163,9 @@ class CompiledProgram(CertifiedModule):
     def encode(self, sequences: Sequence[Sequence[Value]]) -> Tensor:
         """Sequences (without `bos`) as a tensor: one-hot tokens, the flag of tokens, zeros for padding."""
         longest = max(len(sequence) for sequence in sequences)
-        x = torch.zeros(len(sequences), longest, len(self.vocabulary) + 1, dtype=self.dtype, device=self.positions.device)
+        x = torch.zeros(
+            len(sequences), longest, len(self.vocabulary) + 1, dtype=self.dtype, device=self.positions.device
+        )
         for b, sequence in enumerate(sequences):
             x[b, range(len(sequence)), [self._column[token] for token in sequence]] = 1.0
             x[b, : len(sequence), -1] = 1.0
@@ -173,7 +181,7 @@ class CompiledProgram(CertifiedModule):
 
     def tensors(self, x: Tensor) -> Tensor:
         """The network underneath: one-hot tokens in (see `encode`), logits out."""
-        return cast(Tensor, super().forward(x))
+        return super().forward(x)
 
     def core(self, *inputs: Tensor) -> Tensor:
         """Positions beside the tokens, then the layers."""
@@ -188,7 +196,9 @@ class CompiledProgram(CertifiedModule):
         self.check_tensor(x, "tokens")
         width, longest = len(self.vocabulary) + 1, self.domain.max_length
         if x.dim() < 2 or x.shape[-1] != width or not 1 <= x.shape[-2] <= longest:
-            raise ArgumentError(f"expected one-hot tokens of shape (..., 1 to {longest}, {width}), got {tuple(x.shape)}")
+            raise ArgumentError(
+                f"expected one-hot tokens of shape (..., 1 to {longest}, {width}), got {tuple(x.shape)}"
+            )
         flags, hot = x[..., -1], x[..., :-1]
         good = ((hot == 0) | (hot == 1)).all() & (hot.sum(-1) == flags).all() & (flags[..., :1] == 1).all()
         if not bool(good & (flags[..., 1:] <= flags[..., :-1]).all()):
@@ -220,7 +230,7 @@ class CompiledProgram(CertifiedModule):
                     seen.add(feature)
             for (op, kind), columns in groups.items():
                 node = self.facts.order[op]
-                if kind == "square" or isinstance(node, type(self.facts.order[0])) and not node.children:
+                if kind == "square" or (isinstance(node, type(self.facts.order[0])) and not node.children):
                     continue
                 assert isinstance(node, SOp)
                 found = self._decoded(node, kind, state[0][:, columns], [plan.after[c] for c in columns])
@@ -256,12 +266,17 @@ class CompiledProgram(CertifiedModule):
         terms = (Term("output", "rounding", proof.bound, "errors of numbers and rounding"),) if numeric else ()
         return Certificate(
             "certified" if numeric else "exact", bound, dtype_name(self.dtype), _plain(self.program.label), self.box,
-            terms, lemmas=LEMMAS, assumptions=(*ASSUMPTIONS, UNDERFLOW), margins=proof.margins, domain=repr(self.domain),
+            terms, lemmas=LEMMAS, assumptions=(*ASSUMPTIONS, UNDERFLOW), margins=proof.margins,
+            domain=repr(self.domain),
         )  # fmt: skip
 
     def explain(self) -> str:
         """The program, the heads of each layer, the columns between them, and the margins of the certificate."""
-        lines = [f"{_plain(self.program.label)} on {self.domain!r}", f"normal form: {self.facts.program!r}", str(self.size)]
+        lines = [
+            f"{_plain(self.program.label)} on {self.domain!r}",
+            f"normal form: {self.facts.program!r}",
+            str(self.size),
+        ]
         for number, (plan, layer) in enumerate(zip(self.layout.layers, self.network.layers, strict=False), 1):
             lines.append(f"layer {number}: {len(plan.after)} columns after it")
             for group in cast(AttentionLayer, layer).heads():

@@ -11,8 +11,22 @@ from ...arguments import whole
 from ...errors import ArgumentError
 from ..domain import Sequences
 from ..language import (
-    OPERATORS, Aggregate, And, Constant, Indices, Map, Node, Not, Operator, Or, Select, SelectorWidth, SOp, Table,
-    Tokens, walk,
+    OPERATORS,
+    Aggregate,
+    And,
+    Constant,
+    Indices,
+    Map,
+    Node,
+    Not,
+    Operator,
+    Or,
+    Select,
+    SelectorWidth,
+    SOp,
+    Table,
+    Tokens,
+    walk,
 )  # fmt: skip
 from ..values import Value, canonical
 

@@ -20,8 +20,21 @@ from ...dtypes import Array
 from ...errors import DomainError
 from ..domain import Sequences
 from ..language import (
-    Aggregate, And, Constant, Indices, Map, Node, Not, Operator, Or, Select, Selector, SelectorWidth, SOp, Tokens,
-    length, walk,
+    Aggregate,
+    And,
+    Constant,
+    Indices,
+    Map,
+    Node,
+    Not,
+    Operator,
+    Select,
+    Selector,
+    SelectorWidth,
+    SOp,
+    Tokens,
+    length,
+    walk,
 )  # fmt: skip
 from ..values import Value, is_numeric
 from .normal import LEQ, conjuncts, order, order_free
@@ -66,6 +79,12 @@ class Facts:
         for node in self.order:
             if isinstance(node, SOp):
                 self._learn(node)
+
+    def sop(self, number: int) -> SOp:
+        """The sequence op of a number."""
+        node = self.order[number]
+        assert isinstance(node, SOp)
+        return node
 
     # ---- sets of values
 
@@ -149,9 +168,9 @@ class Facts:
                 f"{node.default!r}: give it a number for default"
             )
         low, high = self.span(node.operand)
-        if inside is not None and all(isinstance(v, int) for v in inside):
-            if self.domain.max_length**2 * int(high - low) <= VALUES:
-                self._means[node] = (int(low), int(high), sorted_values(empty))
+        whole = inside is not None and all(isinstance(v, int) for v in inside)
+        if whole and self.domain.max_length**2 * int(high - low) <= VALUES:
+            self._means[node] = (int(low), int(high), sorted_values(empty))
         for value in empty:
             low, high = min(low, Fraction(value)), max(high, Fraction(value))  # type: ignore[arg-type]
         self._values[node], self._spans[node] = None, (low, high)
@@ -187,7 +206,9 @@ class Facts:
             if len(keys) > CALLS:
                 raise node.fail(f"would be asked for {len(keys)} combinations of values, and the limit is {CALLS}")
             lists = [self.values(operand) for operand in node.operands]
-            given = [node.at(*(values[i] for values, i in zip(lists, row, strict=True))) for row in zip(*ids, strict=True)]
+            given = [
+                node.at(*(values[i] for values, i in zip(lists, row, strict=True))) for row in zip(*ids, strict=True)
+            ]
             values = sorted_values(set(given))
             number = {value: i for i, value in enumerate(values)}
             places = np.array([number[value] for value in given], dtype=np.int64)
@@ -266,7 +287,8 @@ class Facts:
         pair = [one.selector for one in (a, b) if isinstance(one, SelectorWidth)]
         if len(pair) == 2:
             return set(conjuncts(pair[0])) != set(conjuncts(pair[1])) and (
-                length in (a, b) or self.disjoint(*pair) or self._inside(*pair) or self._inside(*reversed(pair)))
+                length in (a, b) or self.disjoint(*pair) or self._inside(*pair) or self._inside(*reversed(pair))
+            )
         other = next((one for one in (a, b) if isinstance(one, Indices)), None)
         return len(pair) == 1 and other is not None and (length in (a, b) or bool(self.until(pair[0])))
 
@@ -355,11 +377,13 @@ class Facts:
             if isinstance(a, Constant) and name == "mul":
                 return _added([(Fraction(a.value), self.linear(b))])  # type: ignore[arg-type]
         if len(node.operands) == 1 and node in self._maps and self.is_number(node):
-            line = _line([Fraction(v) for v in self.values(node.operands[0])],  # type: ignore[arg-type]
-                         [Fraction(self.values(node)[i]) for i in self._maps[node][2]])  # type: ignore[arg-type]
+            line = _line(
+                [Fraction(v) for v in self.values(node.operands[0])],  # type: ignore[arg-type]
+                [Fraction(self.values(node)[i]) for i in self._maps[node][2]],
+            )  # type: ignore[arg-type]
             if line is not None and len(self._maps[node][1]) == len(self.values(node.operands[0])):
-                terms, constant = _added([(line[0], self.linear(node.operands[0]))])
-                return terms, constant + line[1]
+                scaled, constant = _added([(line[0], self.linear(node.operands[0]))])
+                return scaled, constant + line[1]
         return itself
 
     # ---- selectors
@@ -422,6 +446,7 @@ class Facts:
 
     def reflexive(self, selector: Selector) -> bool:
         """Whether every query selects its own position."""
+
         def ask() -> bool:
             queries, keys = self.sides(selector)
             nodes = [*dict.fromkeys((*queries, *keys))]
@@ -432,6 +457,7 @@ class Facts:
 
     def nonempty(self, selector: Selector) -> bool:
         """Whether every query selects something, as far as this can be seen."""
+
         def ask() -> bool:
             if self.reflexive(selector):
                 return True
@@ -442,7 +468,7 @@ class Facts:
                 return True
             if not isinstance(selector.keys, Indices):
                 return False
-            q, i = self.joint([selector.queries, selector.keys]) if selector.keys in self.at else ([], [])
+            q, i = self.joint([selector.queries, selector.keys])
             table = self.table(selector)
             first = np.where(table.any(1), table.argmax(1), self.domain.max_length)
             return bool((first[q] <= i).all())
@@ -451,6 +477,7 @@ class Facts:
 
     def single(self, selector: Selector) -> bool:
         """Whether every query selects one key at most, as far as this can be seen."""
+
         def ask() -> bool:
             parts = [part for part in conjuncts(selector) if isinstance(part, Select)]
             return any(
@@ -487,7 +514,8 @@ class Facts:
         return all(pairs[row].any(0).sum() <= 1 and not wrong[row].any() for row in self.table(part))
 
     def until(self, selector: Selector) -> str:
-        """"lt" where only earlier keys can be selected, "leq" where no later ones can, else nothing."""
+        """ "lt" where only earlier keys can be selected, "leq" where no later ones can, else nothing."""
+
         def ask() -> str:
             best = ""
             for part in conjuncts(selector):
@@ -504,15 +532,16 @@ class Facts:
 
     def disjoint(self, a: Selector, b: Selector) -> bool:
         """Whether two selectors never select the same key, by selects of the same ops; or one selector, any key."""
-        for one in conjuncts(a):
-            for other in conjuncts(b):
-                if isinstance(one, Select) and isinstance(other, Select) and one.children == other.children:
-                    if not (self.table(one) & self.table(other)).any():
-                        return True
-        return False
+        pairs = [(one, other) for one in conjuncts(a) for other in conjuncts(b)]
+        return any(
+            isinstance(one, Select) and isinstance(other, Select) and one.children == other.children
+            and not (self.table(one) & self.table(other)).any()
+            for one, other in pairs
+        )  # fmt: skip
 
     def averages(self, node: Aggregate) -> bool:
         """Whether several numbers that differ may be selected: then the aggregate is their mean."""
+
         def ask() -> bool:
             if self.single(node.selector):
                 return False
@@ -581,7 +610,7 @@ class Facts:
         if not (same and np.array_equal(self.table(tie), np.eye(len(self.values(first.keys)), dtype=bool))):  # type: ignore[arg-type]
             return False
         earlier, every = widths.get((tie, LEQ), widths.get((LEQ, tie), 0)), widths.get((tie,), 0)
-        return (earlier, every, constant) in ((1, 0, -1), (-1, 1, 0))
+        return (int(earlier), int(every), int(constant)) in ((1, 0, -1), (-1, 1, 0))
 
     def _tournament(self, select: Selector) -> bool:
         """Whether a select compares an op with itself by a strict total order of its values."""
@@ -592,18 +621,19 @@ class Facts:
 
     def distinct(self, node: SOp) -> bool:
         """Whether the values at two positions of a sequence always differ, as far as this can be seen."""
+
         def ask() -> bool:
             if isinstance(node, Constant):
                 return False
             if self.is_number(node):
-                terms, constant = self.linear(node)
+                terms = self.linear(node)[0]
                 if self.permutes(node):
                     return True
                 moving = [atom for atom in terms if atom != length]
                 if len(moving) == 1 and moving[0] != node:
                     return self.distinct(moving[0])
             if isinstance(node, Map) and len(moving := [o for o in node.operands if not isinstance(o, Constant)]) == 1:
-                sizes, keys, results = self._maps.get(node, (None, np.zeros(1), np.zeros(0)))
+                _, keys, results = self._maps.get(node, (None, np.zeros(1), np.zeros(0)))
                 return len(np.unique(results)) == len(keys) and self.distinct(moving[0])
             return False
 
@@ -649,5 +679,3 @@ def _line(x: list[Fraction], y: list[Fraction]) -> tuple[Fraction, Fraction] | N
     constant = y[0] - slope * x[0]
     return (slope, constant) if slope and all(slope * a + constant == b for a, b in zip(x, y, strict=True)) else None
 
-
-__all__ = ["Facts", "Ids", "Linear", "Mask", "Or", "sorted_values"]

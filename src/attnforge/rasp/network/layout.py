@@ -79,7 +79,9 @@ class Layout:
         """The layout that `to_json` wrote; `ArgumentError` on anything else."""
         layers = []
         for layer in data["layers"]:
-            heads = tuple(Seat(str(kind), whole("op", op, 0, MOST), bool(causal)) for kind, op, causal in layer["heads"])
+            heads = tuple(
+                Seat(str(kind), whole("op", op, 0, MOST), bool(causal)) for kind, op, causal in layer["heads"]
+            )
             layers.append(Layer(heads, tuple(map(_feature, layer["after"]))))
         return cls(tuple(map(_feature, data["positions"])), tuple(layers))
 

@@ -19,13 +19,38 @@ import numpy as np
 
 from ..domain import Sequences
 from ..language import (
-    OPERATORS, And, Constant, Indices, Map, Node, Not, Operator, Or, Select, Selector, SelectorWidth, SOp,
-    Tokens, indices, length, tokens, walk,
+    OPERATORS,
+    And,
+    Constant,
+    Indices,
+    Map,
+    Node,
+    Not,
+    Operator,
+    Or,
+    Select,
+    Selector,
+    SelectorWidth,
+    SOp,
+    Tokens,
+    indices,
+    length,
+    tokens,
+    walk,
 )  # fmt: skip
 
 #: Operators that compare a value with itself: what they give.
 _SAME = {"eq": 1, "leq": 1, "geq": 1, "ne": 0, "lt": 0, "gt": 0}
-_OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "geq", "geq": "lt", "gt": "leq", "leq": "gt", "true": "false", "false": "true"}
+_OPPOSITE = {
+    "eq": "ne",
+    "ne": "eq",
+    "lt": "geq",
+    "geq": "lt",
+    "gt": "leq",
+    "leq": "gt",
+    "true": "false",
+    "false": "true",
+}
 #: Positions on which a function of two positions is compared with the named comparisons: they differ on the first two.
 _PROBE = 256
 ALL = Select(tokens, tokens, OPERATORS["true"])
@@ -179,4 +204,3 @@ def order_free(selector: Selector) -> tuple[Selector, bool]:
     parts = conjuncts(selector)
     rest = tuple(part for part in parts if part != LEQ)
     return conjunction(rest), len(rest) < len(parts)
-

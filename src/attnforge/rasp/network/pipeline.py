@@ -22,12 +22,14 @@ from .plan import make_plan
 from .proof import HeadError
 from .state import position_table
 
-
 REFINED = 3  # halvings of the range in which the longest length is that can be proved: to an eighth of it
 
 
 def compile_program(
-    program: object, domain: Sequences, dtype: torch.dtype = torch.float32, progress: Callable[[str], None] | None = None
+    program: object,
+    domain: Sequences,
+    dtype: torch.dtype = torch.float32,
+    progress: Callable[[str], None] | None = None,
 ) -> CompiledProgram:
     """An attention-only network that computes a token program on every sequence of a domain, with the proof.
 
@@ -72,6 +74,7 @@ def _built(program: SOp, domain: Sequences, dtype: torch.dtype, say: Callable[[s
 
 def _unproved(program: SOp, domain: Sequences, dtype: torch.dtype, error: HeadError) -> PrecisionError:
     """What cannot be proved, and the longest sequences for which it can."""
+
     def holds(length: int) -> bool:
         shorter = Sequences(domain.vocabulary, length, domain.causal, domain.bos)
         try:

@@ -20,7 +20,17 @@ from ...certificates.rounding import UNIT
 from ...dtypes import Array
 from ...errors import DomainError
 from ..language import (
-    Aggregate, Constant, Indices, Map, Not, Operator, Or, Select, Selector, SelectorWidth, SOp, Tokens, tokens,
+    Aggregate,
+    Constant,
+    Indices,
+    Map,
+    Operator,
+    Select,
+    Selector,
+    SelectorWidth,
+    SOp,
+    Tokens,
+    tokens,
 )  # fmt: skip
 from ..values import Value, is_numeric
 from .facts import Facts, Ids
@@ -463,7 +473,9 @@ class _Planner:
         own = [[*range(len(column[0]))] if not side else column[-1] for side, column in zip(sides, ids, strict=True)]
         sizes = [len(facts.values(side[0])) if side else 1 for side in sides]
         table = np.ones(tuple(sizes), dtype=bool)
-        table[np.ix_(*(np.asarray(o) if s else np.zeros(len(o), dtype=int) for o, s in zip(own, sides, strict=True)))] = hits
+        table[
+            np.ix_(*(np.asarray(o) if s else np.zeros(len(o), dtype=int) for o, s in zip(own, sides, strict=True)))
+        ] = hits
         columns, kinds = np.unique(table, axis=1, return_inverse=True)
         rows, sorts = np.unique(table, axis=0, return_inverse=True)
         reach = 0.0
@@ -582,5 +594,3 @@ def _lines(numbers: Array, group: Ids, margin: float) -> tuple[float, Array, Arr
     constants = np.concatenate([[0.0], -np.cumsum(steps * cross)])
     return middle, slopes, constants - constants[start]
 
-
-__all__ = ["Form", "Head", "Not", "Or", "Plan", "make_plan"]

@@ -4,9 +4,9 @@ What is kept of the state after each layer is, for every column, how far it can 
 on every position of every sequence of the domain, and how large it can be on padding. A head is followed for every
 combination of values that can stand at its position (and at the position of a key): its logits are computed from the
 stored tables, with bounds of what errors of codes and rounding can do to them, and compared with what the program says
-is selected. Where the right slot is ahead of all others by more than `DEAD`, the others have weight 0 and the head reads
-one stored value to the last bit. Nothing is taken from whoever built the weights but the words of the layout; a wrong
-word is a large error, and no proof.
+is selected. Where the right slot is ahead of all others by more than `DEAD`, the others have weight 0 and the head
+reads one stored value to the last bit. Nothing is taken from whoever built the weights but the words of the layout; a
+wrong word is a large error, and no proof.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _Checker:
             raise CertificateError(f"the positions have the shape {self.positions.shape}, expected {wanted}")
         at = np.arange(wanted[0])
         for i, feature in enumerate(self.layout.positions):
-            node = self.facts.order[feature.op]
+            node = self.facts.sop(feature.op)
             found = self.positions[:, i]
             if node.children or len(self.facts.values(node)) != len(at):  # type: ignore[arg-type]
                 raise CertificateError(f"the position column {i} stands for {node.label}, which depends on more")
@@ -119,13 +119,11 @@ class _Checker:
     def _node(self, column: Column) -> SOp | None:
         if column.feature.op < 0:
             return None
-        node = self.facts.order[column.feature.op]
-        assert isinstance(node, SOp)
-        return node
+        return self.facts.sop(column.feature.op)
 
     def _rows(self, state: Sequence[Column], W: Array, b: Array, nodes: Sequence[SOp], what: str) -> Rows:
         """What W and b make of the columns that W reads, for all combinations of the ops there and of others."""
-        used = np.flatnonzero(W.any(1))
+        used = np.flatnonzero(W.any(1)).tolist()
         read = [self._node(state[j]) for j in used]
         wanted = [*dict.fromkeys([*nodes, *(node for node in read if node is not None)])]
         ids = self.facts.joint(wanted) if wanted else []
@@ -225,22 +223,24 @@ class _Checker:
         writers = [np.flatnonzero(stored(group.W_O)[0].any(0)) for group in groups]
         found: list[Column | None] = [None] * len(after)
         for c, feature in enumerate(after):
-            carried = np.flatnonzero(S[:, c])
+            carried = np.flatnonzero(S[:, c]).tolist()
             if len(carried) + sum(c in columns for columns in writers) != 1:
                 raise CertificateError(f"the column of {self._name(feature)} is not written exactly once")
             if len(carried):
                 (j,) = carried
                 by, old = float(S[j, c]), state[j]
                 if old.feature != feature:
-                    raise CertificateError(f"the column of {self._name(feature)} is a copy of {self._name(old.feature)}")
+                    raise CertificateError(
+                        f"the column of {self._name(feature)} is a copy of {self._name(old.feature)}"
+                    )
                 off = abs(by - 1.0) * self._size(feature) + abs(by) * old.error
                 off += 0.0 if _powers(np.array(by)) else 2 * self.u * (self._size(feature) + off)
                 found[c] = Column(feature, float(_up(np.array(off))), abs(by) * old.pad)
         for group, seat, columns in zip(groups, seats, writers, strict=True):
-            written = [after[c] for c in columns]
+            written = [after[c] for c in columns.tolist()]
             rule = {"map": self._map, "aggregate": self._aggregate, "count": self._count}[seat.kind]
             errors, pads = rule(state, group, seat, written, columns)
-            for c, feature, error, pad in zip(columns, written, errors, pads, strict=True):
+            for c, feature, error, pad in zip(columns.tolist(), written, errors, pads, strict=True):
                 found[c] = Column(feature, float(error), float(pad))
         if any(column.pad > LARGEST[self.dtype] or not math.isfinite(column.error) for column in found if column):
             raise CertificateError("numbers of a layer may overflow")
@@ -249,14 +249,14 @@ class _Checker:
     def _name(self, feature: Feature) -> str:
         if feature.op < 0:
             return "the tokens' flag"
-        node = self.facts.order[feature.op]
+        node = self.facts.sop(feature.op)
         what = f" = {self.facts.values(node)[feature.value]!r}" if feature.kind == "is" else ""  # type: ignore[arg-type]
         return f"{node.label}{what} ({feature.kind})"
 
     def _size(self, feature: Feature) -> float:
         if feature.kind in ("is", "real"):
             return 1.0
-        node = self.facts.order[feature.op]
+        node = self.facts.sop(feature.op)
         ends = [abs(float(end)) for end in self.facts.span(node)]  # type: ignore[arg-type]
         return float(up(max(ends) ** (2 if feature.kind == "square" else 1)))
 
@@ -278,7 +278,9 @@ class _Checker:
                 f"needed (by its keys it would be {gap:.4g}; errors of codes and rounding take the rest)",
                 group.purpose, margin, needed,
             )  # fmt: skip
-        self.margins.append(Margin(group.purpose, float(margin), needed, max(float(gap - margin), 0.0) if gap < math.inf else 0.0, note))
+        self.margins.append(
+            Margin(group.purpose, float(margin), needed, max(float(gap - margin), 0.0) if gap < math.inf else 0.0, note)
+        )
 
     def _out(self, values: Array, errors: Array, t: dict[str, Array], columns: Ids) -> tuple[Array, Array]:
         """Values through the output projection: what is written to the columns, and how far it can be off."""
@@ -315,9 +317,7 @@ class _Checker:
     def _op(self, feature: Feature) -> SOp:
         if feature.op < 0:
             raise CertificateError("a head writes the tokens' flag, which is the input's")
-        node = self.facts.order[feature.op]
-        assert isinstance(node, SOp)
-        return node
+        return self.facts.sop(feature.op)
 
     # ---- heads over tokens
 
@@ -375,7 +375,10 @@ class _Checker:
             plain = np.where(hit, logits, np.inf).min(1)[:, None] - logits
             if once.any():
                 top = hit.argmax(1)
-                lead, plain = (np.where(once[:, None], x, y) for x, y in zip(self._ahead(q, both, top, part), (lead, plain), strict=True))
+                lead, plain = (
+                    np.where(once[:, None], x, y)
+                    for x, y in zip(self._ahead(q, both, top, part), (lead, plain), strict=True)
+                )
             lead = np.where(hit | ~some[:, None], np.inf, lead)
             beyond = np.where(some, low - pads[part], np.inf)
             if not full:
@@ -472,7 +475,9 @@ class _Checker:
                 low, high = np.exp(below - d), np.exp(below + d)
             share = float(up(most * high.max(), 16))
             if not share < 0.5:
-                raise HeadError(f"'{group.purpose}': its sink is too light to count {most:g} keys", group.purpose, 0.0, 1.0)
+                raise HeadError(
+                    f"'{group.purpose}': its sink is too light to count {most:g} keys", group.purpose, 0.0, 1.0
+                )
             total = share if share < self.u else share + float(gamma(most + 2, self.u))
             for i in range(len(columns)):
                 one = np.maximum(np.abs(low * gain[0, i] - 1.0), np.abs(high * gain[0, i] - 1.0)).max()
@@ -493,7 +498,9 @@ class _Checker:
         width = 1 if facts.numeric_output else len(facts.values(output))
         require_shapes(layer, len(state), width)
         W, b = stored(layer.S), stored(layer.s)
-        if facts.numeric_output and all(c.feature.kind in ("number", "clean") for w, c in zip(W[:, 0], state, strict=True) if w):
+        if facts.numeric_output and all(
+            c.feature.kind in ("number", "clean") for w, c in zip(W[:, 0], state, strict=True) if w
+        ):
             return self._sum(state, W[:, 0], float(b[0]))
         if facts.numeric_output:
             rows = self._rows(state, W, b, [output], "read-out")
@@ -563,7 +570,7 @@ def _up(x: Array) -> Array:
 
 
 def _powers(x: Array) -> Mask:
-    return np.asarray(np.frexp(np.abs(x))[0] == 0.5)
+    return np.asarray(np.frexp(np.abs(np.asarray(x)))[0] == 0.5)
 
 
 def _grids(x: Array) -> Array:

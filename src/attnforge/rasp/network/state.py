@@ -6,7 +6,6 @@ import numpy as np
 
 from ...dtypes import Array
 from ..language import Indices, tokens
-from ..values import Value
 from .facts import Facts, Ids
 from .layout import Feature
 
@@ -23,7 +22,7 @@ def ideal(facts: Facts, feature: Feature, ids: Ids) -> Array:
         return np.ones(len(ids))
     if feature.kind == "is":
         return (ids == feature.value).astype(np.float64)
-    numbers = facts.numbers(facts.order[feature.op])[ids]  # type: ignore[index]
+    numbers = facts.numbers(facts.sop(feature.op))[ids]
     return numbers * numbers if feature.kind == "square" else numbers
 
 
@@ -36,9 +35,3 @@ def position_table(facts: Facts, positions: tuple[Feature, ...]) -> Array:
         columns.append(ideal(facts, feature, at))
     return np.stack(columns, 1) if columns else np.zeros((len(at), 0))
 
-
-def vocabulary(facts: Facts) -> tuple[Value, ...]:
-    """The tokens in the order of their columns."""
-    from .facts import sorted_values
-
-    return sorted_values(set(facts.domain.vocabulary))
