@@ -176,7 +176,7 @@ BUILDS = {"construction", "fit", "packing", "assemble", "plan", "search", "pipel
 CHECKS = re.compile(
     r"certificates\..*|heads\.\w+\.(bound|rule|site|target)|heads\.(rule|site|stored|self_head|families|choose)"
     r"|compiler\.(propagation|split|compiled|layout)|theorems\.bounds|incontext\.(certificate|problem|losses)"
-    r"|export\.plain\.certificate"
+    r"|export\.plain\.certificate|rasp\.network\.(facts|normal|layout|state|data|proof|compiled)"
 )
 
 
