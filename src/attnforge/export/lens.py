@@ -21,6 +21,7 @@ from ..certificates.certificate import Certificate, weights_hash
 from ..certificates.certified import CertifiedModule
 from ..errors import ArgumentError, CertificateError, MissingExtra
 from ..extras import require
+from ..rasp.network.compiled import token_rows
 from ..saving import free_file, write_whole
 from .fresh import MOST
 from .plain.build import to_plain
@@ -92,6 +93,16 @@ class Lens:
         """The output with hooks in place, such as `("blocks.0.attn.hook_z", ablate)`."""
         run = cast(Any, self.model.run_with_hooks)
         return self.readout(run(self.residual(*inputs), fwd_hooks=fwd_hooks, **self._through(), **options))
+
+    def ids(self, ids: Tensor) -> Tensor:
+        """Token ids of a program's sequences, padded to the longest, as `model` takes them: registers before them.
+
+        `model(lens.ids(ids))` are logits, registers' rows included.
+        """
+        known = len(self.plain.spec.inputs)
+        front = torch.arange(known, known + self.registers).expand(*ids.shape[:-1], -1)
+        pad = ids.new_full((*ids.shape[:-1], self.plain.tokens - ids.shape[-1]), known - 1)
+        return torch.cat([front, ids, pad], -1)
 
     @property
     def most(self) -> int:
@@ -195,9 +206,11 @@ def _filled(hooked: type[HookedTransformer], plain: PlainTransformer) -> HookedT
     if not blocks:
         raise ArgumentError("this network has no attention at all (it is affine): there is nothing to look at")
     count, width = max(b.num_heads for b in blocks), max(b.head_dim for b in blocks)
+    spec = plain.spec
+    known = len(spec.inputs) + plain.registers if spec.ids else 1
     config = {
-        "n_layers": len(blocks), "d_model": plain.spec.stream, "n_ctx": plain.registers + plain.tokens, "d_head": width,
-        "n_heads": count, "d_vocab": 1, "attn_only": True, "normalization_type": None, "act_fn": None,
+        "d_vocab_out": spec.outputs if spec.ids else 1, "n_layers": len(blocks), "d_model": plain.spec.stream, "n_ctx": plain.registers + plain.tokens, "d_head": width,
+        "n_heads": count, "d_vocab": known, "attn_only": True, "normalization_type": None, "act_fn": None,
         "attention_dir": "causal" if plain.causal else "bidirectional", "dtype": plain.dtype, "device": "cpu",
         "positional_embedding_type": "standard", "init_weights": False,
     }  # fmt: skip
@@ -205,6 +218,12 @@ def _filled(hooked: type[HookedTransformer], plain: PlainTransformer) -> HookedT
         model = hooked(config, move_to_device=False)
     state = {name: torch.zeros_like(tensor) for name, tensor in _own_tensors(model).items()}
     state["pos_embed.W_pos"] = plain.positions.detach().clone()
+    if spec.ids:  # registers are tokens with ids of their own, after those of the vocabulary and of padding
+        rows = token_rows(torch.arange(len(spec.inputs)), len(spec.inputs) - 1, plain.dtype)
+        registers = state["pos_embed.W_pos"][: plain.registers].clone()
+        state["embed.W_E"] = torch.cat([rows @ plain.embed.weight.detach().T, registers])
+        state["pos_embed.W_pos"][: plain.registers] = 0.0
+        state["unembed.W_U"], state["unembed.b_U"] = plain.readout.weight.detach().T, plain.readout.bias.detach()
     for index, block in enumerate(blocks):
         state.update({f"blocks.{index}.attn.{key}": value for key, value in _padded(block, count, width).items()})
     model.load_state_dict(state, strict=False)

@@ -31,6 +31,7 @@ from ..errors import ArgumentError
 from ..extras import require
 from ..network import AttentionLayer, AttentionOnly, Heads
 from ..programs.ops import Mix
+from ..rasp.network.compiled import CompiledProgram, token_rows
 from ..saving import free_file, write_whole
 from ..theorems.partition import MaxAffine
 from ..theorems.ramps import Ramp
@@ -194,13 +195,24 @@ def _tokens(graph: Graph, Z: str, group: Heads, name: str) -> str:
         if memory is not None:
             slots = _flat(graph, memory.expand(kv, -1, -1))
             repeated = graph.expand(slots, graph.batch_of(Z), group.slots, kv * width)
-            side = graph.node("Concat", side, repeated, axis=1)
+            side = graph.reshape(graph.node("Concat", side, repeated, axis=1), 0, -1, kv * width)  # a width to rely on
         sides.append(side)
     query = _projected(graph, Z, group.W_Q, group.b_Q)
-    if group.causal and group.slots:
-        raise ArgumentError("a causal head with memory slots after the tokens has no direct ONNX form")
     keys, values = sides
+    if group.causal and group.slots:  # the operator's own mask does not know of slots after the tokens
+        return _attention(graph, query, keys, values, group.heads, kv, name, mask=_mask(graph, Z, group.slots))
     return _attention(graph, query, keys, values, group.heads, kv, name, is_causal=int(group.causal))
+
+
+def _mask(graph: Graph, Z: str, slots: int) -> str:
+    """True where a token may look: at itself and earlier ones, and at every slot."""
+    from onnx import helper
+
+    count, one = graph.node("Shape", Z, start=1, end=2), helper.make_tensor("one", FLOATS[graph.dtype], [1], [1.0])
+    square = graph.node("ConstantOfShape", graph.node("Concat", count, count, axis=0), value=one)
+    seen = graph.node("Trilu", square, upper=0)
+    beside = graph.node("ConstantOfShape", graph.node("Concat", count, graph.whole(slots), axis=0), value=one)
+    return graph.node("Cast", graph.node("Concat", seen, beside, axis=1), to=9)  # onnx.TensorProto.BOOL
 
 
 def transformer(graph: Graph, tokens: str, net: PlainTransformer) -> str:
@@ -235,9 +247,10 @@ def _block(graph: Graph, x: str, attention: nn.MultiheadAttention, causal: bool,
 
 
 def _attention(
-    graph: Graph, query: str, keys: str, values: str, count: int, shared: int, name: str, is_causal: int = 0
-) -> str:
-    return graph.node("Attention", query, keys, values, name=name, q_num_heads=count, kv_num_heads=shared, scale=1.0,
+    graph: Graph, query: str, keys: str, values: str, count: int, shared: int, name: str, is_causal: int = 0,
+    mask: str = "",
+) -> str:  # fmt: skip
+    return graph.node("Attention", query, keys, values, *([mask] if mask else []), name=name, q_num_heads=count, kv_num_heads=shared, scale=1.0,
                       is_causal=is_causal)  # fmt: skip
 
 
@@ -313,6 +326,8 @@ def run_onnx(source: str | Path | Artefact | onnxruntime.InferenceSession, *inpu
 def _written(net: CertifiedModule) -> onnx.ModelProto | None:
     """The model of a compiled network or of one attention layer over tokens; None for anything else."""
     graph = Graph(net.dtype)
+    if isinstance(net, CompiledProgram):
+        return _program(graph, net)
     if isinstance(net, CompiledNetwork) and not any(g.causal and g.slots for g in net.network.groups()):
         return _compiled(graph, net)
     if isinstance(net, PlainTransformer):
@@ -344,8 +359,26 @@ def _compiled(graph: Graph, net: CompiledNetwork) -> onnx.ModelProto:
     return _model(graph, taken, out, ("batch", *program.output_shape))
 
 
+def _program(graph: Graph, net: CompiledProgram) -> onnx.ModelProto:
+    """A token program: ids in, logits out, for any number of positions up to the longest."""
+    known = len(net.vocabulary)
+    Z = graph.node("Gather", graph.number(token_rows(torch.arange(known + 1), known, net.dtype)), "ids", name="embed")
+    if net.positions.shape[1]:
+        count = graph.node("Shape", "ids", start=1, end=2)
+        place = graph.node("Slice", graph.number(net.positions), graph.whole(0), count, graph.whole(0))
+        shape = graph.node("Concat", graph.node("Shape", "ids"), graph.whole(net.positions.shape[1]), axis=0)
+        Z = graph.node("Concat", Z, graph.node("Expand", place, shape), axis=-1, name="positions")
+    out = network(graph, Z, net.network)
+    width = 1 if net.outputs is None else len(net.outputs)
+    return _model(graph, {"ids": ("batch", "tokens")}, out, ("batch", "tokens", width), whole=True)
+
+
 def _plain(graph: Graph, net: PlainTransformer) -> onnx.ModelProto:
     spec = net.spec
+    if spec.ids:
+        rows = token_rows(torch.arange(len(spec.inputs)), len(spec.inputs) - 1, net.dtype)
+        out = transformer(graph, graph.node("Gather", graph.number(rows), "ids", name="tokens"), net)
+        return _model(graph, {"ids": ("batch", spec.tokens)}, out, ("batch", spec.tokens, spec.outputs), whole=True)
     if not spec.fixed:
         out = transformer(graph, "x", net)
         return _model(graph, {"x": ("batch", "tokens", len(spec.inputs))}, out, ("batch", "tokens", spec.outputs))
@@ -385,15 +418,17 @@ def _names(net: CertifiedModule, count: int) -> list[str]:
     return ["x"] if count == 1 else [f"x{i}" for i in range(count)]
 
 
-def _model(graph: Graph, inputs: dict[str, Shape], out: str, shape: Shape) -> onnx.ModelProto:
-    from onnx import checker, helper
+def _model(graph: Graph, inputs: dict[str, Shape], out: str, shape: Shape, whole: bool = False) -> onnx.ModelProto:
+    """The model of a graph; its inputs are numbers of its dtype, or `whole` ones."""
+    from onnx import TensorProto, checker, helper
 
     kind = FLOATS[graph.dtype]
+    given = int(TensorProto.INT64) if whole else kind
     graph.nodes.append(helper.make_node("Identity", [out], ["output"], name="output"))
     body = helper.make_graph(
         graph.nodes,
         "attnforge",
-        [helper.make_tensor_value_info(name, kind, size) for name, size in inputs.items()],
+        [helper.make_tensor_value_info(name, given, size) for name, size in inputs.items()],
         [helper.make_tensor_value_info("output", kind, shape)],
         list(graph.constants.values()),
     )

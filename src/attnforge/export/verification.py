@@ -32,6 +32,7 @@ from ..compiler.compiled import CompiledNetwork
 from ..dtypes import dtype_name
 from ..errors import ArgumentError, CertificateError, closest
 from ..heads.norm.head import NormHead
+from ..rasp.network.compiled import CompiledProgram
 from ..theorems.result import Construction
 from . import fresh
 from .fresh import KINDS, receive, send
@@ -81,10 +82,47 @@ class Domain:
         """Corners of the box, at most `limit` of them, spread evenly."""
         return self.box.corners(limit, self.dtype)
 
+    def around(self, points: Tensor, radius: float, moves: int, generator: torch.Generator) -> Tensor:
+        """Trials around each point: some coordinates moved by up to `radius` of their side, kept inside the box."""
+        shape = (len(points), moves, self.dim)
+        move = 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
+        move *= torch.rand(shape, generator=generator) < 0.5
+        moved = points.double().unsqueeze(1) + move * (self.upper - self.lower) * radius
+        return torch.minimum(torch.maximum(moved.reshape(-1, self.dim), self.lower), self.upper).to(self.dtype)
+
     @property
     def box(self) -> Box:
         """The box of flat points, its bounds numbers of the network's dtype."""
         return Box.between(self.lower, self.upper)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenDomain(Domain):
+    """Sequences of token ids, padded to the longest; `known` is how many tokens there are, and the id of padding."""
+
+    known: int = 0
+
+    def split(self, points: Tensor) -> tuple[Tensor, ...]:
+        return (points.long().reshape(-1, *self.shapes[0]),)
+
+    def sample(self, count: int, seed: int = 0) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(self.known, (count, self.dim), generator=generator)
+        lengths = torch.randint(1, self.dim + 1, (count, 1), generator=generator)
+        return torch.where(torch.arange(self.dim) < lengths, ids, self.known).to(self.dtype)
+
+    def corners(self, limit: int) -> Tensor:
+        """Full sequences of one token, and single tokens."""
+        one = torch.arange(self.known).unsqueeze(-1).expand(-1, self.dim)
+        return torch.cat([one, torch.where(torch.arange(self.dim) < 1, one, self.known)])[:limit].to(self.dtype)
+
+    def around(self, points: Tensor, radius: float, moves: int, generator: torch.Generator) -> Tensor:
+        """A token of each sequence replaced."""
+        near = points.long().repeat_interleave(moves, 0)
+        lengths = (near != self.known).sum(-1)
+        at = (torch.rand(len(near), generator=generator) * lengths).long()
+        near[torch.arange(len(near)), at] = torch.randint(self.known, (len(near),), generator=generator)
+        return near.to(self.dtype)
 
 
 def domain(net: CertifiedModule) -> Domain:
@@ -95,6 +133,10 @@ def domain(net: CertifiedModule) -> Domain:
     >>> found.shapes, found.lower.tolist()
     (((), ()), [-2.0, -3.0])
     """
+    if isinstance(net, CompiledProgram) or (isinstance(net, PlainTransformer) and net.spec.ids):
+        longest, known = net.box.shape[0], net.box.shape[1] - 1
+        ends = torch.zeros(longest, dtype=torch.float64)
+        return TokenDomain(((longest,),), ends, ends + known, net.dtype, known)
     shapes = tuple(tuple(x.shape[1:]) for x in net.example_input())
     if isinstance(net, Construction) and len(shapes[0]) == 1:  # a theorem takes sequences, whatever its example
         shapes = ((TOKENS, *shapes[0]),)
@@ -225,7 +267,7 @@ def _compared(pair: _Pair, count: int | None, bound: float | None, seed: int) ->
     worst = _Worst.of(torch.cat([first, start]), torch.cat([values, pair.differences(start)]))
     moves = max(1, count // (len(RADII) * STARTS))
     for radius in RADII:
-        around = worst.around(radius, moves, where, generator)
+        around = where.around(worst.points, radius, moves, generator)
         worst = worst.joined(around, pair.differences(around))
     allowed = _allowed(pair, torch.cat([first, worst.points])) if bound is None else bound
     record = Verification(
@@ -283,15 +325,6 @@ class _Worst:
     def joined(self, points: Tensor, values: Tensor) -> _Worst:
         return self.of(torch.cat([self.points, points]), torch.cat([self.values, values]))
 
-    def around(self, radius: float, moves: int, where: Domain, generator: torch.Generator) -> Tensor:
-        """Trials around each point: some coordinates moved by up to `radius` of their side, kept inside the box."""
-        side = (where.upper - where.lower) * radius
-        shape = (len(self.points), moves, where.dim)
-        move = 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
-        move *= torch.rand(shape, generator=generator) < 0.5
-        moved = (self.points.double().unsqueeze(1) + move * side).reshape(-1, where.dim)
-        return torch.minimum(torch.maximum(moved, where.lower), where.upper).to(where.dtype)
-
 
 def _allowed(pair: _Pair, points: Tensor) -> float:
     """What two ways of rounding may differ by: 1e-5 or 1e-10 of the largest output, more for steep tables.
@@ -304,7 +337,8 @@ def _allowed(pair: _Pair, points: Tensor) -> float:
         inputs = pair.where.split(points)
         wide = copy.deepcopy(net).double()
         with torch.no_grad():
-            rounding = (net.core(*inputs) - wide.core(*(x.double() for x in inputs))).abs().max()
+            wider = (x.double() if x.is_floating_point() else x for x in inputs)
+            rounding = (net.core(*inputs) - wide.core(*wider)).abs().max()
         return max(close, ROUNDINGS * float(rounding))
     certificate = net.certificate
     return max(close, 2 * certificate.by_source()["rounding"] * (pair.scale if certificate.relative else 1.0))

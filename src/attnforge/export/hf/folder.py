@@ -21,6 +21,7 @@ from ...dtypes import dtype_name
 from ...errors import CertificateError, MissingExtra
 from ...extras import require, transformers_without_bars
 from ...programs.interpret import values
+from ...rasp.network.compiled import CompiledProgram
 from ...saving import free_folder, whole_folder, write_whole
 from ...theorems.result import Construction
 from ..plain.build import to_plain
@@ -97,6 +98,8 @@ def _cell(text: str) -> str:
 
 def _box(found: Certificate) -> list[str]:
     box = found.box
+    if found.domain:
+        return [f"on `{found.domain}`: token ids, padded to the longest sequence."]
     if box.names is None:
         return [f"on `{box!r}`: tensors of shape {box.shape}, batch dimensions first."]
     sides = list(zip(box.names, box.intervals(), strict=True))
@@ -109,6 +112,11 @@ def _accuracy(found: Certificate, verification: Verification | None) -> list[str
     unit = " of the target's size" if found.relative else ""
     if found.bound is None:
         lines = [f"Calibrated, not certified: the largest error measured is {found.measured:.3e}{unit}."]
+    elif found.kind == "exact":
+        lines = [
+            "Exact: the largest logit is that of the program's value, at every position of every sequence of the domain, "
+            f"rounding of {found.dtype} included. This is proved from the weights, not measured."
+        ]
     else:
         lines = [
             f"Certified: |network - target| is at most **{upper_text(found.bound)}**{unit} everywhere on the box, "
@@ -128,6 +136,8 @@ def _picture(net: CertifiedModule) -> Figure | None:
     """Output and target, and the error below its bound, from the lowest to the highest corner of the box."""
     if isinstance(net, PlainTransformer) and net.source is not None:
         net = net.source
+    if isinstance(net, CompiledProgram):
+        return None
     where = domain(net)
     t = torch.linspace(0, 1, POINTS, dtype=torch.float64).unsqueeze(-1)
     points = (where.lower + t * (where.upper - where.lower)).to(net.dtype)
@@ -243,6 +253,14 @@ def _write_card(net: CertifiedModule, plain: PlainTransformer, target: Path, fou
 def _loading(plain: PlainTransformer, folder: str) -> str:
     """How the card says that the folder is used."""
     boxes = plain.spec.boxes
+    if plain.spec.ids:
+        known = len(plain.spec.inputs) - 1
+        tokens = ", ".join(f"{i}: {name!r}" for i, name in enumerate(plain.spec.inputs[:-1][:SHOWN]))
+        return "\n".join([
+            "import torch", "from attnforge.export import load_hf", "", f'model = load_hf("{folder}")',
+            f"# {tokens}{', ...' if known > SHOWN else ''}; {known} is padding",
+            f"ids = torch.full((1, {plain.tokens}), {known})", "ids[0, 0] = 0", "logits = model(input_ids=ids).output",
+        ])  # fmt: skip
     lines = ["import torch", "from attnforge.export import load_hf", "", f'model = load_hf("{folder}")']
     names = ["x"] if len(boxes) == 1 else [f"x{i}" for i in range(len(boxes))]
     for name, box in zip(names, boxes, strict=True):

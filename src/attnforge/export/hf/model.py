@@ -56,11 +56,13 @@ class AttnforgeModel(PreTrainedModel):  # type: ignore[misc]
         self,
         *inputs: Tensor,
         x: Tensor | None = None,
+        input_ids: Tensor | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> AttnforgeOutput | tuple[Tensor, ...]:
-        """The network at points with batch dimensions first; several inputs in their order, or one as `x=...`."""
-        given = inputs if x is None else (*inputs, x)
+        """The network at points with batch dimensions first; several inputs in their order, or one as `x=...`; for a
+        token program, `input_ids` padded to its longest sequence, and the output is logits."""
+        given = tuple(t for t in (*inputs, x, input_ids) if t is not None)
         seen = tuple(self.plain.attention(*given)) if output_attentions else None
         found = AttnforgeOutput(output=self.plain(*given), attentions=seen)
         return found.to_tuple() if return_dict is False else found

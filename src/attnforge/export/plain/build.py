@@ -25,9 +25,10 @@ from ...compiler.compiled import CompiledNetwork
 from ...dtypes import Array, dtype_name
 from ...errors import ArgumentError, UnsupportedOperation
 from ...network import AttentionLayer, AttentionOnly
+from ...rasp.network.compiled import CompiledProgram
 from ...theorems.result import Construction
 from .certificate import certificate_of, reaches
-from .source import Source, bare_source, compiled_source
+from .source import Source, bare_source, compiled_source, program_source
 from .spec import FLAG, PlainHead, PlainSpec, scale_of
 from .stream import HeadTables, Stream, first_rows, folded, read, refuse_overflow, spare
 from .theorems import theorem_source
@@ -84,6 +85,8 @@ def source_of(net: nn.Module, tokens: int | None = None, box: Box | None = None)
         raise ArgumentError("this network has a box of its own: leave box out")
     if isinstance(net, CompiledNetwork):
         return compiled_source(net, tokens)
+    if isinstance(net, CompiledProgram):
+        return program_source(net, tokens)
     if isinstance(net, Construction):
         return theorem_source(net, tokens)
     if isinstance(net, CertifiedModule):
@@ -162,6 +165,7 @@ def _described(stream: Stream, states: list[Array], width: int, blocks: list[Pac
         boxes=source.boxes,
         output_shape=source.output_shape,
         first_row=source.first_row,
+        ids=source.ids,
         largest_activation=refuse_overflow(
             stream, (2 * head.omega * scale_of(block.width) for block in blocks for head in block.heads)
         ),

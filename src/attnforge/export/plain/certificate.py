@@ -55,7 +55,8 @@ from ...heads.token.bound import UNDERFLOW
 from ...network import AttentionLayer, AttentionOnly, Heads
 from ...programs.affine import Column, affine_map, folding_error
 from ...programs.enclose import Range, ranges
-from .source import Source, compiled_source
+from ...rasp.network.compiled import CompiledProgram
+from .source import Source, compiled_source, program_source
 from .spec import FLAG, PlainSpec
 from .stream import AGAIN, HeadTables, Stream, dtype_of, folded, read
 
@@ -325,7 +326,9 @@ def recertified(
     """
     dtype_of(tensors)
     try:
-        source = compiled_source(net) if isinstance(net, CompiledNetwork) else layers() if layers else None
+        known = {CompiledNetwork: compiled_source, CompiledProgram: program_source}
+        read_layers = known.get(type(net))  # type: ignore[call-overload]
+        source = read_layers(net) if read_layers else layers() if layers else None
         if source is None:
             raise CertificateError("nothing is known of the layers of the network that the plain form was made from")
         sizes = reaches(net) if isinstance(net, CompiledNetwork) else ()

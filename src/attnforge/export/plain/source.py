@@ -5,7 +5,7 @@ Nothing is copied or changed: the layers are those of the network itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -14,9 +14,14 @@ from ...box import Box
 from ...compiler.compiled import CompiledNetwork
 from ...compiler.layout import Layout
 from ...dtypes import Array
-from ...errors import ArgumentError
+from ...errors import ArgumentError, UnsupportedOperation
 from ...network import AttentionLayer, AttentionOnly
 from ...programs.ops import Constant, Input
+from ...rasp.network.compiled import CompiledProgram
+from ...rasp.network.layout import Feature
+
+#: Registers that stand for memory slots before the tokens of a program: as many as token ids may be given away for.
+REGISTERS = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +51,7 @@ class Source:
     constant_names: tuple[str, ...] = ()
     fixed: bool = True
     causal: bool = False
+    ids: bool = False  # the input may be token ids: one-hot rows with a flag, see `rasp.network.compiled.token_rows`
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -102,6 +108,44 @@ def column_name(layout: Layout, value: int, channel: int) -> str:
     return f"{name}[{channel}]" if op.width > 1 else name
 
 
+def program_source(net: CompiledProgram, tokens: int | None = None) -> Source:
+    """The layers of a token program, for sequences padded to its longest."""
+    longest, known = net.domain.max_length, len(net.vocabulary)
+    if tokens not in (None, longest):
+        raise ArgumentError(f"this program was compiled for {longest} tokens, not {tokens}: leave tokens out")
+    largest = max(net.network.groups(), key=lambda group: group.slots, default=None)
+    if largest is not None and largest.slots >= REGISTERS:
+        raise UnsupportedOperation(
+            f"'{largest.purpose}' has {largest.slots} memory slots, and at most {REGISTERS - 1} can be registers among the "
+            "tokens; choose a smaller max_length, or export to ONNX, which keeps memory slots"
+        )
+    box = net.box
+    low, high = box.lower.numpy(), box.upper.numpy()
+    names = [[_feature_name(net, f) for f in layer.after] for layer in net.layout.layers]
+    outputs = (
+        [f"{net.program.name or 'output'} = {v!r}" for v in net.outputs]
+        if net.outputs
+        else [net.program.name or "output"]
+    )
+    found = sequence_source(layers_of(net.network.layers), box, low, high, output_shape=None, ids=True)
+    return replace(
+        found,
+        names=(*map(tuple, names), tuple(outputs)),
+        inputs=(*map(str, net.vocabulary), "token"),
+        constants=net.positions if net.layout.positions else None,
+        constant_names=tuple(_feature_name(net, f) for f in net.layout.positions),
+    )
+
+
+def _feature_name(net: CompiledProgram, feature: Feature) -> str:
+    """What a column of a program's network carries, in words."""
+    if feature.op < 0:
+        return "token"
+    node = net.facts.sop(feature.op)
+    name = node.name or node.label.strip("'")
+    return f"{name} = {net.facts.values(node)[feature.value]!r}" if feature.kind == "is" else f"{name} ({feature.kind})"
+
+
 def bare_source(net: AttentionOnly | AttentionLayer, tokens: int | None, box: Box | None) -> Source:
     """Layers without a target, on sequences of a box."""
     if not isinstance(box, Box) or len(box.shape) != 2 or tokens not in (None, box.shape[0]):
@@ -149,5 +193,3 @@ def width_of(layer: AttentionLayer) -> int:
         return heads[0].W_O.shape[-1]
     assert layer.S is not None
     return layer.S.shape[-1]
-
-

@@ -82,6 +82,7 @@ class PlainSpec:
     output_shape: tuple[int, ...] | None
     first_row: bool
     largest_activation: float
+    ids: bool = False
 
     def __post_init__(self) -> None:
         if len(self.channels) != self.stream:
@@ -92,7 +93,8 @@ class PlainSpec:
 
     def to_json(self) -> dict[str, Any]:
         """JSON that `from_json` turns back into an equal description."""
-        plain = {key: value for key, value in self.__dict__.items() if key not in ("heads", "box", "boxes")}
+        left_out = ("heads", "box", "boxes", *(() if self.ids else ("ids",)))  # as files had it before there were ids
+        plain = {key: value for key, value in self.__dict__.items() if key not in left_out}
         return {
             **plain,
             "heads": [[asdict(head) for head in row] for row in self.heads],
@@ -119,6 +121,7 @@ class PlainSpec:
             output_shape=None if shape is None else tuple(int(s) for s in shape),
             first_row=bool(data["first_row"]),
             largest_activation=float(data["largest_activation"]),
+            ids=bool(data.get("ids", False)),
         )
 
 

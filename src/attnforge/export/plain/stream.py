@@ -35,7 +35,8 @@ SLACK = 1.1
 FAR = max(DEAD.values()) + 4.0
 
 Place = tuple[int, int, int]  # layer, group and head in the source
-SHARED = ("tokens", "inputs", "box", "boxes", "output_shape", "first_row", "fixed")  # what `PlainSpec` says of a source
+#: What `PlainSpec` says of a source.
+SHARED = ("tokens", "inputs", "box", "boxes", "output_shape", "first_row", "fixed", "ids")
 AGAIN = "train the network itself, certify it and export it again"
 
 

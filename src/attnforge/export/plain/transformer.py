@@ -29,6 +29,7 @@ from ...dtypes import DTYPES, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError
 from ...heads.anchor.site import ANCHORS
 from ...network import CHUNK, Heads
+from ...rasp.network.compiled import CompiledProgram, token_rows
 from .certificate import recertified
 from .source import Source
 from .spec import PlainHead, PlainSize, PlainSpec
@@ -52,6 +53,8 @@ def origin_of(net: CertifiedModule) -> dict[str, Any] | None:
 
     Tables of anchors stand in the registers already; every other tensor is written down, without its zeros.
     """
+    if isinstance(net, CompiledProgram):
+        return {"family": net.family, "config": net.config(), "tensors": {k: _sparse(t) for k, t in net.state_dict().items()}}
     if not isinstance(net, CompiledNetwork):
         return None
     tables = {id(table) for group in _anchors(net) for table in (group.M_K, group.M_V)}
@@ -83,7 +86,7 @@ def network_of(plain: PlainTransformer) -> CertifiedModule:
     """The network that a plain transformer was made from, in its dtype: the one it knows, or what its file says."""
     if plain.source is not None:
         net, dtype = plain.source, plain.dtype
-        if net.dtype != dtype and not isinstance(net, CompiledNetwork):
+        if net.dtype != dtype and not isinstance(net, (CompiledNetwork, CompiledProgram)):
             raise CertificateError(
                 f"the plain transformer is {dtype} and the network it was made from {net.dtype}: convert the "
                 "network, certify it, and export it again"
@@ -106,6 +109,8 @@ def network_of(plain: PlainTransformer) -> CertifiedModule:
             net.load_state_dict({**state, **known})
             return net
         given = {name: _dense(data, plain.dtype) for name, data in origin["tensors"].items()}
+        if origin.get("family") == CompiledProgram.family:
+            return CompiledProgram.rebuild({**origin["config"], "dtype": dtype_name(plain.dtype)}, given)
         tensors = {**_tables(plain), **given}
         net = CompiledNetwork.rebuild({**origin["config"], "dtype": dtype_name(plain.dtype)}, tensors)
         net.load_state_dict(tensors)
@@ -272,6 +277,8 @@ class PlainTransformer(CertifiedModule):
     def _lay_in(self, *inputs: Tensor) -> Tensor:
         """The inputs as tokens, (batch..., tokens, input columns)."""
         spec = self.spec
+        if spec.ids and not inputs[0].is_floating_point():
+            return token_rows(inputs[0], len(spec.inputs) - 1, self.dtype)
         if not spec.fixed:
             return inputs[0]
         batch = inputs[0].shape[: inputs[0].dim() - len(spec.boxes[0].shape)]
@@ -293,6 +300,14 @@ class PlainTransformer(CertifiedModule):
             raise ArgumentError(f"expected {len(boxes)} input tensor(s), got {len(inputs)}")
         for number, (x, box) in enumerate(zip(inputs, boxes, strict=True)):
             name = "input" if len(inputs) == 1 else f"input {number}"
+            if self.spec.ids and isinstance(x, Tensor) and not x.is_floating_point():
+                known = len(self.spec.inputs) - 1
+                if x.dim() < 1 or x.shape[-1] != self.tokens or not 0 <= int(x.min()) <= int(x.max()) <= known:
+                    raise ArgumentError(
+                        f"expected token ids of shape (..., {self.tokens}) from 0 to {known}, which is padding, got shape "
+                        f"{tuple(x.shape)} from {int(x.min())} to {int(x.max())}"
+                    )
+                x = self._lay_in(x)
             self.check_tensor(x, name)
             shape = box.shape if self.spec.fixed else (self.tokens, *box.shape)
             lead = x.dim() - len(shape)

@@ -179,13 +179,22 @@ class CompiledProgram(CertifiedModule):
         best = logits.argmax(-1).tolist()
         return [[self.outputs[i] for i in row[:n]] for row, n in zip(best, lengths, strict=True)]
 
+    def ids(self, sequences: Sequence[Sequence[Value]], length: int | None = None) -> Tensor:
+        """Sequences (without `bos`) as token ids, the place of each token in `vocabulary`; padding is the id after."""
+        longest = max(map(len, sequences)) if length is None else length
+        found = torch.full((len(sequences), longest), len(self.vocabulary), device=self.positions.device)
+        for b, sequence in enumerate(sequences):
+            found[b, : len(sequence)] = torch.tensor([self._column[token] for token in sequence])
+        return found
+
     def tensors(self, x: Tensor) -> Tensor:
-        """The network underneath: one-hot tokens in (see `encode`), logits out."""
+        """The network underneath: one-hot tokens (see `encode`) or token ids (see `ids`) in, logits out."""
         return super().forward(x)
 
     def core(self, *inputs: Tensor) -> Tensor:
-        """Positions beside the tokens, then the layers."""
+        """Token ids as one-hot rows, positions beside the tokens, then the layers."""
         (x,) = inputs
+        x = x if x.is_floating_point() else token_rows(x, len(self.vocabulary), self.dtype)
         places = self.positions[: x.shape[-2]]
         return cast(Tensor, self.network(torch.cat([x, places.expand(*x.shape[:-1], places.shape[-1])], -1)))
 
@@ -193,6 +202,11 @@ class CompiledProgram(CertifiedModule):
         if len(inputs) != 1:
             raise ArgumentError(f"expected one tensor of one-hot tokens, got {len(inputs)}")
         (x,) = inputs
+        if isinstance(x, Tensor) and not x.is_floating_point():
+            known = len(self.vocabulary)
+            if x.numel() and not (0 <= int(x.min()) and int(x.max()) <= known):
+                raise DomainError(f"token ids are 0 to {known - 1}, and {known} for padding, got {int(x.min())} to {int(x.max())}")
+            x = token_rows(x, known, self.dtype)
         self.check_tensor(x, "tokens")
         width, longest = len(self.vocabulary) + 1, self.domain.max_length
         if x.dim() < 2 or x.shape[-1] != width or not 1 <= x.shape[-2] <= longest:
@@ -317,6 +331,18 @@ class CompiledProgram(CertifiedModule):
 
     def extra_repr(self) -> str:
         return f"{_plain(self.program.label)} on {self.domain!r}: {self.size}"
+
+
+def token_rows(ids: Tensor, known: int, dtype: torch.dtype) -> Tensor:
+    """Token ids as rows: one-hot with a flag, zeros for padding, whose id is `known`.
+
+    >>> token_rows(torch.tensor([1, 2]), 2, torch.float32).tolist()
+    [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
+    """
+    table = torch.eye(known + 1, dtype=dtype, device=ids.device)
+    table[:, -1] = 1.0
+    table[-1] = 0.0
+    return torch.nn.functional.embedding(ids, table)
 
 
 #: Entries of the largest batch that is run at once, one-hot tokens counted by position: about 64 MB of logits.

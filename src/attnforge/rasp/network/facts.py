@@ -169,7 +169,7 @@ class Facts:
             )
         low, high = self.span(node.operand)
         whole = inside is not None and all(isinstance(v, int) for v in inside)
-        if whole and self.domain.max_length**2 * int(high - low) <= VALUES:
+        if whole and self.domain.max_length**2 * int(high - low) <= CALLS:
             self._means[node] = (int(low), int(high), sorted_values(empty))
         for value in empty:
             low, high = min(low, Fraction(value)), max(high, Fraction(value))  # type: ignore[arg-type]
