@@ -209,7 +209,8 @@ def _filled(hooked: type[HookedTransformer], plain: PlainTransformer) -> HookedT
     spec = plain.spec
     known = len(spec.inputs) + plain.registers if spec.ids else 1
     config = {
-        "d_vocab_out": spec.outputs if spec.ids else 1, "n_layers": len(blocks), "d_model": plain.spec.stream, "n_ctx": plain.registers + plain.tokens, "d_head": width,
+        "d_vocab_out": spec.outputs if spec.ids else 1,
+        "n_layers": len(blocks), "d_model": plain.spec.stream, "n_ctx": plain.registers + plain.tokens, "d_head": width,
         "n_heads": count, "d_vocab": known, "attn_only": True, "normalization_type": None, "act_fn": None,
         "attention_dir": "causal" if plain.causal else "bidirectional", "dtype": plain.dtype, "device": "cpu",
         "positional_embedding_type": "standard", "init_weights": False,

@@ -250,7 +250,8 @@ def _attention(
     graph: Graph, query: str, keys: str, values: str, count: int, shared: int, name: str, is_causal: int = 0,
     mask: str = "",
 ) -> str:  # fmt: skip
-    return graph.node("Attention", query, keys, values, *([mask] if mask else []), name=name, q_num_heads=count, kv_num_heads=shared, scale=1.0,
+    given = [query, keys, values, *([mask] if mask else [])]
+    return graph.node("Attention", *given, name=name, q_num_heads=count, kv_num_heads=shared, scale=1.0,
                       is_causal=is_causal)  # fmt: skip
 
 

@@ -110,14 +110,14 @@ def column_name(layout: Layout, value: int, channel: int) -> str:
 
 def program_source(net: CompiledProgram, tokens: int | None = None) -> Source:
     """The layers of a token program, for sequences padded to its longest."""
-    longest, known = net.domain.max_length, len(net.vocabulary)
+    longest = net.domain.max_length
     if tokens not in (None, longest):
         raise ArgumentError(f"this program was compiled for {longest} tokens, not {tokens}: leave tokens out")
     largest = max(net.network.groups(), key=lambda group: group.slots, default=None)
     if largest is not None and largest.slots >= REGISTERS:
         raise UnsupportedOperation(
-            f"'{largest.purpose}' has {largest.slots} memory slots, and at most {REGISTERS - 1} can be registers among the "
-            "tokens; choose a smaller max_length, or export to ONNX, which keeps memory slots"
+            f"'{largest.purpose}' has {largest.slots} memory slots, and at most {REGISTERS - 1} can be registers among "
+            "the tokens; choose a smaller max_length, or export to ONNX, which keeps memory slots"
         )
     box = net.box
     low, high = box.lower.numpy(), box.upper.numpy()

@@ -54,7 +54,8 @@ def origin_of(net: CertifiedModule) -> dict[str, Any] | None:
     Tables of anchors stand in the registers already; every other tensor is written down, without its zeros.
     """
     if isinstance(net, CompiledProgram):
-        return {"family": net.family, "config": net.config(), "tensors": {k: _sparse(t) for k, t in net.state_dict().items()}}
+        tensors = {name: _sparse(tensor) for name, tensor in net.state_dict().items()}
+        return {"family": net.family, "config": net.config(), "tensors": tensors}
     if not isinstance(net, CompiledNetwork):
         return None
     tables = {id(table) for group in _anchors(net) for table in (group.M_K, group.M_V)}
@@ -304,7 +305,7 @@ class PlainTransformer(CertifiedModule):
                 known = len(self.spec.inputs) - 1
                 if x.dim() < 1 or x.shape[-1] != self.tokens or not 0 <= int(x.min()) <= int(x.max()) <= known:
                     raise ArgumentError(
-                        f"expected token ids of shape (..., {self.tokens}) from 0 to {known}, which is padding, got shape "
+                        f"expected token ids of shape (..., {self.tokens}) from 0 to {known}, which is padding, got "
                         f"{tuple(x.shape)} from {int(x.min())} to {int(x.max())}"
                     )
                 x = self._lay_in(x)

@@ -204,8 +204,11 @@ class CompiledProgram(CertifiedModule):
         (x,) = inputs
         if isinstance(x, Tensor) and not x.is_floating_point():
             known = len(self.vocabulary)
-            if x.numel() and not (0 <= int(x.min()) and int(x.max()) <= known):
-                raise DomainError(f"token ids are 0 to {known - 1}, and {known} for padding, got {int(x.min())} to {int(x.max())}")
+            ends = (int(x.min()), int(x.max())) if x.numel() else (0, 0)
+            if ends[0] < 0 or ends[1] > known:
+                raise DomainError(
+                    f"token ids are 0 to {known - 1}, and {known} for padding, got {ends[0]} to {ends[1]}"
+                )
             x = token_rows(x, known, self.dtype)
         self.check_tensor(x, "tokens")
         width, longest = len(self.vocabulary) + 1, self.domain.max_length
