@@ -50,7 +50,7 @@ class Margin:
 
     def __post_init__(self) -> None:
         if not (self.margin >= self.needed >= 0 and self.eaten >= 0):
-            raise ArgumentError(f"a margin is at least what it must be, got {self.margin} of {self.needed}: {self.site}")
+            raise ArgumentError(f"'{self.site}' needs {self.needed} and has a margin of {self.margin}")
 
 
 @dataclass(frozen=True)

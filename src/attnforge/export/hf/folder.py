@@ -114,7 +114,7 @@ def _accuracy(found: Certificate, verification: Verification | None) -> list[str
         lines = [f"Calibrated, not certified: the largest error measured is {found.measured:.3e}{unit}."]
     elif found.kind == "exact":
         lines = [
-            "Exact: the largest logit is that of the program's value at every position of every sequence of the domain, "
+            "Exact: the largest logit is that of the program's value, for every position of every sequence there is, "
             f"rounding of {found.dtype} included. This is proved from the weights, not measured."
         ]
     else:
