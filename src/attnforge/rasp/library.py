@@ -349,9 +349,9 @@ def prefixes(pairs: Sequence[str]) -> SOp:
     depth = 2 * selector_width(holding(opens) & so_far) - indices - 1  # after the token
     wrong: SOp = depth < 0
     if len(pairs) > 1:
-        level = where(opens, depth, depth + 1)  # the same for a bracket and its partner
+        level = apply(max, where(opens, depth, depth + 1), 0)  # the same for a bracket and its partner
         nth = selector_width(select(level, level, eq) & so_far)  # at each level brackets open and close in turn
-        partner = aggregate(select(level, level, eq) & select(nth, nth - 1, eq) & earlier, tokens)
+        partner = aggregate(select(level, level, eq) & select(nth, nth - 1, eq), tokens)
         wrong |= apply(lambda token, found: token in opener and opener[token] != found, tokens, partner)
     failed = selector_width(holding(wrong) & so_far)
     return where(failed > 0, "F", where(depth.equals(0), "T", "P"))
@@ -501,8 +501,8 @@ def tomita1() -> SOp:
 @_listed("01", {"1010": [0, 1, 0, 1], "1001": [0, 1, 0, 0]})
 def tomita2() -> SOp:
     """1 where the tokens so far are 10 repeated."""
-    wrong = apply(lambda token, i: token != "10"[i % 2], tokens, indices)
-    return selector_width(holding(wrong) & so_far).equals(0) & (indices % 2)
+    wrong = tokens.equals("1").equals(indices % 2)
+    return selector_width(select(wrong, indices % 2, geq) & so_far).equals(0)  # at even positions all are selected
 
 
 @_listed("01", {"1001": [1, 0, 1, 1], "101": [1, 0, 0]})

@@ -1,0 +1,241 @@
+"""Token programs in numbers: wrong outputs, certificates, sizes beside Tracr's, seconds, growth, sabotage.
+
+python benchmarks/programs.py                    measures, prints the tables, writes benchmarks/results/programs.json
+python benchmarks/programs.py --quick            L = 10 and 40 alone, and a hundredth of the random sequences
+python benchmarks/programs.py --only sort hist   some programs; nothing is written
+python benchmarks/programs.py --markdown         prints the tables of the last run
+
+Every program of `attnforge.rasp.library` is compiled at L = 10, 40, 100 and 200 (five of them at 1000) in float32, and
+in float64 where float32 cannot be proved. The network is compared with the interpreter on all sequences where there are
+at most 10^5, else on random ones, and on adversarial ones: constant, sorted, alternating, longest, shortest. Tracr's
+numbers (its HEAD of 2024-02, its defaults and the lengths of its own tests) were measured beforehand and are stated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import random
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src")]
+
+import attnforge as af  # noqa: E402
+from attnforge import rasp  # noqa: E402
+from attnforge.rasp.library import PROGRAMS, Listed  # noqa: E402
+
+RESULTS = Path(__file__).parent / "results" / "programs.json"
+LENGTHS = (10, 40, 100, 200)
+LONG = ("length", "hist", "reverse", "sort", "frac_prevs")  # also at 1000
+ALL = 10**5  # domains up to this size are run completely
+RANDOM = {10: 10**5, 40: 10**4, 100: 10**3, 200: 10**3, 1000: 20}
+PATIENCE = 120.0  # seconds of a compilation after which a program is not tried at larger lengths
+#: Tracr's layers, heads, width, MLP width and parameters, with the vocabulary and the length of its test.
+TRACR: dict[str, tuple[str, int, tuple[int, int, int, int, float]]] = {
+    "length": ("abcd", 3, (1, 1, 15, 8, 806)),
+    "hist": ("abcd", 5, (1, 1, 19, 12, 1.2e3)),
+    "frac_prevs": ("ahel", 5, (2, 1, 14, 1, 1.1e3)),
+    "sort_unique": ("abcd", 5, (2, 1, 23, 12, 2.8e3)),
+    "pair_balance": ("abc()", 10, (2, 2, 23, 4, 5.4e3)),
+    "detect_pattern": ("abc", 6, (3, 2, 26, 6, 6.6e3)),
+    "sort": ("abcd", 5, (3, 1, 43, 20, 17.5e3)),
+    "reverse": ("abcd", 5, (4, 1, 43, 30, 19.7e3)),
+    "sort_freq": ("abcd", 5, (5, 1, 66, 30, 64e3)),
+    "shuffle_dyck2": ("(){}", 5, (8, 4, 55, 212, 247e3)),
+    "shuffle_dyck3": ("(){}[]", 6, (9, 6, 73, 438, 725e3)),
+}
+SABOTAGED = ("length", "hist", "reverse", "sort", "shift_by", "parity", "tomita4")
+TRIALS = 12  # changed values a program
+
+
+def adversarial(domain: rasp.Sequences) -> Iterator[tuple[Any, ...]]:
+    """Constant, sorted, alternating, longest and shortest sequences."""
+    tokens, longest = domain.vocabulary, domain.max_length
+    for token in tokens:
+        yield (token,)
+        yield (token,) * longest
+        yield (token,) * (longest - 1) + (tokens[0],)
+        yield (tokens[-1],) + (token,) * (longest - 1)
+    for order in (tokens, tokens[::-1]):
+        yield tuple(order[i * len(order) // longest] for i in range(longest))
+        yield tuple((order * longest)[:longest])
+        yield tuple((order[:2] * longest)[: max(1, longest - 1)])
+
+
+def inputs(domain: rasp.Sequences, share: float) -> tuple[list[tuple[Any, ...]], str]:
+    if domain.size <= ALL:
+        return list(domain), "all"
+    count = max(10, int(RANDOM[domain.max_length] * share))
+    return [*domain.sample(count, seed=domain.max_length), *adversarial(domain)], f"{count} random"
+
+
+def wrong(net: Any, program: rasp.SOp, sequences: Sequence[tuple[Any, ...]]) -> tuple[int, float]:
+    """How many sequences come out wrong (or further off than the bound), and the largest error of numbers."""
+    bad, worst = 0, 0.0
+    for start in range(0, len(sequences), 5000):
+        some = sequences[start : start + 5000]
+        for got, wanted in zip(net.run([list(s) for s in some]), rasp.run_many(program, some), strict=True):
+            if net.certificate.kind == "exact":
+                bad += got != wanted
+            else:
+                error = max(abs(float(a) - float(b)) for a, b in zip(got, wanted, strict=True))
+                bad, worst = bad + (error > net.bound), max(worst, error)
+    return bad, worst
+
+
+def compiled(program: rasp.SOp, domain: rasp.Sequences) -> tuple[Any, float, str]:
+    """The network in the smallest dtype that can be proved, the seconds it took, and what was refused."""
+    said = ""
+    for dtype in (torch.float32, torch.float64):
+        start = time.perf_counter()
+        try:
+            return af.compile(program, domain, dtype=dtype), time.perf_counter() - start, said
+        except af.PrecisionError as error:
+            said = str(error)
+        except af.AttnforgeError as error:
+            return None, time.perf_counter() - start, str(error)
+    return None, time.perf_counter() - start, said
+
+
+def measured(entry: Listed, length: int, share: float, vocabulary: Any = None) -> dict[str, Any]:
+    """One row: a program at a length."""
+    domain = entry.domain(length, vocabulary)
+    program = entry.program(domain)
+    net, seconds, said = compiled(program, domain)
+    row: dict[str, Any] = {"program": entry.name, "length": length, "seconds": round(seconds, 3)}
+    if net is None:
+        return {**row, "refused": said[:300]}
+    sequences, which = inputs(domain, share)
+    bad, worst = wrong(net, program, sequences)
+    size, certificate = net.size, net.certificate
+    margins = [m.margin for m in certificate.margins if m.needed]  # of heads; the read-out has another unit
+    return {
+        **row, "kind": certificate.kind, "dtype": certificate.dtype,
+        "wrong": bad, "of": len(sequences), "inputs": which, "layers": size.layers, "heads": size.heads, "width": size.width, "slots": size.slots,
+        "parameters": size.parameters, "bound": certificate.bound, "measured": worst,
+        "margin": min(margins, default=None), "refused in float32": said[:300],
+    }  # fmt: skip
+
+
+def sabotage(name: str, rng: random.Random) -> dict[str, Any]:
+    """Weights changed after the fact: the proof fails, or the outputs are still right on every sequence."""
+    entry = PROGRAMS[name]
+    domain = entry.domain(4, entry.vocabulary[:2] if len(entry.vocabulary) > 2 else None)
+    program = entry.program(domain)
+    net = af.compile(program, domain)
+    everything = list(domain)
+    wanted = rasp.run_many(program, everything)
+    counts = {"refused": 0, "still right": 0, "wrong": 0}
+    groups = len(list(net.network.groups()))
+    for trial in range(groups + TRIALS):
+        other = copy.deepcopy(net)
+        with torch.no_grad():
+            if trial < groups:
+                group = list(other.network.groups())[trial]
+                for table in ("W_K", "b_K", "M_K"):
+                    if getattr(group, table) is not None:
+                        getattr(group, table).mul_(0.01)
+            else:
+                tensor = rng.choice([p for p in other.parameters() if p.numel()]).view(-1)
+                place = rng.randrange(len(tensor))
+                tensor[place] = tensor[place] * rng.choice([0.5, 0.9, -1.0, 2.0]) + rng.choice([0.0, 0.5, -1.0])
+        try:
+            other.recertify()
+        except af.CertificateError:
+            counts["refused"] += 1
+            continue
+        right = other.run([list(s) for s in everything]) == wanted
+        counts["still right" if right else "wrong"] += 1
+    return {"program": name, **counts}
+
+
+def run(names: Sequence[str], lengths: Sequence[int], share: float) -> dict[str, Any]:
+    rows, beside = [], []
+    af.compile(PROGRAMS["hist"].build(), rasp.Sequences("ab", 2))  # what is loaded once is no one's compile time
+    for name in names:
+        for length in (*lengths, *((1000,) if name in LONG and max(lengths) >= 200 else ())):
+            row = measured(PROGRAMS[name], length, share)
+            rows.append(row)
+            print(json.dumps({k: v for k, v in row.items() if k != "refused in float32"}), flush=True)
+            if "refused" in row or row["seconds"] > PATIENCE:
+                break
+    for name, (vocabulary, length, theirs) in TRACR.items():
+        if name in names:
+            row = measured(PROGRAMS[name], length, 1.0, vocabulary)
+            beside.append({**row, "tracr": theirs})
+    rng = random.Random(0)
+    broken = [sabotage(name, rng) for name in SABOTAGED if name in names]
+    machine = {"python": platform.python_version(), "torch": torch.__version__, "processor": platform.machine(),
+               "threads": torch.get_num_threads(),
+               "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}  # fmt: skip
+    return {"rows": rows, "beside tracr": beside, "sabotage": broken, "machine": machine}
+
+
+def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """The tables, as titles, headers and cells."""
+    rows: list[list[str]] = []
+    for name in dict.fromkeys(row["program"] for row in found["rows"]):
+        own = [row for row in found["rows"] if row["program"] == name]
+        done = [row for row in own if "refused" not in row]
+        last = done[-1] if done else None
+        kinds = " ".join(dict.fromkeys(f"{r['kind']} {r['dtype']}" for r in done)) or "refused"
+        rows.append([
+            name, kinds, str(sum(r["wrong"] for r in done)), f"{sum(r['of'] for r in done):,}",
+            " ".join(str(r["length"]) for r in done), " ".join(str(r["layers"]) for r in done),
+            " ".join(f"{r['parameters']:,}" for r in done), " ".join(f"{r['seconds']:.2f}" for r in own),
+            f"{last['margin']:.3g}" if last and last["margin"] is not None else
+            f"{last['bound']:.2g}" if last else own[-1]["refused"][:60],
+        ])  # fmt: skip
+    header = ["program", "certificate", "wrong", "of", "L", "layers", "parameters", "seconds", "least margin, or bound"]
+    beside = [
+        [r["program"], str(r["length"]), f"{r['tracr'][4]:,.0f}", f"{r['parameters']:,}", str(2 * r["tracr"][0]),
+         str(r["layers"]), str(r["wrong"])]
+        for r in found["beside tracr"]
+    ]  # fmt: skip
+    columns = ["program", "L", "parameters, Tracr", "here", "sublayers, Tracr", "here", "wrong"]
+    broken = [[r["program"], str(r["refused"]), str(r["still right"]), str(r["wrong"])] for r in found["sabotage"]]
+    return [
+        ("every program", header, rows),
+        ("beside Tracr, at the lengths of its tests", columns, beside),
+        ("weights changed after the fact", ["program", "proof fails", "proved and right", "proved and wrong"], broken),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--only", nargs="*", metavar="PROGRAM")
+    given = parser.parse_args()
+    if given.markdown:
+        for title, header, rows in tables(json.loads(RESULTS.read_text("utf-8"))):
+            print(f"\n{title}\n\n| {' | '.join(header)} |\n|{'---|' * len(header)}")
+            print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+        return
+    names = [rasp.library.get(name).name for name in given.only] if given.only else list(PROGRAMS)
+    found = run(names, LENGTHS[:2] if given.quick else LENGTHS, 0.01 if given.quick else 1.0)
+    console = Console(width=200)
+    for title, header, rows in tables(found):
+        shown = Table(*header, title=title)
+        for cells in rows:
+            shown.add_row(*cells)
+        console.print(shown)
+    if not given.quick and not given.only:
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        console.print(f"wrote {RESULTS.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
