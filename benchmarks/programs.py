@@ -16,6 +16,8 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
+import multiprocessing
 import platform
 import random
 import resource
@@ -41,7 +43,8 @@ LENGTHS = (10, 40, 100, 200)
 LONG = ("length", "hist", "reverse", "sort", "frac_prevs")  # also at 1000
 ALL = 10**5  # domains up to this size are run completely
 RANDOM = {10: 10**5, 40: 10**4, 100: 10**3, 200: 10**3, 1000: 20}
-PATIENCE = 120.0  # seconds of a compilation after which a program is not tried at larger lengths
+PATIENCE = 240.0  # seconds that a row may take, runs included; longer sequences are then not tried
+MEMORY = 12 << 30  # bytes of address space that a row may take
 #: Tracr's layers, heads, width, MLP width and parameters, with the vocabulary and the length of its test.
 TRACR: dict[str, tuple[str, int, tuple[int, int, int, int, float]]] = {
     "length": ("abcd", 3, (1, 1, 15, 8, 806)),
@@ -120,13 +123,36 @@ def measured(entry: Listed, length: int, share: float, vocabulary: Any = None) -
     sequences, which = inputs(domain, share)
     bad, worst = wrong(net, program, sequences)
     size, certificate = net.size, net.certificate
-    margins = [m.margin for m in certificate.margins if m.needed]  # of heads; the read-out has another unit
+    margins = [
+        m.margin for m in certificate.margins if m.needed and m.margin < math.inf
+    ]  # of heads; the read-out has another unit
     return {
         **row, "kind": certificate.kind, "dtype": certificate.dtype,
-        "wrong": bad, "of": len(sequences), "inputs": which, "layers": size.layers, "heads": size.heads, "width": size.width, "slots": size.slots,
-        "parameters": size.parameters, "bound": certificate.bound, "measured": worst,
-        "margin": min(margins, default=None), "refused in float32": said[:300],
+        "wrong": bad, "of": len(sequences), "inputs": which, "layers": size.layers, "heads": size.heads,
+        "width": size.width, "slots": size.slots, "parameters": size.parameters, "bound": certificate.bound,
+        "measured": worst, "margin": min(margins, default=None), "refused in float32": said[:300],
     }  # fmt: skip
+
+
+def patiently(entry: Listed, length: int, share: float, vocabulary: Any = None) -> dict[str, Any]:
+    """The same in a process of its own, which may take so long and so much memory."""
+    here, there = multiprocessing.Pipe()
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        try:
+            there.send(measured(entry, length, share, vocabulary))
+        except MemoryError:
+            there.send({"program": entry.name, "length": length, "refused": f"more than {MEMORY >> 30} GB"})
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    start = time.perf_counter()
+    process.start()
+    found = here.recv() if here.poll(PATIENCE) else None
+    process.kill() if found is None else None
+    process.join()
+    late = {"program": entry.name, "length": length, "refused": f"not done in {PATIENCE:.0f} s"}
+    return {"seconds": round(time.perf_counter() - start, 3), **(found or late)}
 
 
 def sabotage(name: str, rng: random.Random) -> dict[str, Any]:
@@ -166,14 +192,14 @@ def run(names: Sequence[str], lengths: Sequence[int], share: float) -> dict[str,
     af.compile(PROGRAMS["hist"].build(), rasp.Sequences("ab", 2))  # what is loaded once is no one's compile time
     for name in names:
         for length in (*lengths, *((1000,) if name in LONG and max(lengths) >= 200 else ())):
-            row = measured(PROGRAMS[name], length, share)
+            row = patiently(PROGRAMS[name], length, share)
             rows.append(row)
             print(json.dumps({k: v for k, v in row.items() if k != "refused in float32"}), flush=True)
-            if "refused" in row or row["seconds"] > PATIENCE:
+            if "refused" in row:
                 break
     for name, (vocabulary, length, theirs) in TRACR.items():
         if name in names:
-            row = measured(PROGRAMS[name], length, 1.0, vocabulary)
+            row = patiently(PROGRAMS[name], length, 1.0, vocabulary)
             beside.append({**row, "tracr": theirs})
     rng = random.Random(0)
     broken = [sabotage(name, rng) for name in SABOTAGED if name in names]
@@ -195,8 +221,7 @@ def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]
             name, kinds, str(sum(r["wrong"] for r in done)), f"{sum(r['of'] for r in done):,}",
             " ".join(str(r["length"]) for r in done), " ".join(str(r["layers"]) for r in done),
             " ".join(f"{r['parameters']:,}" for r in done), " ".join(f"{r['seconds']:.2f}" for r in own),
-            f"{last['margin']:.3g}" if last and last["margin"] is not None else
-            f"{last['bound']:.2g}" if last else own[-1]["refused"][:60],
+            f"{last['bound']:.2g}" if last and last["bound"] else f"{last['margin'] or 0:.3g}" if last else own[-1]["refused"][:60],
         ])  # fmt: skip
     header = ["program", "certificate", "wrong", "of", "L", "layers", "parameters", "seconds", "least margin, or bound"]
     beside = [
