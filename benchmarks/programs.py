@@ -123,9 +123,7 @@ def measured(entry: Listed, length: int, share: float, vocabulary: Any = None) -
     sequences, which = inputs(domain, share)
     bad, worst = wrong(net, program, sequences)
     size, certificate = net.size, net.certificate
-    margins = [
-        m.margin for m in certificate.margins if m.needed and m.margin < math.inf
-    ]  # of heads; the read-out has another unit
+    margins = [m.margin for m in certificate.margins if m.needed and m.margin < math.inf]  # of heads
     return {
         **row, "kind": certificate.kind, "dtype": certificate.dtype,
         "wrong": bad, "of": len(sequences), "inputs": which, "layers": size.layers, "heads": size.heads,
@@ -221,7 +219,8 @@ def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]
             name, kinds, str(sum(r["wrong"] for r in done)), f"{sum(r['of'] for r in done):,}",
             " ".join(str(r["length"]) for r in done), " ".join(str(r["layers"]) for r in done),
             " ".join(f"{r['parameters']:,}" for r in done), " ".join(f"{r['seconds']:.2f}" for r in own),
-            f"{last['bound']:.2g}" if last and last["bound"] else f"{last['margin'] or 0:.3g}" if last else own[-1]["refused"][:60],
+            own[-1]["refused"][:60] if last is None else f"{last['bound']:.2g}" if last["bound"] else
+            f"{last['margin'] or 0:.3g}",
         ])  # fmt: skip
     header = ["program", "certificate", "wrong", "of", "L", "layers", "parameters", "seconds", "least margin, or bound"]
     beside = [
