@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
+import attnforge as af
 import tracr_shapes as t
 from attnforge.errors import ArgumentError, UnsupportedOperation
-from attnforge.rasp import Aggregate, Table, as_program, eq, from_tracr, library, select, tokens, walk
+from attnforge.rasp import Aggregate, Sequences, Table, as_program, eq, from_tracr, library, select, tokens, walk
 
 PROGRAMS: dict[str, tuple[Any, Any, int]] = {
     "length": (t.make_length(), "ab", 5),
@@ -93,3 +95,24 @@ def test_table_of_a_constant_says_where_it_ends() -> None:
     assert program("ab") == [5, 6]
     with pytest.raises(ValueError, match="the table has no row for 2"):
         program("abc")
+
+
+@pytest.mark.parametrize("name", ["length", "reverse", "hist", "sort", "sort_freq", "shuffle_dyck2", "detect_pattern"])
+def test_tracr_programs_compile_unchanged(name: str) -> None:
+    expr, vocabulary, _ = PROGRAMS[name]
+    domain = Sequences(vocabulary, 3)
+    net = af.compile(expr, domain)
+    assert net.certificate.kind == "exact"
+    for sequence in domain:
+        assert net(list(sequence)) == t.evaluate(expr, sequence), sequence
+
+
+@pytest.mark.parametrize("name", ["frac_prevs", "pair_balance"])
+def test_numerical_tracr_programs_compile_with_a_bound(name: str) -> None:
+    expr, vocabulary, _ = PROGRAMS[name]
+    domain = Sequences(vocabulary, 4)
+    net = af.compile(expr, domain)
+    assert net.certificate.kind == "certified" and net.bound < 1e-5
+    for sequence in domain:
+        exact = from_tracr(expr)(sequence)
+        assert max(abs(Fraction(a) - b) for a, b in zip(net(list(sequence)), exact, strict=True)) <= net.bound

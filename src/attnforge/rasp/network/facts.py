@@ -632,9 +632,12 @@ class Facts:
                 moving = [atom for atom in terms if atom != length]
                 if len(moving) == 1 and moving[0] != node:
                     return self.distinct(moving[0])
-            if isinstance(node, Map) and len(moving := [o for o in node.operands if not isinstance(o, Constant)]) == 1:
-                _, keys, results = self._maps.get(node, (None, np.zeros(1), np.zeros(0)))
-                return len(np.unique(results)) == len(keys) and self.distinct(moving[0])
+            if isinstance(node, Map) and node in self._maps:
+                sizes, keys, results = self._maps[node]
+                for operand, ids in zip(node.operands, np.unravel_index(keys, tuple(sizes)), strict=True):
+                    told = len(np.unique(np.stack([results, ids]), axis=1)[0]) == len(np.unique(results))
+                    if told and self.distinct(operand):  # the result tells the operand's value
+                        return True
             return False
 
         return bool(self._remembered("distinct", node, ask))
@@ -678,4 +681,3 @@ def _line(x: list[Fraction], y: list[Fraction]) -> tuple[Fraction, Fraction] | N
     slope = (y[1] - y[0]) / (x[1] - x[0])
     constant = y[0] - slope * x[0]
     return (slope, constant) if slope and all(slope * a + constant == b for a, b in zip(x, y, strict=True)) else None
-

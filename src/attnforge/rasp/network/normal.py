@@ -4,6 +4,7 @@
     width(a | b)      = width(a) + width(b) - width(a & b)
     width(a & k < q)  = width(a & k <= q) - [a selects the query's own position]      k, q: indices
     width(a & k > q)  = width(a) - width(a & k <= q)
+    mean(a, x) + mean(a, y) = mean(a, x + y),    c mean(a, x) = mean(a, c x)           x, y: numbers; c: a constant
 
 so that order of positions is left to the causal mask, and sums of counts to the linear maps. Comparisons of positions
 that are written as Python functions are recognised by their tables; maps of constants are constants. Each rule is an
@@ -20,6 +21,7 @@ import numpy as np
 from ..domain import Sequences
 from ..language import (
     OPERATORS,
+    Aggregate,
     And,
     Constant,
     Indices,
@@ -32,15 +34,19 @@ from ..language import (
     Selector,
     SelectorWidth,
     SOp,
+    Table,
     Tokens,
     indices,
     length,
     tokens,
     walk,
 )  # fmt: skip
+from ..values import canonical, is_numeric
 
 #: Operators that compare a value with itself: what they give.
 _SAME = {"eq": 1, "leq": 1, "geq": 1, "ne": 0, "lt": 0, "gt": 0}
+#: Operators that give numbers whatever they are asked for.
+_NUMBERS = {*_SAME, "mul", "div", "mod", "pow", "logical_and", "logical_or", "logical_not"}
 _OPPOSITE = {
     "eq": "ne",
     "ne": "eq",
@@ -83,6 +89,8 @@ def _rewritten(node: Node, domain: Sequences) -> Node:
         known = node.function.name if isinstance(node.function, Operator) else ""
         if known in _SAME and node.operands[0] == node.operands[1]:
             return Constant(_SAME[known])
+        if known in ("add", "sub", "mul", "div"):
+            return _one_mean(node, known, domain)
     elif isinstance(node, Select):
         return _named(node, domain)
     elif isinstance(node, Not):
@@ -97,6 +105,48 @@ def _rewritten(node: Node, domain: Sequences) -> Node:
         counted = count(node.selector)
         return replace(counted, name=node.name or counted.name)
     return node
+
+
+def _one_mean(node: Map, known: str, domain: Sequences) -> SOp:
+    """A combination of means of numbers by one selector as one mean; else the map as it is."""
+    a, b = node.operands
+    first = a if isinstance(a, Aggregate) else b
+    if not isinstance(first, Aggregate):
+        return node
+    scaled = known in ("mul", "div")
+    parts, defaults = [], []
+    for side in node.operands:
+        if isinstance(side, Aggregate) and side.selector == first.selector and _numbers(side.operand, domain):
+            parts.append(side.operand)
+            defaults.append(side.default)
+        elif scaled and isinstance(side, Constant) and not (known == "div" and (side is a or side.value == 0)):
+            parts.append(side)
+            defaults.append(side.value)
+    aggregates = sum(not isinstance(part, Constant) for part in parts)
+    if len(parts) < 2 or not all(map(is_numeric, defaults)) or (scaled and aggregates != 1):
+        return node
+    default = canonical(OPERATORS[known](*defaults))
+    return Aggregate(first.selector, Map(OPERATORS[known], tuple(parts)), default, name=node.name, mark=node.mark)
+
+
+def _numbers(node: SOp, domain: Sequences) -> bool:
+    """Whether every value of an op is a number, as far as this is seen from the op and the vocabulary."""
+    if isinstance(node, Constant):
+        return is_numeric(node.value)
+    if isinstance(node, Tokens):
+        return all(map(is_numeric, domain.vocabulary))
+    if isinstance(node, (Indices, SelectorWidth)):
+        return True
+    if not isinstance(node, Map):
+        return False
+    if all(isinstance(operand, Tokens) for operand in node.operands):
+        return all(is_numeric(node.at(*[token] * len(node.operands))) for token in domain.vocabulary)
+    if isinstance(node.function, Table):
+        return all(is_numeric(value) for _, value in node.function.rows)
+    known = node.function.name if isinstance(node.function, Operator) else ""
+    if known == "where":
+        return all(_numbers(side, domain) for side in node.operands[1:])
+    return known in _NUMBERS or (known == "add" and any(_numbers(side, domain) for side in node.operands))
 
 
 def _named(node: Select, domain: Sequences) -> Select:

@@ -8,11 +8,12 @@ import torch
 
 from ...census import structural
 from ...dtypes import dtype_name, shipped
-from ...errors import ArgumentError, AttnforgeError, DomainError, PrecisionError
+from ...errors import AttnforgeError, DomainError, PrecisionError
 from ...progress import stages
 from ...threads import one_thread
 from ..domain import Sequences
-from ..language import Selector, SOp
+from ..language import SOp
+from ..text import as_program
 from .assemble import assemble
 from .compiled import CompiledProgram
 from .data import tabulated
@@ -38,7 +39,7 @@ def compile_program(
     >>> net(["a", "b", "c"]), net.certificate.kind
     (['c', 'b', 'a'], 'exact')
     """
-    given = checked(program)
+    given = as_program(program)
     with stages(progress) as say, one_thread():
         try:
             net = _built(given, domain, shipped(dtype), say)
@@ -48,15 +49,6 @@ def compile_program(
             raise _unproved(given, domain, dtype, error) from error
     structural(net.network)
     return net.eval()
-
-
-def checked(program: object) -> SOp:
-    """A program, or an error that says what was given instead."""
-    if isinstance(program, SOp):
-        return program
-    what = f"the selector {program.label}" if isinstance(program, Selector) else type(program).__name__
-    hint = "; aggregate it or take its selector_width" if isinstance(program, Selector) else ""
-    raise ArgumentError(f"a token program is a sequence op of attnforge.rasp, got {what}{hint}")
 
 
 def _built(program: SOp, domain: Sequences, dtype: torch.dtype, say: Callable[[str], None]) -> CompiledProgram:
