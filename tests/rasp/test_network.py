@@ -336,7 +336,8 @@ def test_causal_programs_do_not_see_later_tokens() -> None:
         (aggregate(select(tokens, tokens, lambda k, q: "yes"), tokens), "True or False"),
         (rasp.apply(lambda i, n: (i, n), indices, length) , "limit is"),
         (select(tokens, tokens), "selector"),
-        ("reverse", "str"),
+        ("reverse", "the name reverse means nothing"),
+        (3, "got int"),
     ],
 )  # fmt: skip
 def test_mistakes_name_the_op(program: Any, words: str) -> None:
