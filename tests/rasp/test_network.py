@@ -341,7 +341,7 @@ def test_causal_programs_do_not_see_later_tokens() -> None:
     ],
 )  # fmt: skip
 def test_mistakes_name_the_op(program: Any, words: str) -> None:
-    with pytest.raises((af.DomainError, af.ArgumentError), match=words):
+    with pytest.raises((af.DomainError, af.ArgumentError, af.FormulaError), match=words):
         af.compile(program, rasp.Sequences("abc", 400))
 
 

@@ -30,6 +30,8 @@ from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
+
 from ..errors import ArgumentError, AttnforgeError, DomainError, UnsupportedOperation
 from .values import LARGEST, Value, canonical, is_numeric, mean, shown
 
@@ -537,7 +539,7 @@ class Select(Selector):
     def at(self, key: Value, query: Value) -> bool:
         """Whether the query selects the key; errors name the op and the values."""
         found = _called(self, self.predicate, (key, query))
-        if isinstance(found, bool) or (is_numeric(found) and found in (0, 1)) or type(found).__name__ == "bool":
+        if isinstance(found, (int, np.bool_)) and found in (0, 1):
             return bool(found)
         raise self.fail(
             f"needs True or False from its predicate, which gave {shown(found)} for the key {shown(key)} and the "
