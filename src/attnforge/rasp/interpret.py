@@ -18,12 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ArgumentError, DomainError
+from . import language
 from .language import Aggregate, And, Constant, Indices, Map, Node, Not, Or, Select, SelectorWidth, SOp, Tokens, walk
 from .values import Value, canonical, is_numeric
 
 Codes = npt.NDArray[np.int64]
 Hits = npt.NDArray[np.bool_]
 
+#: What numpy does for the named comparisons.
+COMPARISONS: dict[object, Callable[..., Hits]] = {
+    language.eq: np.equal, language.ne: np.not_equal, language.lt: np.less, language.leq: np.less_equal,
+    language.gt: np.greater, language.geq: np.greater_equal,
+}  # fmt: skip
 ENTRIES = 2**22  # entries of a selector's array at a time: 32 MB for the array of numbers that an aggregate reads
 EXACT = 2**53  # whole numbers below this are exact in float64, where products of matrices are fast
 
@@ -97,6 +103,10 @@ def _node(node: Node, tokens: Coded, operands: list[Any]) -> Coded | Hits:
         return _looked_up(operands, node.at)
     if isinstance(node, Select):
         keys, queries = operands
+        compare = COMPARISONS.get(node.predicate)
+        if compare is not None and _small(keys) and _small(queries):
+            k, q = (np.array(side.known, dtype=np.int64)[side.codes] for side in operands)
+            return compare(k[:, None, :], q[:, :, None])
         pair = [Coded(keys.codes[:, None, :], keys.known), Coded(queries.codes[:, :, None], queries.known)]
         hits = _looked_up(pair, node.at)
         return np.array(hits.known, dtype=bool)[hits.codes]
@@ -110,6 +120,11 @@ def _node(node: Node, tokens: Coded, operands: list[Any]) -> Coded | Hits:
     return _aggregated(node, *operands)
 
 
+def _small(given: Coded) -> bool:
+    """Whether all values are whole numbers that numpy compares exactly."""
+    return all(type(value) is int and abs(value) < EXACT for value in given.known)
+
+
 def _looked_up(operands: list[Coded], function: Callable[..., Value]) -> Coded:
     """A function of coded values, asked once for each combination that occurs."""
     combined: Codes = np.zeros((), dtype=np.int64)
@@ -119,7 +134,7 @@ def _looked_up(operands: list[Coded], function: Callable[..., Value]) -> Coded:
         size *= len(operand.known)
         if size > 2**62:  # the combined number must fit into 64 bits
             raise ArgumentError("the values of a map's operands have too many combinations to be numbered")
-    present, codes = np.unique(combined, return_inverse=True)
+    present, codes = _numbered(combined, size)
     known: dict[Value, int] = {}
     image = []
     for code in present.tolist():
@@ -128,7 +143,17 @@ def _looked_up(operands: list[Coded], function: Callable[..., Value]) -> Coded:
             code, place = divmod(code, len(operand.known))
             places.append(operand.known[place])
         image.append(known.setdefault(function(*reversed(places)), len(known)))
-    return Coded(np.array(image, dtype=np.int64)[codes.reshape(np.shape(combined))], list(known))
+    return Coded(np.array(image, dtype=np.int64)[codes], list(known))
+
+
+def _numbered(combined: Codes, size: int) -> tuple[Codes, Codes]:
+    """The numbers below `size` that occur, and for each entry its place among them."""
+    if size > ENTRIES:
+        present, codes = np.unique(combined, return_inverse=True)
+        return present, codes.reshape(combined.shape)
+    occurs = np.zeros(size, dtype=bool)
+    occurs[combined] = True
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[combined]
 
 
 def _aggregated(node: Aggregate, hits: Hits, values: Coded) -> Coded:
