@@ -166,7 +166,7 @@ def count(token: Value = "a") -> SOp:
 @_listed("abcd", {"aaabbc": [3] * 6, "aacbbc": [6] * 6})
 def count_less_freq(n: int = 2) -> SOp:
     """How many tokens stand in the sequence that occur at most n times."""
-    return selector_width(select(hist(), n, leq))
+    return selector_width(holding(hist() <= n))
 
 
 def ranked(smaller: Selector, same: Selector) -> SOp:
