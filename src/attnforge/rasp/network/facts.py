@@ -8,6 +8,7 @@ Sequences on which the program itself raises an error are not spoken of.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cached_property
@@ -46,6 +47,8 @@ Linear = tuple[dict[SOp, Fraction], Fraction]
 VALUES = 1 << 16  # of one op: a table over one more variable of a few values still fits into memory
 COMBINATIONS = 1 << 22  # of values at one position that are looked at: 32 MB for each op among them
 CALLS = 1 << 18  # of a Python function: about a second
+MARKED = 1 << 26  # numbers that are told apart by marking each: 64 MB, and much faster than sorting
+WORK = 1 << 28  # combinations that are looked at for one program in all: a minute, about
 PAIRS = 1 << 24  # of keys and queries of one selector: 16 MB of truth values
 _BINARY: dict[str, Any] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum, "eq": np.equal,
@@ -76,6 +79,7 @@ class Facts:
         self._tables: dict[Select, Mask] = {}
         self._roots: dict[SOp, frozenset[SOp]] = {}
         self._kept: dict[tuple[str, Node], Any] = {}
+        self._work = 0
         for node in self.order:
             if isinstance(node, SOp):
                 self._learn(node)
@@ -199,7 +203,7 @@ class Facts:
         """The image of a map over the combinations that can occur, and its table."""
         columns = self.joint(node.operands)
         sizes = np.array([len(self.values(operand)) for operand in node.operands], dtype=np.int64)
-        keys = np.unique(_combined(columns, sizes))
+        keys = distinct(_combined(columns, sizes), math.prod(sizes.tolist()))
         ids = np.unravel_index(keys, tuple(sizes))
         results = self._vectorised(node, ids)
         if results is None:
@@ -213,7 +217,9 @@ class Facts:
             number = {value: i for i, value in enumerate(values)}
             places = np.array([number[value] for value in given], dtype=np.int64)
         else:
-            whole, places = np.unique(results, return_inverse=True)
+            low = int(results.min())
+            whole = distinct(results - low, int(results.max()) - low + 1) + low
+            places = np.searchsorted(whole, results)
             values = tuple(int(v) for v in whole)
         self._maps[node] = (sizes, keys, places.reshape(-1))
         return values
@@ -303,6 +309,9 @@ class Facts:
             size = len(self.values(node))
             if rows * size > COMBINATIONS:
                 return found, 0
+            self._work += rows * size
+            if self._work > WORK:
+                raise node.fail(f"comes after {WORK} combinations of values, which is the limit; choose a smaller domain")
             found = {one: np.repeat(ids, size) for one, ids in found.items()}
             found[node] = np.tile(np.arange(size), rows)
             keep = np.ones(rows * size, dtype=bool)
@@ -658,6 +667,15 @@ def _combined(columns: Sequence[Ids], sizes: Ids) -> Ids:
     for column, size in zip(columns, sizes, strict=True):
         key = key * size + column
     return key
+
+
+def distinct(keys: Ids, size: int) -> Ids:
+    """The different ones of many numbers below `size`, in order."""
+    if size > MARKED:
+        return np.unique(keys)
+    seen = np.zeros(size, dtype=bool)
+    seen[keys] = True
+    return np.flatnonzero(seen)
 
 
 def _unique(columns: list[Ids]) -> list[Ids]:

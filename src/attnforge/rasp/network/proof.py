@@ -26,7 +26,7 @@ from ...heads.stored import refuse_endless, require_shapes
 from ...heads.token.bound import DEAD
 from ...network import AttentionLayer, AttentionOnly, Heads
 from ..language import Aggregate, SelectorWidth, SOp
-from .facts import Facts, Ids, Mask
+from .facts import MARKED, Facts, Ids, Mask
 from .layout import Feature, Layout, Seat
 from .normal import order_free
 from .state import first_columns, ideal
@@ -76,6 +76,7 @@ class _Checker:
         self.dtype = positions.dtype
         self.u, self.dead, self.digits = UNIT[self.dtype], DEAD[self.dtype], DIGITS[self.dtype]
         self.margins: list[Margin] = []
+        self.work = 0
         self.positions = stored(positions)
         for name, tensor in network.state_dict().items():
             if tensor.dtype != self.dtype:
@@ -134,7 +135,13 @@ class _Checker:
             key = np.zeros(len(ids[0]), dtype=np.int64)
             for column, size in zip(ids, sizes, strict=True):
                 key = key * size + column
-            keep = np.unique(key, return_index=True)[1]
+            every = math.prod(sizes)
+            if every <= MARKED:
+                first = np.full(every, -1)
+                first[key[::-1]] = np.arange(len(key))[::-1]
+                keep = first[first >= 0]
+            else:
+                keep = np.unique(key, return_index=True)[1]
             ids = [column[keep] for column in ids]
         here = dict(zip(wanted, ids, strict=True))
         count = len(ids[0])
@@ -203,8 +210,12 @@ class _Checker:
         return gap - _up(moved + rounding + rounding[row, top][:, None]), gap
 
     def _parts(self, rows: int, columns: int) -> list[slice]:
-        if rows * columns > PAIRS:
-            raise CertificateError(f"a head has {rows * columns} pairs to look at, and the limit is {PAIRS}")
+        self.work += rows * columns
+        if max(8 * rows * columns, self.work) > 8 * PAIRS:
+            raise CertificateError(
+                f"a head has {rows * columns} pairs of queries and keys to look at, and the limit is {PAIRS} "
+                f"({8 * PAIRS} for a network); choose a smaller max_length"
+            )
         step = max(1, CHUNK // max(columns, 1))
         return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
 
