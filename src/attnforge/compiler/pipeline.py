@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -65,7 +66,11 @@ def compile(
 
 @overload
 def compile(
-    target: Any, box: Sequences, *, dtype: torch.dtype | str = torch.float32, progress: Callable[[str], None] | None = None
+    target: Any,
+    box: Sequences,
+    *,
+    dtype: torch.dtype | str = torch.float32,
+    progress: Callable[[str], None] | None = None,
 ) -> CompiledProgram: ...
 
 

@@ -46,12 +46,12 @@ class Layer:
 
 
 def constants_of(program: Program, tensor: Tensor | None) -> Errors:
-    """How far the stored constants beside the input are from the program's."""
-    wanted: list[list[float]] = [[] for _ in range(program.tokens)]
+    """How far the stored constants beside the input are from those that the program means."""
+    wanted: list[list[tuple[float, float]]] = [[] for _ in range(program.tokens)]
     for op in program.ops:
         if op.word == "constant":
-            for row, more in zip(wanted, op.extra["value"], strict=True):
-                row.extend(more)
+            for row, more, off in zip(wanted, op.extra["value"], op.extra["off"][0], strict=True):
+                row.extend(zip(more, off, strict=True))
     if tensor is None:
         if wanted[0]:
             raise CertificateError("the file has no constants, but its program does")
@@ -59,7 +59,7 @@ def constants_of(program: Program, tensor: Tensor | None) -> Errors:
     if tensor.shape != (program.tokens, len(wanted[0])):
         raise CertificateError(f"the constants have the shape {tensor.shape}, which is not that of the program's")
     return [
-        [size(arb(exact(a) - exact(b))) for a, b in zip(*rows, strict=True)]
+        [size(arb(abs(exact(a) - exact(b)) + exact(off))) for a, (b, off) in zip(*rows, strict=True)]
         for rows in zip(tensor.rows(), wanted, strict=True)
     ]
 

@@ -1,7 +1,8 @@
 """What a network should compute: the program of a file, read strictly, and its values as exact affine forms of atoms.
 
 Atoms are what the state of a network carries: the input, constants, and the results of heads. Every other value is an
-affine function of atoms, with rational weights: sums and products of the program's own numbers, nothing rounded.
+affine function of atoms, with rational weights: sums and products of the program's own numbers, nothing rounded. Where
+a number of the program stands for another (0.7, pi), `off` says how far the two may be apart; forms carry that along.
 """
 
 from __future__ import annotations
@@ -51,10 +52,12 @@ class Op:
 
 @dataclass(frozen=True)
 class Form:
-    """The sum of weight * column over atoms' columns, plus a bias."""
+    """The sum of weight * column over atoms' columns, plus a bias; and how far the numbers that are meant may be."""
 
     weights: dict[Column, fmpq]
     bias: fmpq
+    off: dict[Column, fmpq] = field(default_factory=dict)
+    off_bias: fmpq = field(default_factory=fmpq)
 
 
 @dataclass(frozen=True)
@@ -75,22 +78,27 @@ class Program:
             if op.is_atom:
                 found.append([Form({(i, c): fmpq(1)}, fmpq(0)) for c in range(op.width)])
                 continue
-            rows = []
-            for c in range(op.width):
-                weights: dict[Column, fmpq] = {}
-                bias = exact(op.extra["bias"][c])
-                for j, matrix in zip(op.inputs, op.extra["weights"], strict=True):
-                    for k, inner in enumerate(found[j]):
-                        factor = matrix[k][c]
-                        if factor == 0:
-                            continue
-                        factor = exact(factor)
-                        bias += inner.bias * factor
-                        for column, weight in inner.weights.items():
-                            weights[column] = weights.get(column, fmpq(0)) + weight * factor
-                rows.append(Form({column: w for column, w in weights.items() if w != 0}, bias))
-            found.append(rows)
+            found.append([self._folded(op, c, found) for c in range(op.width)])
         return found
+
+    def _folded(self, op: Op, c: int, found: list[list[Form]]) -> Form:
+        """(f +- s)(w +- r) = f w +- (|f| r + s |w| + s r), summed over what the operation reads (lemma K10)."""
+        weights: dict[Column, fmpq] = {}
+        off: dict[Column, fmpq] = {}
+        bias, off_bias = exact(op.extra["bias"][c]), exact(op.extra["off"][-1][c])
+        for j, matrix, slack in zip(op.inputs, op.extra["weights"], op.extra["off"], strict=False):
+            for k, inner in enumerate(found[j]):
+                factor, spare = exact(matrix[k][c]), exact(slack[k][c])
+                if factor == 0 and spare == 0:
+                    continue
+                bias += inner.bias * factor
+                off_bias += abs(factor) * inner.off_bias + spare * (abs(inner.bias) + inner.off_bias)
+                for column, weight in inner.weights.items():
+                    r = inner.off.get(column, fmpq(0))
+                    weights[column] = weights.get(column, fmpq(0)) + weight * factor
+                    off[column] = off.get(column, fmpq(0)) + abs(factor) * r + spare * (abs(weight) + r)
+        kept = {column: w for column, w in weights.items() if w != 0 or off[column] != 0}
+        return Form(kept, bias, {column: r for column, r in off.items() if r != 0}, off_bias)
 
 
 def exact(x: float) -> fmpq:
@@ -132,7 +140,7 @@ def _read(header: dict[str, Any], arrays: dict[str, Any]) -> Program:
 def _op(i: int, entry: dict[str, Any], arrays: dict[str, Any], tokens: int, before: list[Op]) -> Op:
     word, width = entry["op"], whole(entry["width"], 1)
     operands, others = _FIELDS[word]
-    if set(entry) - {"op", "width"} != {*operands, *others}:
+    if set(entry) - {"op", "width"} - ({"off"} if word in ("linear", "constant") else set()) != {*operands, *others}:
         raise ValueError(f"operation {i} ({word}) has the fields {sorted(entry)}")
     inputs = tuple(whole(entry[name], 0) for name in operands)
     extra: dict[str, Any] = {}
@@ -146,9 +154,11 @@ def _op(i: int, entry: dict[str, Any], arrays: dict[str, Any], tokens: int, befo
             _array(arrays, given, (n, width)) for n, given in zip(rows, entry["weights"], strict=True)
         ]
         extra["bias"] = _array(arrays, entry["bias"], (width,))
+        extra["off"] = _distances(arrays, entry, [*((n, width) for n in rows), (width,)])
         widths = rows
     elif word == "constant":
         extra["value"] = _array(arrays, entry["value"], (tokens, width))
+        extra["off"] = _distances(arrays, entry, [(tokens, width)])
     elif word == "apply":
         extra["function"] = function(str(entry["function"]))
     elif word == "mix":
@@ -196,6 +206,20 @@ def number(x: Any) -> float:
 
 def _array(arrays: dict[str, Any], given: Any, shape: tuple[int, ...], hidden: bool = False) -> Any:
     return _listed(arrays[given["array"]], shape, hidden)
+
+
+def _distances(arrays: dict[str, Any], entry: dict[str, Any], shapes: list[tuple[int, ...]]) -> list[Any]:
+    """How far the numbers that are meant may be from those of an operation, array by array; nowhere, where unsaid."""
+    if "off" not in entry:
+        return [_zeros(shape) for shape in shapes]
+    found = [_array(arrays, given, shape) for given, shape in zip(entry["off"], shapes, strict=True)]
+    if any(x < 0 for array in found for x in _flat(array)):
+        raise ValueError("a distance is negative")
+    return found
+
+
+def _zeros(shape: tuple[int, ...]) -> Any:
+    return [_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0.0
 
 
 def _listed(value: Any, shape: tuple[int, ...], hidden: bool) -> Any:

@@ -201,15 +201,15 @@ class Prover:
                     raise CertificateError(f"heads write column {i} of a layer, which no operation of theirs makes")
             form = _form(layer.after[i], rows, self.forms)
             mine = [row[i] for row in layer.skip]
-            wanted = [fmpq(0)] * n
+            wanted, meant = [fmpq(0)] * n, [fmpq(0)] * n
             for column, factor in form.weights.items():
                 if column not in rows:
                     raise CertificateError(f"a state lacks column {column}, which column {i} after it is made of")
-                wanted[rows[column]] = factor
+                wanted[rows[column]], meant[rows[column]] = factor, form.off.get(column, fmpq(0))
             weight.append([arb(abs(x)) for x in mine])
-            off.append([size(arb(exact(x) - w)) for x, w in zip(mine, wanted, strict=True)])
+            off.append([size(arb(abs(exact(x) - w) + r)) for x, w, r in zip(mine, wanted, meant, strict=True)])
             bias.append(arb(abs(layer.bias[i])))
-            off_bias.append(size(arb(exact(layer.bias[i]) - form.bias)))
+            off_bias.append(size(arb(abs(exact(layer.bias[i]) - form.bias) + form.off_bias)))
             stored.append((mine, layer.bias[i]))
         return Affine(columns, _transposed(weight, n), _transposed(off, n), bias, off_bias, stored)
 

@@ -70,7 +70,8 @@ def values(program: Program, low: Sequence[float], high: Sequence[float], tables
         if op.word == "input":
             value = _input(op, program.tokens, low, high, symbols)
         elif op.word == "constant":
-            value = [[plain(x, x, symbols) for x in row] for row in op.extra["value"]]
+            pairs = zip(op.extra["value"], op.extra["off"][0], strict=True)
+            value = [[_around(x, r, symbols) for x, r in zip(*rows, strict=True)] for rows in pairs]
         elif op.word == "linear":
             value = _linear(op, reads, symbols)
         elif op.word == "apply":
@@ -86,6 +87,11 @@ def values(program: Program, low: Sequence[float], high: Sequence[float], tables
             raise Blind(f"operation {i} ({op.word})")
         found.append(value)
     return found
+
+
+def _around(x: float, off: float, symbols: int | None) -> Entry:
+    """A constant, and the numbers that it may stand for."""
+    return plain(x, x, symbols) if off == 0 else plain(down(arb(x) - arb(off)), up(arb(x) + arb(off)), symbols)
 
 
 def _input(op: Op, tokens: int, low: Sequence[float], high: Sequence[float], symbols: int | None) -> Value:
@@ -108,17 +114,19 @@ def _linear(op: Op, reads: list[Value], symbols: int | None) -> Value:
     weights = arb_mat(n, op.width, numbers)
     positive = arb_mat(n, op.width, [max(x, 0.0) for x in numbers])
     negative = arb_mat(n, op.width, [min(x, 0.0) for x in numbers])
+    distance = arb_mat(n, op.width, [x for matrix in op.extra["off"][:-1] for row in matrix for x in row])
     out: Value = []
     for together in zip(*reads, strict=True):
         entries = [entry for row in together for entry in row]
         low, high = (arb_mat(1, n, ends) for ends in ([e.low for e in entries], [e.high for e in entries]))
         least, most = low * positive + high * negative, high * positive + low * negative
+        meant = arb_mat(1, n, [e.size for e in entries]) * distance  # what the numbers that are meant may add
         if symbols is not None:
             lines = [[e.rest for e in entries], *([e.slope[j] for e in entries] for j in range(symbols))]  # type: ignore[index]
             product = arb_mat(len(lines), n, [x for line in lines for x in line]) * weights
         row = []
         for c in range(op.width):
-            bias = arb(op.extra["bias"][c])
+            bias = arb(op.extra["bias"][c]) + arb(0, 1) * size(meant[0, c] + arb(op.extra["off"][-1][c]))
             ends = down(least[0, c] + bias), up(most[0, c] + bias)
             if symbols is None:
                 row.append(plain(*ends, None))

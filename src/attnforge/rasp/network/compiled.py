@@ -13,7 +13,7 @@ from torch import Tensor
 from ...box import Box
 from ...certificates.certificate import Certificate, Term, aligned
 from ...certificates.certified import CertifiedModule
-from ...certificates.rounding import ASSUMPTIONS
+from ...certificates.rounding import assumptions
 from ...dtypes import DTYPES, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, DomainError
 from ...heads.stored import TABLES
@@ -283,7 +283,7 @@ class CompiledProgram(CertifiedModule):
         terms = (Term("output", "rounding", proof.bound, "errors of numbers and rounding"),) if numeric else ()
         return Certificate(
             "certified" if numeric else "exact", bound, dtype_name(self.dtype), _plain(self.program.label), self.box,
-            terms, lemmas=LEMMAS, assumptions=(*ASSUMPTIONS, UNDERFLOW), margins=proof.margins,
+            terms, lemmas=LEMMAS, assumptions=(*assumptions(), UNDERFLOW), margins=proof.margins,
             domain=repr(self.domain),
         )  # fmt: skip
 

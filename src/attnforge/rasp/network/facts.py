@@ -311,7 +311,7 @@ class Facts:
                 return found, 0
             self._work += rows * size
             if self._work > WORK:
-                raise node.fail(f"comes after {WORK} combinations of values, which is the limit; choose a smaller domain")
+                raise node.fail(f"comes after {WORK} combinations of values, the limit; choose a smaller domain")
             found = {one: np.repeat(ids, size) for one, ids in found.items()}
             found[node] = np.tile(np.arange(size), rows)
             keep = np.ones(rows * size, dtype=bool)
