@@ -159,6 +159,6 @@ def times(a: Enclosure, b: Enclosure) -> Enclosure:
 
 def plus(*parts: Enclosure) -> Enclosure:
     """Sums of enclosures, rounded outward."""
-    low, high = sum(p[0] for p in parts), sum(p[1] for p in parts)
-    slack = 2 * len(parts) * U * sum(np.maximum(np.abs(p[0]), np.abs(p[1])) for p in parts)
+    low, high = (np.sum([p[side] for p in parts], 0) for side in (0, 1))
+    slack = 2 * len(parts) * U * np.sum([np.maximum(np.abs(p[0]), np.abs(p[1])) for p in parts], 0)
     return low - slack, high + slack

@@ -238,6 +238,7 @@ NAMES = (
     "kinks",
     "robustness",
     "depth",
+    "classes",
     "training-from-construction",
 )
 

@@ -149,8 +149,9 @@ def _table(pieces: Pieces, sharpness: float, guards: int, kappa: float, dtype: t
             slope.append(rate * k + turn)
             offset.append(base + start)
             value.append(steep * places + level)
-    numbers = [torch.from_numpy(np.concatenate(part)).to(dtype).double().numpy() for part in (slope, offset, value)]
-    return AnchorWeights(*numbers, centre=centre)
+    parts = (torch.from_numpy(np.concatenate(part)).to(dtype).double().numpy() for part in (slope, offset, value))
+    a, b, V = parts
+    return AnchorWeights(a, b, V, centre)
 
 
 def splice(

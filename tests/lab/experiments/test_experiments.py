@@ -38,6 +38,8 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "robustness": [{"task": "steep", "formula": "x*sin(y)"}]
     + [{"task": "bits", "formula": "x*sin(y)", "bits": bits} for bits in (8, 12)],
     "depth": [{"condition": c} for c in (4.0, 16.0, 64.0)],
+    "classes": [{"task": "ridges", "dim": dim} for dim in (2, 4, 8)]
+    + [{"task": "nested", "depth": 2, "eps": eps} for eps in (1e-3, 1e-5, 1e-7)],
     "boundary": [
         {"target": "ramp", "place": place, "network": n, "p": p}
         for place in ("ends", "seams") for n in ("cold", "warm") for p in (34, 66)

@@ -78,8 +78,8 @@ def judge(records: Sequence[Record]) -> list[Finding]:
         fit = slope([float(np.exp(r["slots"])) for r in rows], [r["sup"] for r in rows])
         found.append(rate("spliced: error against exp(slots)", -np.pi / 2, fit))
     for network in ("cold", "warm"):
-        if fit := fitted(where(records, network=network), "slots", "sup"):
-            found.append(rate(f"even anchors, {network}: error against slots", -1.0, fit))
+        if even := fitted(where(records, network=network), "slots", "sup"):
+            found.append(rate(f"even anchors, {network}: error against slots", -1.0, even))
     return found
 
 
