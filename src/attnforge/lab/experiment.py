@@ -239,6 +239,7 @@ NAMES = (
     "robustness",
     "depth",
     "classes",
+    "every-length",
     "training-from-construction",
 )
 

@@ -532,7 +532,7 @@ def warm_heads(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredR
     """Warm heads that telescope: two neighbours err by the most of one, the others by what is left far away."""
     query, a, b = stored.query(wanted), float(wanted.shape.a), float(wanted.shape.b)
     found = [_warm_part(h, head, anchors, query.most, stored) for h, head in enumerate(stored.heads)]
-    near, far = max(found, key=lambda x: x[0] + x[1]), max(x[2] for x in found)
+    near, far = max((x[:2] for x in found), key=sum), max(x[2] for x in found)
     H, each = anchors.heads, min(2, anchors.heads)
     beyond = max(0.0, far - near[0] - near[1])  # A6(d) takes the most of one head over all y, far ones included
     near = (near[0], near[1] + beyond)

@@ -1,8 +1,8 @@
 """How large a network must be and may be, for classes of functions (lemma E6 of docs/theory.md).
 
 Compositions of a few operations and mixtures of ridges take polynomially many heads and anchors; all Lipschitz
-functions of many variables take exponentially many bits, whatever the network is. Real arithmetic: certificates speak of what is
-built.
+functions of many variables take exponentially many bits, whatever the network is. Real arithmetic: certificates speak
+of what is built.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "depth": [{"condition": c} for c in (4.0, 16.0, 64.0)],
     "classes": [{"task": "ridges", "dim": dim} for dim in (2, 4, 8)]
     + [{"task": "nested", "depth": 2, "eps": eps} for eps in (1e-3, 1e-5, 1e-7)],
+    "every-length": [{"n": n} for n in (1, 10, 1000)],
     "boundary": [
         {"target": "ramp", "place": place, "network": n, "p": p}
         for place in ("ends", "seams") for n in ("cold", "warm") for p in (34, 66)

@@ -88,12 +88,12 @@ def judge(records: Sequence[Record]) -> list[Finding]:
 EXPERIMENT = Experiment(
     name="classes",
     title="Sizes for classes of functions",
-    claim="An expression of N operations takes at most 2 N heads with O(log 1/eps) anchors each; a mixture of ridges in "
-    "D variables O(D log D) ridges for a fixed sup error; all Lipschitz functions take exponentially many bits.",
+    claim="An expression of N operations takes at most 2 N heads with O(log 1/eps) anchors each; a mixture of ridges "
+    "in D variables O(D log D) ridges for a fixed sup error; all Lipschitz functions take exponentially many bits.",
     label="E6",
     varies="The number of variables; the depth of nested formulas; the tolerance.",
-    measured_how="Largest error of a draw of ridges at 4,000 points of the cube; heads and anchors of compiled formulas "
-    "in float64.",
+    measured_how="Largest error of a draw of ridges at 4,000 points of the cube; heads and anchors of compiled "
+    "formulas in float64.",
     judged_how="Every error against its bound without tolerance; heads against 2 N; slopes of least squares on "
     "logarithmic axes at most 1, up to 0.25 for logarithms.",
     cells=cells,

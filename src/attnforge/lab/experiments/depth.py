@@ -43,12 +43,10 @@ def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     gram = x.T @ x / ROWS
     values, best = np.linalg.eigvalsh(gram), np.linalg.solve(gram, x.T @ y / ROWS)
     top, spread = float(values[-1]) * (1 + 1e-9), float(values[-1] / values[0]) * (1 + 1e-6)
-    sizes = {
-        "radius": float(np.linalg.norm(x, axis=1).max()) * (1 + 1e-12),
-        "distance": float(np.linalg.norm(best)) * (1 + 1e-9),
-        "residual": float(np.abs(x @ best - y).max()) * (1 + 1e-9),
-    }
-    found = plan(ROWS, COLUMNS, spread, EPS, **sizes)
+    found = plan(
+        ROWS, COLUMNS, spread, EPS, radius=float(np.linalg.norm(x, axis=1).max()) * (1 + 1e-12),
+        distance=float(np.linalg.norm(best)) * (1 + 1e-9), residual=float(np.abs(x @ best - y).max()) * (1 + 1e-9),
+    )  # fmt: skip
     doublings = doublings_for(1.0, spread)
     block = frozen(LINEAR, "heavy ball", doublings, COLUMNS, dtype=torch.float64)
     step, at = step_size("heavy ball", doublings, top), block.channels

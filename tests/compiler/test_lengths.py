@@ -1,0 +1,105 @@
+"""One network for every length (E7): certified for each n, the same numbers for all of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from attnforge.compiler.lengths import EveryLength, general_keys, quantised
+from attnforge.errors import ArgumentError, CertificateError
+
+
+@pytest.fixture(scope="module")
+def net() -> EveryLength:
+    return EveryLength(["identity", "square", "cos"], "sin(x - m0)*m1 + m2/(2 + x)", -1, 1, eps=1e-5)
+
+
+def wanted(X: torch.Tensor) -> torch.Tensor:
+    mean = lambda v: v.mean(1, keepdim=True)  # noqa: E731
+    return torch.sin(X - mean(X)) * mean(X**2) + mean(torch.cos(X)) / (2 + X)
+
+
+@pytest.mark.parametrize("n", [1, 2, 17, 1000, 100_000])
+def test_every_length_is_certified(net: EveryLength, n: int) -> None:
+    rng = np.random.default_rng(n)
+    ends = np.where(rng.uniform(size=n) < 0.5, -1.0, 1.0)
+    for x in (rng.uniform(-1, 1, n), ends, np.full(n, 0.3), rng.normal(size=n).clip(-1, 1)):
+        X = torch.from_numpy(x).unsqueeze(0)
+        assert (net(X) - wanted(X)).abs().max() <= net.bound(n) < 4e-5
+
+
+def test_nothing_but_rounding_depends_on_the_length(net: EveryLength) -> None:
+    assert 0 <= net.bound(10**6) - net.bound(1) < 1e-8
+    X = torch.linspace(-1, 1, 50, dtype=torch.float64).unsqueeze(0)
+    assert torch.allclose(net(X.repeat(1, 20))[:, :50], net(X), rtol=0, atol=1e-12), "itself twenty times"
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(net(X[:, order]), net(X)[:, order], rtol=0, atol=1e-12)
+
+
+def test_the_mean_is_an_attention_layer(net: EveryLength) -> None:
+    X = torch.rand(3, 9, 1, dtype=torch.float64)
+    state = net.first(X)
+    assert torch.allclose(net.second(state), net._averaged(state), rtol=0, atol=1e-15)
+
+
+def test_a_spoiled_moment_leaves_the_bound(net: EveryLength) -> None:
+    X = torch.rand(1, 40, dtype=torch.float64)
+    with torch.no_grad():
+        table = net.first.heads()[2].M_V
+        table += 0.01
+        off = (net(X) - wanted(X)).abs().max()
+        table -= 0.01
+    assert off > net.bound(40)
+
+
+@pytest.mark.parametrize("n", [1, 5, 400])
+def test_the_grid_keeps_the_measure(n: int) -> None:
+    side, kappa = np.linspace(0, 1, 9), 3.0
+    rng = np.random.default_rng(n)
+    for x in (rng.uniform(size=n), rng.integers(0, 2, n).astype(float), np.full(n, 1 / 16)):
+        logits = -kappa * ((x[:, None] - side) * 8) ** 2
+        weight = np.exp(logits - logits.max(1, keepdims=True))
+        m = (weight / weight.sum(1, keepdims=True)).mean(0)
+        at = np.unique(np.concatenate([x, side]))
+        gap = [(x <= t).mean() - m[side <= t].sum() for t in at[:-1]]
+        assert np.abs(gap) @ np.diff(at) <= quantised(1 / 8, 1, kappa)
+
+
+def test_the_general_construction_in_small() -> None:
+    """All three layers with three grid points: f(mu, x) = mean of |x - z| over mu, Lipschitz with constant 1 in both."""
+    rng, side, kappa = np.random.default_rng(0), np.linspace(0, 1, 3), 4.0
+    first = quantised(0.5, 1, kappa)
+    ticks = np.linspace(0, 1, 6)
+    grid = np.stack(np.meshgrid(*[ticks] * 4, indexing="ij"), -1).reshape(-1, 4)
+    values = (grid[:, :3] * np.abs(grid[:, 3:] - side)).sum(-1)  # f of the measure sum m_v delta_v, linear in m
+
+    def soft(logits: np.ndarray) -> np.ndarray:
+        weight = np.exp(logits - logits.max(-1, keepdims=True))
+        return np.asarray(weight / weight.sum(-1, keepdims=True))
+
+    for n in (1, 3, 50):
+        z = rng.uniform(size=n)
+        m = soft(-kappa * ((z[:, None] - side) / 0.5) ** 2).mean(0)
+        at = np.concatenate([np.broadcast_to(m, (n, 3)), z[:, None]], 1)
+        got = soft(-kappa * ((at[:, None] - grid) ** 2).sum(-1) / 0.2**2) @ values
+        exact = np.abs(z[:, None] - z).mean(1)
+        slope = math.sqrt(3 + 9)  # of the extension to the cube: sqrt(3) in m, and up to sum m <= 3 in x
+        assert np.abs(got - exact).max() <= first + slope * quantised(0.2, 4, kappa)
+
+
+def test_sizes_and_refusals(net: EveryLength) -> None:
+    points, keys = general_keys(1.0, 0.2)
+    assert points == 7 and keys > 8 and general_keys(1.0, 0.05)[1] > 4 * keys
+    with pytest.raises(CertificateError, match="rounds too much"):
+        net.bound(10**12)
+    with pytest.raises(ArgumentError, match=r"numbers in \[-1, 1\]"):
+        net(torch.full((1, 3), 2.0, dtype=torch.float64))
+    with pytest.raises(ArgumentError, match=r"numbers in \[-1, 1\]"):
+        net(torch.full((1, 3), math.nan, dtype=torch.float64))
+    with pytest.raises(ArgumentError, match="at least one moment"):
+        EveryLength([], "x", -1, 1)
+    with pytest.raises(ArgumentError, match="kappa must be"):
+        quantised(0.1, 1, 0.3)
