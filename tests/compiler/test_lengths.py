@@ -69,7 +69,7 @@ def test_the_grid_keeps_the_measure(n: int) -> None:
 
 
 def test_the_general_construction_in_small() -> None:
-    """All three layers with three grid points: f(mu, x) = mean of |x - z| over mu, Lipschitz with constant 1 in both."""
+    """All three layers with three grid points: f(mu, x) = mean of |x - z| over mu, constant 1 in both."""
     rng, side, kappa = np.random.default_rng(0), np.linspace(0, 1, 3), 4.0
     first = quantised(0.5, 1, kappa)
     ticks = np.linspace(0, 1, 6)

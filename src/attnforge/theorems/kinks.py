@@ -209,7 +209,7 @@ def _built(
 ) -> AnchorHead:
     kappa, _ = warmest(guards)
     weights = _table(pieces, sharpness, guards, kappa, dtype)
-    potential = Potential("atan", shift=pieces.kinks[0], scale=min(1.0, 1 / sharpness))
+    potential = Potential("atan", shift=pieces.kinks[0], scale=1 / sharpness)
     anchors: Array = weights.value
     shape = Shape(potential, len(weights.slope), 0, kappa)
     head = AnchorHead(function, pieces.lo, pieces.hi, weights, shape, anchors, dtype, strict=strict)

@@ -65,8 +65,8 @@ EXPERIMENT = Experiment(
     label="E7",
     varies="The length of the sequence, 1 to 100,000 tokens; the sequence.",
     measured_how="Largest error over all tokens, float64.",
-    judged_how="Every error against its certified bound without tolerance; errors on long sequences at most twice those "
-    "on short ones.",
+    judged_how="Every error against its certified bound without tolerance; errors on long sequences at most twice "
+    "those on short ones.",
     cells=cells,
     measure=measure,
     figures=figures,
