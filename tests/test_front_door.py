@@ -15,7 +15,7 @@ import pytest
 import attnforge as af
 
 SRC = Path(__file__).resolve().parents[1] / "src"
-FUNCTIONS = ("approximate", "certify", "check", "compile", "convert", "load", "plan", "purity")
+FUNCTIONS = ("approximate", "certify", "check", "compile", "convert", "load", "plan", "purity", "quantise")
 CLASSES = ("AnchorHead", "Box", "Certificate", "GateHead", "NormHead", "ProductHead", "TokenHead")
 PACKAGES = ("export", "incontext", "lab", "theorems")
 
