@@ -454,6 +454,8 @@ def _read_rise(text: str) -> Univariate:
     """The function that a name such as 'rise from 1.0 of exp' stands for."""
     start, _, name = text.removeprefix("rise from ").partition(" of ")
     try:
+        if name.startswith("rise "):  # no rise is of a rise: a name has no depth
+            raise ValueError(name)
         return rise_of(parse(name), float(start))
     except ValueError as error:
         raise ArgumentError(f"cannot read {text!r}; expected something like 'rise from 1.0 of exp'") from error
