@@ -159,7 +159,7 @@ def softmax_rounding(
         shift = np.fmin(up(np.sum(positive * d, -1), slots + 2), np.max(d, -1))
         computed = np.fmin(1.0, up(positive * np.exp(up(d + shift[..., None])), 16))
         lifted = positive * np.expm1(d)
-        if log_weight is not None:
+        if log_weight is not None and np.max(d) > 1.0:  # else no product overflows, and both say the same
             computed = np.fmin(computed, up(np.exp(up(log_weight + d + shift[..., None], 8)), 16))
             lifted = np.fmin(lifted, up(np.exp(up(log_weight + d, 8)), 16))
         small = np.exp(shift) * np.sum(lifted * spread, -1)

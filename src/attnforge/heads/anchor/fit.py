@@ -253,17 +253,17 @@ def _sharpest(fn: Univariate, lo: float, hi: float) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=1024)
-def spectrum(fn: Univariate, lo: float, hi: float, potential: Potential) -> tuple[Array, float]:
+def spectrum(fn: Univariate, lo: float, hi: float, potential: Potential, count: int) -> tuple[Array, float]:
     """What Chebyshev polynomials of degree < k leave of a function in the flat coordinate of a potential, for each k,
-    at most; and half the function's range. Where a value is not finite nothing is known, and nothing is said to be
-    left."""
+    about, from `count` points; and half the function's range. Where a value is not finite nothing is known, and nothing
+    is said to be left."""
     ends = np.sort(potential.flat(np.array([lo, hi])))
-    cosines = np.cos(np.pi * (np.arange(SPECTRUM) + 0.5) / SPECTRUM)
+    cosines = np.cos(np.pi * (np.arange(count) + 0.5) / count)
     points = np.clip(potential.unflat(ends.mean() + 0.5 * (ends[1] - ends[0]) * cosines), lo, hi)
     value = fn.value(torch.from_numpy(points)).numpy()
     if not np.isfinite(value).all():
-        return np.zeros(SPECTRUM), 0.0
-    size = np.abs(np.fft.rfft(np.concatenate([value, value[::-1]]))[:SPECTRUM]) / SPECTRUM
+        return np.zeros(count), 0.0
+    size = np.abs(np.fft.rfft(np.concatenate([value, value[::-1]]))[:count]) / count
     return np.cumsum(size[::-1])[::-1], 0.5 * float(np.ptp(value))
 
 
@@ -276,10 +276,14 @@ def resolving(fn: Univariate, lo: float, hi: float, potentials: tuple[Potential,
     """
     counts = [SPECTRUM]
     for potential in potentials:
-        left, half = spectrum(fn, lo, hi, potential)
-        goal = max(2 * RESOLVED * half if eps is None else eps, NOISE * float(left[0]))
-        if left[-1] <= goal:
-            counts.append(math.ceil(1.25 * 2 / math.pi * int(np.argmax(left <= goal))))
+        for points in (SPECTRUM // 8, SPECTRUM):  # few points tell where the function is smooth
+            left, half = spectrum(fn, lo, hi, potential, points)
+            goal = max(2 * RESOLVED * half if eps is None else eps, NOISE * float(left[0]))
+            degree = int(np.argmax(left <= goal)) if left[-1] <= goal else points
+            if degree < points // 4:
+                break
+        if degree < SPECTRUM:
+            counts.append(math.ceil(1.25 * 2 / math.pi * degree))
     return min(counts)
 
 
