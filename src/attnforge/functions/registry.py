@@ -296,7 +296,7 @@ def power(exponent: float | Fraction) -> Univariate:
     """
     if not is_number(exponent):
         raise ArgumentError(f"the exponent must be a finite real number, got {exponent!r}")
-    if abs(exponent) > 1000:
+    if abs(float(exponent)) > 1000:
         raise ArgumentError(f"the exponent must lie in [-1000, 1000], got {exponent!r}")
     special = _SPECIAL_POWERS.get(float(exponent)) if float(exponent) == exponent else None
     return _REGISTRY[special] if special else _power(Fraction(exponent))
