@@ -41,6 +41,14 @@ def test_reduced_precision_is_refused(compiled: Callable[[Tensor], Tensor]) -> N
         torch.set_float32_matmul_precision(before)
 
 
+def test_one_whole_graph_says_that_it_is_not_guarded() -> None:
+    net = af.compile("x + y", af.Box(x=(-1, 1), y=(0, 1)), 1e-3, strict=True)
+    torch.compiler.reset()  # graphs that are there already, with their guards, would be used again
+    with pytest.warns(af.DomainWarning, match="not guarded"):
+        out = torch.compile(net, backend="eager", fullgraph=True)(X)
+    assert torch.equal(out, net(X))
+
+
 def test_exported_graphs_have_no_guard() -> None:
     net = af.compile("x*y", af.Box(x=(-1, 1), y=(0, 1)), 1e-3, strict=True)
     program = torch.export.export(net, (X,)).module()

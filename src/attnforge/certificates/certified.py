@@ -40,7 +40,7 @@ class CertifiedModule(nn.Module):
 
     A subclass gives `core` (attention and affine maps only: what is exported, saved and certified), `recertify`,
     `config` and `rebuild`. Checks of the input live in `forward`, around the core; exported graphs have none,
-    and under torch.compile they run before the graph (with fullgraph=True there is no place for them: it refuses).
+    and under torch.compile they run before the graph; where fullgraph=True leaves no place for them, a warning says so.
     """
 
     family: ClassVar[str] = ""
@@ -129,7 +129,7 @@ class CertifiedModule(nn.Module):
             inputs = self.tensors(inputs, named)
             if not any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in inputs):
                 self.guard(*inputs)  # the numbers that vmap and grad of torch.func pass on cannot be looked at
-        elif not torch.compiler.is_exporting():
+        elif not torch.compiler.is_exporting() and not _one_graph():
             _guard_outside(self, *inputs)
         return self.core(*inputs)
 
@@ -249,6 +249,27 @@ class CertifiedModule(nn.Module):
     def _header(self) -> dict[str, Any]:
         header = {"family": self.family, "config": self.config(), "certificate": self.certificate.to_json()}
         return header if self.derivation is None else {**header, "derivation": self.derivation}
+
+
+def _one_graph() -> bool:
+    """Whether torch.compile was asked for one whole graph, which has no place for a guard: then a warning says so.
+
+    Asked once, while the graph is traced.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    whole = bool(InstructionTranslator.current_tx().one_graph)
+    if whole:
+        warnings.warn(
+            "compiled with fullgraph=True, this network is not guarded: autocast, NaN and points outside of the box "
+            "pass unnoticed, and there the certificate says nothing; leave fullgraph out to keep the guard",
+            DomainWarning,
+            stacklevel=2,
+        )
+    return whole
+
+
+_one_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result
 
 
 @_disable_dynamo

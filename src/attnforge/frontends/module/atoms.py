@@ -118,7 +118,8 @@ class Tape:
         """
         popular = (np.abs(np.frexp(numbers)[0]) == 0.5) | (numbers == 0)
         moved = np.where(popular & (off > 0), np.nextafter(numbers, np.inf), numbers)
-        far = np.where(off > 0, up(off + np.abs(moved - numbers)), 0.0)
+        with np.errstate(invalid="ignore"):  # of infinities, which are masks and never off
+            far = np.where(off > 0, up(off + np.abs(moved - numbers)), 0.0)
         for number, most in zip(moved[far > 0].tolist(), far[far > 0].tolist(), strict=True):
             self._doubts[number] = max(most, self._doubts.get(number, 0.0))
             self._sorted = None
