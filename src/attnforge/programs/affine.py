@@ -113,7 +113,7 @@ def folded(reads: Sequence[tuple[int | Form, Array, Array]], bias: Array, bias_o
             slip[atom] = _sum_up(slip[atom], more) if atom in slip else more
         bias_off = _sum_up(bias_off, _slipped(value.bias_size, value.bias_slip, value.terms, matrix, off))
         # an inner product of the entries that a column reads, the sum over the inputs, and the bias
-        rounds = len(reads) > 1 or not selects(matrix) or (bias.any() and value.bias.any())
+        rounds = len(reads) > 1 or not selects(matrix) or bool(bias.any() and value.bias.any())
         rounds = rounds and not (few and all(map(coarse, (*value.weight.values(), value.bias))))
         most = int((matrix != 0).sum(0).max())
         terms = max(terms, value.terms + (most + len(reads) + 2 if rounds else 0))

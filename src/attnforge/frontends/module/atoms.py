@@ -30,6 +30,7 @@ from ...expressions.constants import rounded
 from ...functions.directed import U, down, up
 from ...functions.registry import enclose, get
 from ...functions.univariate import REALS, Univariate
+from ...programs.affine import coarse
 from ...programs.program import Builder
 
 Ints = npt.NDArray[np.int64]
@@ -213,10 +214,11 @@ class Tape:
             off = np.zeros_like(matrix)
             if self._doubts or len(unique_rows(np.stack([self._column[slots[p, k]], p], 1))[0]) < len(p):
                 hits, size = np.zeros_like(matrix), np.zeros_like(matrix)
-                read = weights[p, k]
-                for into, part in ((off, self.off(read)), (hits, read != 0), (size, np.abs(read))):
+                given = weights[p, k]
+                for into, part in ((off, self.off(given)), (hits, given != 0), (size, np.abs(given))):
                     np.add.at(into, (self._column[slots[p, k]], p), part)
-                size = np.where(hits == 2, np.abs(matrix), size)  # one addition: 0 only where that is exact
+                # one addition gives 0 only where that is exact; of few simple numbers no addition rounds
+                size = np.where(hits == 2, np.abs(matrix), 0.0 if coarse(given) else size)
                 off = off * (1 + terms * 2.0**-50) + np.where((hits > 1) & (size > 0), up(hits * U * size), 0.0)
             offs.append(off.reshape((width, patterns * columns)))
             if self._partial:
@@ -224,8 +226,8 @@ class Tape:
                 self.drop(read[(matrix[self._column[read], p] == 0).any(-1)])
             sources.append((value, matrix.reshape((width, patterns * columns))))
         live = np.zeros(total.size, dtype=bool)
-        for _, full in sources:
-            live |= full.any(0)
+        for (_, full), off in zip(sources, offs, strict=True):
+            live |= full.any(0) | off.any(0)
         out = np.zeros(total.size, dtype=np.int64)
         rest, far = total.reshape(-1), far.reshape(-1)
         out[~live] = self.constants(self.doubt(rest[~live], far[~live]))  # what cancels is a number

@@ -97,7 +97,8 @@ def _rebuilt(new: Builder, op: Op, names: dict[int, int], needed: list[Mask], i:
         if (needed[j] == kept).all():
             return names[j]
         chosen = np.eye(len(kept))[np.ix_(needed[j], kept)]
-        return _linear(new, [(names[j], chosen, np.zeros_like(chosen))], *np.zeros((2, int(kept.sum()))), label)
+        nothing = np.zeros(int(kept.sum()))
+        return _linear(new, [(names[j], chosen, np.zeros_like(chosen))], nothing, nothing, label)
 
     match op:
         case Constant():
@@ -144,8 +145,8 @@ def _product(new: Builder, left: int, right: int, label: str) -> int:
     for factor, other in ((left, right), (right, left)):
         op = new.ops[factor]
         if isinstance(op, Constant) and (op.value == op.value[0]).all():
-            same = np.diag(op.value[0]), np.diag(op.slack.max(0))
-            return _linear(new, [(other, *same)], *np.zeros((2, op.width)), label)
+            weight, off, nothing = np.diag(op.value[0]), np.diag(op.slack.max(0)), np.zeros(op.width)
+            return _linear(new, [(other, weight, off)], nothing, nothing, label)
     return new.product(left, right, label)
 
 

@@ -216,9 +216,9 @@ def _batch_norm(tape: Tape, call: Operation) -> Any:
     rank = len(shape(x))
     numbers = [call.constant(key) for key in ("weight", "bias")]
     weight, bias = (torch.full_like(centre, at) if x is None else x for x, at in zip(numbers, (1.0, 0.0), strict=True))
-    rows = zip(*(x.double().tolist() for x in (centre, spread, weight, bias)), strict=True)
+    columns = [x.double().tolist() for x in (centre, spread, weight, bias)]
     with precision(256):
-        exact = [_folded(*row, float(call["eps"])) for row in rows]
+        exact = [_folded(c, v, w, b, float(call["eps"])) for c, v, w, b in zip(*columns, strict=True)]
     scale, shift = (_rounded(tape, [pair[i] for pair in exact]) for i in range(2))
     out = rescale(tape, x, _channels(scale, rank), _channels(shift, rank))  # type: ignore[arg-type]
     return out if call.name == "batch_norm" else [out, torch.zeros(0), torch.zeros(0)]
