@@ -107,16 +107,14 @@ def compile(
             from ..rasp.network.pipeline import compile_program as compile_tokens
 
             return compile_tokens(target, box, shipped(dtype), progress)
-    boxes, outputs = boxes_of(box), ()
-    if isinstance(target, Mapping):
-        outputs = tuple(map(str, target))
+    boxes = boxes_of(box)
     if proof not in ("analysis", "kernel"):
         raise ArgumentError(f"proof must be 'analysis' or 'kernel', got {proof!r}")
     tolerance, several = tolerance_of(eps, rtol, dtype), boxes if len(boxes) > 1 else ()
     net = compiled(ways(target, boxes), tolerance, several, progress)
     if proof == "kernel":
         net = by_kernel(net, lambda t: compiled(ways(target, boxes), t, several, progress), tolerance)
-    net.strict, net.outputs = strict, outputs
+    net.strict, net.outputs = strict, tuple(map(str, target)) if isinstance(target, Mapping) else ()
     return net
 
 

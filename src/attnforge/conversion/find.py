@@ -303,7 +303,7 @@ def _by_values(module: nn.Module, weight: nn.Parameter, eps: float) -> Norm | No
 
 LEFT = "named in leave"
 #: Modules that are nonlinear and that nothing here replaces, and why.
-KEPT = {
+KEPT: dict[Any, str] = {
     nn.GroupNorm: "normalises over channels and positions at once, for which there is no head",
     nn.modules.instancenorm._InstanceNorm: "normalises over positions, for which there is no head",
     nn.modules.pooling._MaxPoolNd: "takes the largest of several numbers, which only attnforge.compile builds",

@@ -145,9 +145,9 @@ def evaluation(net: nn.Module) -> Iterator[None]:
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         net.eval()
-        for module in small:
-            dtype = torch.get_default_dtype() if module.weight is None else module.weight.dtype
-            module.eps = torch.finfo(dtype).eps
+        for norm in small:
+            dtype = torch.get_default_dtype() if norm.weight is None else norm.weight.dtype
+            norm.eps = torch.finfo(dtype).eps
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
@@ -155,8 +155,8 @@ def evaluation(net: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
         for module, training in flags:
             module.training = training
-        for module in small:
-            module.eps = None
+        for norm in small:
+            norm.eps = None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +40,7 @@ def join_pieces(module: GraphModule, constants: Mapping[str, Tensor]) -> None:
     module.recompile()
 
 
-def _join(pieces: _Pieces, node: Node) -> None:
+def _join(pieces: _Pieces, node: Any) -> None:
     test = node.args[0]
     if getattr(test, "op", "") != "call_function" or operator_name(test) not in _ABOVE or len(test.args) != 2:
         return
@@ -61,15 +62,19 @@ def _join(pieces: _Pieces, node: Node) -> None:
             moved: dict[Any, Any] = {x: graph.call_function(clamp, (x, *ends))}
             moved[x].meta = dict(x.meta)
             for one in cone or ():
-                moved[one] = graph.node_copy(one, lambda n, moved=moved: moved.get(n, n))
+                moved[one] = graph.node_copy(one, partial(_in_place_of, moved))
             made.append(moved.get(piece, piece))
         node_of = [one for one in made if hasattr(one, "op")]
         if len(node_of) == 2:
             total = graph.call_function(torch.ops.aten.add.Tensor, tuple(made))
             total.meta = dict(node.meta)
         else:  # a piece that is a number is a(c) itself, and nothing is left of it
-            total, here = node_of[0], 0.0
+            (total,), here = node_of, 0.0
     node.target, node.args = torch.ops.aten.sub.Scalar, (total, here)
+
+
+def _in_place_of(moved: Mapping[Any, Any], node: Any) -> Any:
+    return moved.get(node, node)
 
 
 class _Pieces:
