@@ -26,7 +26,7 @@ def test_json_and_back(tmp_path: Path) -> None:
     assert Conversion.from_json(json.loads(json.dumps(REPORT.to_json(), allow_nan=False))) == REPORT
     REPORT.save(tmp_path / "report.json")
     assert Conversion.from_json(json.loads((tmp_path / "report.json").read_text("utf-8"))) == REPORT
-    with pytest.raises(af.ArgumentError, match=r"\.html or \.json"):
+    with pytest.raises(af.ArgumentError, match=r"ends with \.html, \.htm, \.json"):
         REPORT.save(tmp_path / "report.txt")
     with pytest.raises(af.ArgumentError, match="not the description"):
         Conversion.from_json({"model": "Net"})

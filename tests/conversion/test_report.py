@@ -165,7 +165,7 @@ def test_save_by_suffix(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").read_text("utf-8").startswith("<!DOCTYPE html>")
     made.save(tmp_path / "report.json")
     assert Conversion.from_json(json.loads((tmp_path / "report.json").read_text("utf-8"))) == made
-    with pytest.raises(ArgumentError, match=r"\.html or \.json"):
+    with pytest.raises(ArgumentError, match=r"ends with \.html, \.htm, \.json"):
         made.save(tmp_path / "report.pdf")
 
 

@@ -344,6 +344,6 @@ def test_prepare(tmp_path: Path, copied: Path) -> None:
         storage.prepare(tmp_path / "file", force=True)
     with pytest.raises(af.ArgumentError, match="holds other files"):
         storage.prepare(tmp_path, force=True)
-    with pytest.raises(af.ArgumentError, match=r"--force \(force=True\) replaces it"):
+    with pytest.raises(af.ArgumentError, match="force=True replaces it"):
         storage.prepare(copied)
     assert storage.prepare(copied, force=True) == copied

@@ -143,7 +143,7 @@ def test_save(tmp_path: Path) -> None:
     path = page.save(tmp_path / "new" / "page.html")
     assert path.read_text("utf-8") == page.html()
     assert path.read_text("utf-8").startswith("<!DOCTYPE html>")
-    with pytest.raises(ArgumentError, match=r"saved as \.html"):
+    with pytest.raises(ArgumentError, match=r"ends with \.html"):
         page.save(tmp_path / "page.pdf")
 
 
