@@ -52,7 +52,7 @@ FLOAT64 = torch.float64
         (("gelu", -1, 1), {"kappa": 0.5, "temperature": "cold"}, "kappa >= 1"),
         (("gelu", -1, 1), {"temperature": "tepid"}, "'auto', 'warm' or 'cold'"),
         (("gelu", -1, 1), {"dtype": torch.float16}, "float32 or torch.float64"),
-        (("gelu", -1, 1), {"dtype": "float32"}, "float32 or torch.float64"),
+        (("gelu", -1, 1), {"dtype": "float8"}, "float32 or torch.float64"),
         (("gelu", -1, 1), {"relative": 1}, "relative must be True or False"),
         (("gelu", -1, 1), {"potential": "cubic"}, "potential must be"),
         (("gelu", -1, 1), {"potential": "log"}, "one side of 0"),

@@ -346,7 +346,7 @@ def test_bad_inputs() -> None:
     for bad, message in [
         (torch.zeros(3, dtype=torch.int64), "floating tensor"),
         (torch.zeros(3, dtype=torch.float64), "float64 and the weights are"),
-        (0.5, "torch tensor"),
+        ("0.5", "must be a tensor, an array, a list or a number"),
     ]:
         with pytest.raises(ArgumentError, match=message):
             head(bad)

@@ -414,7 +414,7 @@ def test_bad_arguments(options: dict[str, object], word: str) -> None:
         torch.zeros(3, 7),
         torch.zeros(2, 8, dtype=torch.float64),
         torch.zeros(2, 8, dtype=torch.int64),
-        [0.0] * 8,
+        ["0.0"] * 8,
         torch.ones(()),
     ],
 )

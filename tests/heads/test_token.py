@@ -357,7 +357,7 @@ def test_bad_arguments(build: Callable[[], TokenHead], word: str) -> None:
         torch.zeros(C),
         torch.zeros(N, C, dtype=torch.float64),
         torch.zeros(N, C, dtype=torch.int64),
-        [[0.0] * C] * N,
+        [["0.0"] * C] * N,
     ],
 )
 @pytest.mark.parametrize("mode", ["gather", "max"])
