@@ -51,8 +51,8 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The header and the tensors of a file; raises `CertificateError` when it is unreadable or not of this format."""
     source = Path(path)
     if not source.is_file():
-        what = "is a folder, not a file" if source.is_dir() else "does not exist"
-        raise CertificateError(f"'{source}' cannot be read: it {what}")
+        missing = f"'{source}' is a folder, not a file" if source.is_dir() else f"there is no file {source}"
+        raise CertificateError(missing)
     try:
         with safe_open(str(source), framework="pt") as file:
             metadata = file.metadata() or {}
