@@ -25,6 +25,7 @@ from attnforge.cli import COMMANDS, app
 from attnforge.cli.common import Command, console, existing, guarded, interval, number, table
 from attnforge.cli.common import box as box_from
 from attnforge.cli.head import EXAMPLES, domain_text
+from attnforge.expressions.special import words
 from attnforge.functions import registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -279,10 +280,11 @@ def test_check_recomputes_and_refuses_what_was_changed(name: str, tmp_path: Path
 
 def test_functions_lists_the_registry() -> None:
     shown = call("functions").stdout
-    listed = {line.split()[0] for line in shown.splitlines()[1:] if line} - {"and,"}
-    assert listed == set(registry.names())
+    listed = {line.split()[0] for line in shown.splitlines()[1:] if line} - {"and,", "in", "function", "other"}
+    assert listed == {*registry.names(), *words()}
     assert "…" not in shown
-    assert set(json.loads(call("functions", "--json").stdout)) == listed
+    found = json.loads(call("functions", "--json").stdout)
+    assert set(found) == listed and found["log"]["domain"] == "y > 0" and "base" in found["log"]["in formulas"]
     assert all(registry.parse(example).name for example in EXAMPLES)
     assert domain_text(registry.get("reciprocal").domain) == "y != 0"
     assert domain_text(registry.get("atanh").domain) == "-1 < y < 1"

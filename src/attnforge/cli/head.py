@@ -68,8 +68,11 @@ def functions(
     found = [registry.get(name) for name in registry.names()]
     if as_json:
         columns = ((f.name, domain_text(f.domain), f.knots, f.potentials) for f in found)
-        listed = {name: {"domain": d, "kinks": k, "potentials": p} for name, d, k, p in columns}
-        say_json({**listed, **{name: {"in formulas": example} for name, example in FORMULAS.items()}})
+        listed: dict[str, Any] = {name: {"domain": d, "kinks": k, "potentials": p} for name, d, k, p in columns}
+        for name, meaning in FORMULAS.items():
+            nothing: dict[str, Any] = {"domain": None, "kinks": [], "potentials": []}  # of one number it is not
+            listed[name] = {**listed.get(name, nothing), "in formulas": meaning}
+        say_json(listed)
         return
     rows = [
         (f.name, domain_text(f.domain), ", ".join(f"{k:g}" for k in f.knots) or "-", ", ".join(f.potentials))
