@@ -390,3 +390,26 @@ def test_tensors_of_other_shapes_are_refused_or_covered(name: str, change: str, 
             continue
         assert found.bound is not None and error(name, af.load(path), 10) <= found.bound, key
     assert refused > 0
+
+
+@pytest.mark.parametrize(
+    ("formula", "box", "scale"),
+    [("1e30*x", af.Box(x=(0, 1e10)), 1e-3), ("1e30*x*y", af.Box(x=(0, 1e5), y=(0, 1e5)), 1e-4)],
+)
+def test_what_the_dtype_cannot_hold_has_no_bound(formula: str, box: af.Box, scale: float) -> None:
+    """Sums that overflow: refused when built, after a cast, and after an entry has become large."""
+    with pytest.raises(af.PrecisionError, match="float32"):
+        af.compile(formula, box, 1e36)
+    wide = af.compile(formula, box, 1e36, dtype=torch.float64)
+    assert bool(torch.isfinite(wide(box.corners(4))).all()) and wide.bound is not None
+    with pytest.raises(af.CertificateError):
+        af.certify(wide.float())
+    inside = af.Box({name: (low, high * scale) for name, (low, high) in zip(box, box.intervals(), strict=True)})
+    net = af.compile(formula, inside, 1e35)
+    assert bool(torch.isfinite(net(inside.corners(4, torch.float32))).all())
+    with torch.no_grad():
+        net.network.layers[-1].s[0] = 3.4e38
+    try:
+        assert af.certify(net).bound >= 3e38 and bool(torch.isfinite(net(inside.corners(4, torch.float32))).all())
+    except af.CertificateError:
+        assert not bool(torch.isfinite(1.02 * net(inside.corners(4, torch.float32))).all())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -59,6 +59,7 @@ class StoredMap:
     off_bias: Array
     u: float
     tiny: float
+    most: float
 
     @classmethod
     def of(
@@ -72,7 +73,7 @@ class StoredMap:
             np.abs(mine - wanted) * (1 + 2.0**-50) + more
             for mine, wanted, more in zip((weight, bias), exact, slack, strict=True)
         )
-        return cls(weight, bias, off, off_bias, unit(dtype), TINY[dtype])
+        return cls(weight, bias, off, off_bias, unit(dtype), TINY[dtype], torch.finfo(dtype).max)
 
     def errors(self, size: Array, coming: Array) -> Array:
         """Errors (cell, token, column, source) of the result, from sizes (..., column) and errors of what is read."""
@@ -83,6 +84,7 @@ class StoredMap:
         own = size @ self.off + self.off_bias + np.where(terms > 0, gamma(terms, self.u), 0.0) * reach
         shrinks = ((weight > 0) & (weight < 1)).any(0) | (terms > 0)  # what gets smaller, or is rounded, may underflow
         out[..., -1] += own + np.where(shrinks, (terms + 1) * self.tiny, 0.0)
+        out[~((1 + gamma(terms, self.u)) * reach * (1 + len(weight) * 2.0**-50) < self.most)] = np.inf  # sums overflow
         exact = (terms == 0) & ~shrinks & ~self.off.any(0) & (self.off_bias == 0)  # selections: nothing is rounded
         return out * np.where(exact, 1.0, 1 + (len(weight) + out.shape[-1] + 8) * 2.0**-52)[:, None]
 
@@ -197,6 +199,16 @@ class StoredLayers(Reading):
 
     def local(self, site: Site) -> Local:
         return rule_of(site.family).local(site, self.setting, self.heads[site.op])
+
+    def moved(self, site: Site, inputs: list[Array], ranges: list[Range]) -> Moved:
+        found, most = super().moved(site, inputs, ranges), torch.finfo(self.setting.dtype).max
+        pairs = zip(ranges, inputs, strict=True)
+        sizes = np.max([np.max(r.size + e.sum(-1), axis=(1, 2)) for r, e in pairs], axis=0)
+
+        def fits(size: float) -> bool:
+            return all(heads.largest(size) < most for heads in self.heads[site.op])
+
+        return found if fits(float(sizes.max())) else replace(found, broken=np.array([not fits(x) for x in sizes]))
 
     def _through(
         self, map: StoredMap, before: Sequence[Column], after: Sequence[Column], errors: Errors, found: list[Range]

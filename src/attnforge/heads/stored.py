@@ -21,6 +21,7 @@ from .self_head import SelfSpec
 
 TABLES = ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "M_K", "M_V", "W_O")
 READING = ("W_Q", "W_K", "W_V")
+ROOM = 1.01  # what rounding adds to sums of fewer than 10^5 terms in float32, and more in float64
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,24 @@ class StoredHeads:
         tables["W_O"] = tables["W_O"][..., writes]
         S, s = skip_of(layer, tables["W_Q"].shape[1])
         return cls(group.scope, group.causal, group.purpose, tables, S[:, writes], s[writes], place.reads)
+
+    def largest(self, size: float) -> float:
+        """A bound of all numbers that the heads form of a state with entries up to `size`: queries, keys, logits,
+        values and their sums, in any order and with room for rounding. What a dtype cannot hold has no bound."""
+
+        def projected(name: str) -> Array:
+            found = size * np.abs(self.tables[f"W_{name}"]).sum(1) if f"W_{name}" in self.tables else np.zeros(1)
+            found = found + (np.abs(self.tables[f"b_{name}"]) if f"b_{name}" in self.tables else 0.0)
+            memory = f"M_{name}"
+            return np.maximum(found, np.abs(self.tables[memory]).max(1) if memory in self.tables else 0.0)
+
+        with np.errstate(over="ignore", invalid="ignore"):
+            query, key, value = (projected(name) for name in "QKV")
+            logits = (query * key).sum(-1)
+            written = (value[..., None] * np.abs(self.tables["W_O"])).sum((0, 1))
+            written = written + size * np.abs(self.S).sum(0) + np.abs(self.s)
+            most = max(float(np.max(x, initial=0.0)) for x in (query, key, value, logits, written))
+        return most * ROOM if most == most else np.inf
 
     def changed(self, name: str) -> CertificateError:
         """What to raise when a table is not one that the heads' lemma speaks of."""
