@@ -330,3 +330,11 @@ def test_the_certificate_is_a_ledger() -> None:
     text = str(head.certificate)
     assert "x*y" in text and "7 nodes" in text and "C1" in text and "rounding" in text
     assert CertifiedModule.families["product"] is ProductHead
+
+
+def test_products_beyond_the_dtype_have_no_bound() -> None:
+    sides = (0.0, 1e20), (0.0, 1e20)
+    with pytest.raises(CertificateError, match="float32 cannot hold"):
+        ProductHead.fit(*sides)
+    head = ProductHead.fit(*sides, dtype=torch.float64)
+    assert bool(torch.isfinite(head(*(torch.tensor([end], dtype=torch.float64) for _, end in sides))).all())

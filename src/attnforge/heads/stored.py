@@ -211,3 +211,16 @@ def refuse_endless(module: torch.nn.Module) -> None:
     broken = [name for name, tensor in module.state_dict().items() if not bool(torch.isfinite(tensor).all())]
     if broken:
         raise CertificateError(f"no bound holds for weights that are not finite: {', '.join(broken)}")
+
+
+def refuse_overflow(layer: AttentionLayer, size: float, dtype: torch.dtype) -> None:
+    """Raise `CertificateError` where the heads of a layer may form numbers that `dtype` cannot hold."""
+    for number, group in enumerate(layer.heads()):
+        columns, outputs = group.W_Q.shape[1], group.W_O.shape[2]
+        place = Place(number, 0, group.heads, tuple(range(columns)), tuple(range(outputs)))
+        largest = StoredHeads.read(layer, place).largest(size)
+        if not largest < torch.finfo(dtype).max:
+            raise CertificateError(
+                f"'{group.purpose}' may form numbers of size {largest:.3g}, which {dtype} cannot hold: no bound; "
+                "take a smaller box, or dtype=torch.float64"
+            )

@@ -43,6 +43,7 @@ from ...errors import ArgumentError, PrecisionError
 from ...progress import shown
 from ..packing import self_layer
 from ..self_head import SelfSpec
+from ..stored import refuse_overflow
 from .bound import ProductError, Sides, fused_error, product_error
 from .construction import NODES, ProductSpec, arrange, gain_for, nodes_for, remainder
 from .site import MOST_NODES
@@ -155,7 +156,9 @@ class ProductHead(CertifiedModule):
 
     def error(self) -> ProductError:
         """The certified error of the present weights, split by where it comes from."""
-        return product_error(SelfSpec.read(self.layer), self._sides(), self.dtype)
+        stored = SelfSpec.read(self.layer)
+        refuse_overflow(self.layer, max(self._sides().sizes), self.dtype)
+        return product_error(stored, self._sides(), self.dtype)
 
     def fused_bound(self) -> float:
         """A bound of the product as `fused` evaluates it: both heads together, with the numbers of lemma C1."""
