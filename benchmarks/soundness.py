@@ -1169,9 +1169,18 @@ def commit() -> str:
         return "unknown"
 
 
+def plain(value: Any) -> Any:
+    """JSON has no infinity: what is not finite becomes text."""
+    if isinstance(value, dict):
+        return {key: plain(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [plain(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def written(data: dict[str, Any]) -> None:
     RESULTS.parent.mkdir(exist_ok=True)
-    text = json.dumps(data, indent=1, allow_nan=True)
+    text = json.dumps(plain(data), indent=1, allow_nan=False)
     RESULTS.write_text(text + "\n", encoding="utf-8", newline="\n")
 
 
