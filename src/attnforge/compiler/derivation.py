@@ -48,7 +48,8 @@ SLOW, PATIENCE = 0.99, 500  # splitting ends when so many more parts do not lowe
 def proved(net: CompiledNetwork, certificate: Certificate) -> Certificate:
     """A network's certificate after the kernel has been run on what `save` writes of it.
 
-    The network keeps the derivation. Where the kernel proves the bound, that is what the bound comes from.
+    The network keeps the derivation. Where the kernel proves the bound, that is what the bound comes from; where it
+    refuses a derivation that was made here, the remark says why, and the bound is the analysis's alone.
     """
     bound = certificate.bound
     assert bound is not None
@@ -58,7 +59,9 @@ def proved(net: CompiledNetwork, certificate: Certificate) -> Certificate:
         if chosen["scopes"] != structure(net, tables=False)["scopes"]:
             raise CertificateError("the derivation of the file has other scopes than its heads")
         found = prove(saved, chosen)
-    except NotProved as error:
+    except CertificateError as error:
+        if net.derivation is not None and not isinstance(error, NotProved):
+            raise  # the file's own choices do not fit it
         return replace(certificate, proof="analysis", kernel=None, remark=str(error))
     net.derivation = chosen
     return replace(certificate, proof="kernel" if found.bound <= bound else "analysis", kernel=found.bound, remark="")
