@@ -86,16 +86,14 @@ def measured(net: CompiledNetwork) -> dict[str, Any]:
 def acceptance(names: tuple[str, ...] | None, console: Console) -> dict[str, Any]:
     """Prove the benchmark's formulas, and summarise."""
     rows = []
-    table = Table("network", "analysis", "kernel", "ratio", "leaves", "s to derive", "s to prove")
     for name, net in formulas(names):
         row = {"name": name, **measured(net)}
         rows.append(row)
-        if "kernel" in row:
-            numbers = [f"{row[key]:.3g}" for key in ("bound", "kernel", "ratio")]
-            table.add_row(name, *numbers, str(row["leaves"]), f"{row['derive seconds']:.2f}", f"{row['seconds']:.2f}")
-        else:
-            table.add_row(name, f"{row['bound']:.3g}", row["refused"][:40])
-    console.print(table)
+        shown = f"refused: {row['refused']}" if "refused" in row else (
+            f"analysis {row['bound']:.3e}, kernel {row['kernel']:.3e}, ratio {row['ratio']:.3f}, "
+            f"{row['leaves']} leaves, {row['derive seconds']:.2f} s to derive, {row['seconds']:.2f} s to prove"
+        )  # fmt: skip
+        console.print(f"{name}: {shown}", soft_wrap=True)
     good = [row for row in rows if "kernel" in row]
     ratios, seconds = ([row[key] for row in good] for key in ("ratio", "seconds"))
     summary = {

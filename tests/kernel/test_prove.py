@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
-import sys
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +21,6 @@ from attnforge.errors import CertificateError
 from attnforge.kernel.file import Saved, parse, read
 from attnforge.kernel.prove import prove
 
-ROOT = Path(__file__).resolve().parents[2]
 BOX = af.Box(x=(-1, 1), y=(0.5, 2))
 FORMULAS = {
     "anchor": ("exp(x) + 1/y", torch.float32, 1e-3),
@@ -32,17 +29,6 @@ FORMULAS = {
     "root": ("sqrt(x**2 + y**2)", torch.float64, 1e-5),
     "removable": ("sin(3*x)/x + y", torch.float64, 1e-5),
 }
-
-
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    """benchmarks/kernel.py as a module."""
-    spec = importlib.util.spec_from_file_location("benchmarks_kernel", ROOT / "benchmarks" / "kernel.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

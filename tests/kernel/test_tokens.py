@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,19 +21,7 @@ from attnforge.kernel.tokens import _lambert
 from attnforge.programs.positions import prepared
 from attnforge.programs.program import Builder, Program
 
-ROOT = Path(__file__).resolve().parents[2]
 HIDDEN = [[0.0, float("-inf"), 0.5], [0.0, 0.0, float("-inf")], [-1.0, 0.0, 0.25]]
-
-
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    """benchmarks/kernel.py as a module."""
-    spec = importlib.util.spec_from_file_location("benchmarks_kernel", ROOT / "benchmarks" / "kernel.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def programs() -> dict[str, Program]:
