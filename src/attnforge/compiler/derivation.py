@@ -38,7 +38,7 @@ SMOOTH_CELLS = 64  # of a product: the Taylor remainder is then below float64's 
 #: Edges around a crossing of two logits, in units of their difference: fine where weights move, then doubling.
 NEAR = np.concatenate([np.arange(0.0, 6.0, 0.125), np.arange(6.0, 40.0, 0.5), 40.0 * 2.0 ** np.arange(0.0, 64.0)])
 EFFORT = 2000  # parts of the box that are looked at before giving up
-WORK = 100_000  # and numbers on all of them, with a slope for each coordinate of the box: a few seconds
+WORK = 300_000  # and numbers on all of them, with a slope for each coordinate of the box: a few seconds
 FEWEST = 8  # parts that are looked at in any case
 TRIES = 2  # coordinates that are tried for a split
 MOST_CELLS = 4096  # of a table that is made finer

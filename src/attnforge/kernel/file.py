@@ -19,7 +19,7 @@ from .balls import NotProved
 
 LARGEST = 1 << 26  # bytes of JSON that are read at most: ten times the largest network of the benchmarks
 MOST = 1 << 24  # numbers that are read at most: each costs a Python object
-WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes of a number
 CODES = {"F64": "d", "F32": "f", "F16": "e"}
 NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

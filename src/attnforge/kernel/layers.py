@@ -14,6 +14,7 @@ from .file import Tensor
 from .program import Column, Program, exact
 
 TABLES = ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "M_K", "M_V", "W_O")
+# how many dimensions a table has, heads first
 RANKS = {"W_Q": 3, "b_Q": 2, "W_K": 3, "b_K": 2, "W_V": 3, "b_V": 2, "M_K": 3, "M_V": 3, "W_O": 3}
 Errors = list[list[arb]]  # token, column
 
