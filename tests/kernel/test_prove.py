@@ -51,11 +51,11 @@ def test_bounds_are_near_those_of_the_analysis_and_hold(name: str, benchmark: Mo
 
 def test_a_small_mlp(benchmark: ModuleType) -> None:
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(3, 6), nn.GELU(), nn.Linear(6, 1))
-    net = af.compile(module, af.Box.cube(-1, 1, shape=(3,)), eps=1e-2)
+    module = nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 1))
+    net = af.compile(module, af.Box.cube(-1, 1, shape=(2,)), eps=1e-2)
     saved = parse(net.written())
     assert net.bound is not None
-    found = prove(saved, derive(net, saved, net.bound, effort=40))
+    found = prove(saved, derive(net, saved, net.bound, effort=20))
     assert benchmark.errors(net, net.program) <= found.bound <= 1.5 * net.bound
 
 
@@ -143,7 +143,7 @@ def test_every_number_of_the_file_is_looked_at(proved: Any) -> None:
 
 
 def test_mutants_are_covered_or_refused(benchmark: ModuleType) -> None:
-    found = benchmark.mutation(4, Console(quiet=True), seed=7, names=("product", "gate"))
+    found = benchmark.mutation(3, Console(quiet=True), seed=7, names=("product", "gate"))
     results = sum(found.values(), type(next(iter(found.values())))())
     assert results["BROKEN"] == 0 and results["covered"] > 3 and results["refused"] > 3
 

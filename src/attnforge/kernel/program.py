@@ -115,6 +115,8 @@ def read(config: dict[str, Any]) -> Program:
 
 
 def _read(header: dict[str, Any], arrays: dict[str, Any]) -> Program:
+    if not isinstance(arrays, dict):
+        raise ValueError("its arrays are not named")
     if header["format"] != 1:
         raise ValueError(f"its format is {header['format']!r}, not 1")
     tokens = whole(header["tokens"], 1)
