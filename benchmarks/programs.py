@@ -87,15 +87,15 @@ def inputs(domain: rasp.Sequences, share: float) -> tuple[list[tuple[Any, ...]],
 
 def wrong(net: Any, program: rasp.SOp, sequences: Sequence[tuple[Any, ...]]) -> tuple[int, float]:
     """How many sequences come out wrong (or further off than the bound), and the largest error of numbers."""
-    bad, worst = 0, 0.0
+    bad, worst, certificate = 0, 0.0, net.certificate
     for start in range(0, len(sequences), 5000):
         some = sequences[start : start + 5000]
         for got, wanted in zip(net.run([list(s) for s in some]), rasp.run_many(program, some), strict=True):
-            if net.certificate.kind == "exact":
+            if certificate.kind == "exact":
                 bad += got != wanted
             else:
                 error = max(abs(float(a) - float(b)) for a, b in zip(got, wanted, strict=True))
-                bad, worst = bad + (error > net.bound), max(worst, error)
+                bad, worst = bad + (error > certificate.bound), max(worst, error)
     return bad, worst
 
 
@@ -260,7 +260,7 @@ def main() -> None:
         for cells in rows:
             shown.add_row(*cells)
         console.print(shown)
-    if not given.quick and not given.only:
+    if not (given.quick or given.only or given.share != 1.0):
         RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         console.print(f"wrote {RESULTS.relative_to(ROOT)}")
 
