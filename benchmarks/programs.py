@@ -25,6 +25,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -188,16 +189,23 @@ def sabotage(name: str, rng: random.Random) -> dict[str, Any]:
     return {"program": name, **counts}
 
 
-def run(names: Sequence[str], lengths: Sequence[int], share: float) -> dict[str, Any]:
-    rows, beside = [], []
+def growth(name: str, lengths: Sequence[int], share: float) -> list[dict[str, Any]]:
+    """The rows of a program at all lengths, up to the first that is refused."""
+    rows = []
+    for length in (*lengths, *((1000,) if name in LONG and max(lengths) >= 200 else ())):
+        row = patiently(PROGRAMS[name], length, share)
+        rows.append(row)
+        print(json.dumps({k: v for k, v in row.items() if k != "refused in float32"}), flush=True)
+        if "refused" in row:
+            break
+    return rows
+
+
+def run(names: Sequence[str], lengths: Sequence[int], share: float, jobs: int = 1) -> dict[str, Any]:
+    beside = []
     af.compile(PROGRAMS["hist"].build(), rasp.Sequences("ab", 2))  # what is loaded once is no one's compile time
-    for name in names:
-        for length in (*lengths, *((1000,) if name in LONG and max(lengths) >= 200 else ())):
-            row = patiently(PROGRAMS[name], length, share)
-            rows.append(row)
-            print(json.dumps({k: v for k, v in row.items() if k != "refused in float32"}), flush=True)
-            if "refused" in row:
-                break
+    with ThreadPoolExecutor(jobs) as pool:  # threads that wait for processes
+        rows = [row for own in pool.map(lambda name: growth(name, lengths, share), names) for row in own]
     for name, (vocabulary, length, theirs) in TRACR.items():
         if name in names:
             row = patiently(PROGRAMS[name], length, 1.0, vocabulary)
@@ -246,6 +254,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--only", nargs="*", metavar="PROGRAM")
     parser.add_argument("--share", type=float, default=1.0, help="which part of the random sequences to run")
+    parser.add_argument("--jobs", type=int, default=1, help="how many rows to measure at a time")
     given = parser.parse_args()
     if given.markdown:
         for title, header, rows in tables(json.loads(RESULTS.read_text("utf-8"))):
@@ -253,7 +262,8 @@ def main() -> None:
             print("\n".join(f"| {' | '.join(row)} |" for row in rows))
         return
     names = [rasp.library.get(name).name for name in given.only] if given.only else list(PROGRAMS)
-    found = run(names, LENGTHS[:2] if given.quick else LENGTHS, 0.01 if given.quick else given.share)
+    share = 0.01 if given.quick else given.share
+    found = run(names, LENGTHS[:2] if given.quick else LENGTHS, share, given.jobs)
     console = Console(width=200)
     for title, header, rows in tables(found):
         shown = Table(*header, title=title)
