@@ -38,7 +38,7 @@ from ..language import (
     walk,
 )  # fmt: skip
 from ..values import Value, is_numeric
-from .normal import LEQ, conjuncts, order, order_free
+from .normal import ALL, LEQ, conjuncts, order, order_free
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -94,6 +94,8 @@ class Facts:
 
     def listed(self, node: SOp) -> bool:
         """Whether the values of an op are known one by one."""
+        if self._values[node] is None and isinstance(node, Map):
+            return all(self.listed(operand) for operand in node.operands)
         return self._values[node] is not None or node in self._means
 
     def values(self, node: SOp) -> tuple[Value, ...]:
@@ -101,6 +103,10 @@ class Facts:
         found = self._values[node]
         if found is None and node in self._means:
             found = self._values[node] = self._all_means(node)
+        elif found is None and isinstance(node, Map) and all(self.listed(operand) for operand in node.operands):
+            for operand in node.operands:
+                self.values(operand)
+            found = self._values[node] = self._learn_map(node)
         if found is None:
             raise DomainError(
                 f"the op {node.label} has means for values, too many to list (more than {VALUES}): it can be put out, "
@@ -148,6 +154,8 @@ class Facts:
             assert isinstance(node, Map)
             if any(self._values[operand] is None for operand in node.operands) and self._is_linear(node):
                 return self._learn_linear(node)
+            for operand in node.operands:
+                self.values(operand)  # means are listed where something else than a sum is made of them
             values = self._learn_map(node)
         if len(values) > VALUES:
             raise node.fail(f"has {len(values)} values on this domain, and the limit is {VALUES}")
@@ -311,7 +319,7 @@ class Facts:
                 return found, 0
             self._work += rows * size
             if self._work > WORK:
-                raise node.fail(f"comes after {WORK} combinations of values, the limit; choose a smaller domain")
+                raise node.fail(f"comes after {WORK} combinations of values, which is the limit: choose a smaller one")
             found = {one: np.repeat(ids, size) for one, ids in found.items()}
             found[node] = np.tile(np.arange(size), rows)
             keep = np.ones(rows * size, dtype=bool)
@@ -427,7 +435,7 @@ class Facts:
         while stack:
             node = stack.pop()
             if isinstance(node, Select):
-                found.append(node)
+                found += [node] if node != ALL else []
             else:
                 stack += [child for child in node.children if isinstance(child, Selector)]
         return found
@@ -438,7 +446,13 @@ class Facts:
         return [*dict.fromkeys(s.queries for s in leaves)], [*dict.fromkeys(s.keys for s in leaves)]
 
     def selected(self, selector: Selector, queries: dict[SOp, Ids], keys: dict[SOp, Ids], paired: bool = False) -> Mask:
-        """Which keys (columns) each query (row) selects, given by numbers of values; row by row where `paired`."""
+        """Which keys (columns) each query (row) selects, given by numbers of values; row by row where `paired`.
+
+        A side that has no op stands for one row.
+        """
+        if selector == ALL:
+            rows = [max((len(ids) for ids in side.values()), default=1) for side in (queries, keys)]
+            return np.ones(rows[0] if paired else tuple(rows), dtype=bool)
         if isinstance(selector, Select):
             table, q, k = self.table(selector), queries[selector.queries], keys[selector.keys]
             return table[q, k] if paired else table[np.ix_(q, k)]
@@ -459,6 +473,8 @@ class Facts:
         def ask() -> bool:
             queries, keys = self.sides(selector)
             nodes = [*dict.fromkeys((*queries, *keys))]
+            if not nodes:
+                return True
             here = dict(zip(nodes, self.joint(nodes), strict=True))
             return bool(self.selected(selector, here, here, paired=True).all())
 
@@ -562,7 +578,7 @@ class Facts:
             q = dict(zip(queries, _unique(self.joint(queries)), strict=True))
             nodes = [*dict.fromkeys((*keys, node.operand))]
             k = dict(zip(nodes, _unique(self.joint(nodes)), strict=True))
-            if len(next(iter(q.values()))) * len(k[node.operand]) > PAIRS:
+            if max((len(ids) for ids in q.values()), default=1) * len(k[node.operand]) > PAIRS:
                 return True
             chosen = self.selected(node.selector, q, k)
             numeric = np.array([is_numeric(v) for v in self.values(node.operand)])

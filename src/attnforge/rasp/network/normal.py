@@ -13,8 +13,9 @@ equality of programs on every sequence: who proves something about the normal fo
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ from ..language import (
     tokens,
     walk,
 )  # fmt: skip
-from ..values import canonical, is_numeric
+from ..values import Value, canonical, is_numeric
 
 #: Operators that compare a value with itself: what they give.
 _SAME = {"eq": 1, "leq": 1, "geq": 1, "ne": 0, "lt": 0, "gt": 0}
@@ -101,6 +102,11 @@ def _rewritten(node: Node, domain: Sequences) -> Node:
             return _named(Select(inner.keys, inner.queries, OPERATORS[_OPPOSITE[inner.predicate.name]]), domain)
     elif isinstance(node, And):
         return conjunction(conjuncts(node))
+    elif isinstance(node, Or) and ALL in (node.a, node.b):
+        return ALL
+    elif isinstance(node, Aggregate):
+        parts = tuple(map(_packed, conjuncts(node.selector)))
+        return replace(node, selector=conjunction(parts))
     elif isinstance(node, SelectorWidth) and node != length:
         counted = count(node.selector)
         return replace(counted, name=node.name or counted.name)
@@ -147,6 +153,49 @@ def _numbers(node: SOp, domain: Sequences) -> bool:
     if known == "where":
         return all(_numbers(side, domain) for side in node.operands[1:])
     return known in _NUMBERS or (known == "add" and any(_numbers(side, domain) for side in node.operands))
+
+
+def pack(*values: Value) -> Value:
+    """Values of several ops as one."""
+    return values
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A selector over several ops at once as a predicate of tuples of their values."""
+
+    selector: Selector
+    keys: tuple[SOp, ...]
+    queries: tuple[SOp, ...]
+
+    def __call__(self, key: Any, query: Any) -> bool:
+        keys = dict(zip(self.keys, key if len(self.keys) > 1 else (key,), strict=True))
+        queries = dict(zip(self.queries, query if len(self.queries) > 1 else (query,), strict=True))
+        return self._at(self.selector, keys, queries)
+
+    def _at(self, selector: Any, keys: dict[SOp, Value], queries: dict[SOp, Value]) -> bool:
+        if isinstance(selector, Select):
+            return selector.at(keys[selector.keys], queries[selector.queries])
+        if isinstance(selector, Not):
+            return not self._at(selector.a, keys, queries)
+        a, b = (self._at(side, keys, queries) for side in (selector.a, selector.b))
+        return a and b if isinstance(selector, And) else a or b
+
+
+def _packed(part: Selector) -> Selector:
+    """A disjunction or negation that compares several ops, as one select of tuples of them."""
+    if isinstance(part, Select):
+        return part
+    leaves, stack = list[Select](), [part]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, Select):
+            leaves.append(one)
+        else:
+            stack += [child for child in one.children if isinstance(child, Selector)]
+    keys, queries = tuple(dict.fromkeys(s.keys for s in leaves)), tuple(dict.fromkeys(s.queries for s in leaves))
+    sides = [side[0] if len(side) == 1 else Map(pack, side) for side in (keys, queries)]
+    return Select(sides[0], sides[1], Packed(part, keys, queries))
 
 
 def _named(node: Select, domain: Sequences) -> Select:

@@ -158,7 +158,13 @@ class _Planner:
             return []
         if not isinstance(node, Map) or self._scalar(node):
             return [node]
-        return [*dict.fromkeys(v for operand in node.operands for v in self.variables(operand))]
+        terms = self._terms(node)
+        parts = node.operands if node in terms else (*terms,)
+        return [*dict.fromkeys(v for part in parts for v in self.variables(part))]
+
+    def _terms(self, node: SOp) -> dict[SOp, Fraction]:
+        """The ops that an op is a sum of multiples of; itself alone, where it is no sum."""
+        return self.facts.linear(node)[0] if self.facts.is_number(node) else {node: Fraction(1)}
 
     def _reads(self, node: SOp) -> list[SOp]:
         """What the head of a map reads: as deep as a table allows."""
@@ -166,6 +172,8 @@ class _Planner:
             return [node]
         deep = self.variables(node)
         size = math.prod(len(self.facts.values(v)) for v in deep)
+        if node not in self._terms(node):
+            return deep if size <= MOST_SLOTS else [node]
         direct = [*dict.fromkeys(o for o in node.operands if not self._trivial(o))]
         if size <= SLOTS or size <= 2 * math.prod(len(self.facts.values(v)) for v in direct):
             return deep
@@ -219,12 +227,14 @@ class _Planner:
             return
         own = {kind for kind in kinds if self._own(node, kind)}
         if isinstance(node, Map):
-            terms = self.facts.linear(node)[0] if self.facts.is_number(node) else {node: Fraction(1)}
-            if node in terms:
-                for read in self._reads(node):
+            terms = self._terms(node)
+            reads = self._reads(node) if own or node in terms else []
+            for read in reads:
+                if read != node:
                     self._demand(read, "number" if self._numbers(read) else "is")
+            if node in terms:
                 return
-            if own or kinds & {"number"}:
+            if node in reads or "number" in kinds:
                 for atom in terms:
                     self._demand(atom, "number")
             for kind in kinds - own - {"number"}:
@@ -365,8 +375,7 @@ class _Planner:
             return
         own = {kind for kind in kinds if self._own(node, kind)}
         if isinstance(node, Map):
-            terms = self.facts.linear(node)[0] if self.facts.is_number(node) else {node: Fraction(1)}
-            if node in terms:
+            if node in self._terms(node):
                 own = {"number" if kind == "clean" else kind for kind in kinds}
             if own:
                 self._map_head(node, own)

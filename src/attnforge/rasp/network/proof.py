@@ -28,7 +28,7 @@ from ...network import AttentionLayer, AttentionOnly, Heads
 from ..language import Aggregate, SelectorWidth, SOp
 from .facts import MARKED, Facts, Ids, Mask
 from .layout import Feature, Layout, Seat
-from .normal import order_free
+from .normal import ALL, order_free
 from .state import first_columns, ideal
 
 DIGITS = {torch.float32: 24, torch.float64: 53}  # binary digits of a significand
@@ -128,10 +128,8 @@ class _Checker:
         read = [self._node(state[j]) for j in used]
         wanted = [*dict.fromkeys([*nodes, *(node for node in read if node is not None)])]
         ids = self.facts.joint(wanted) if wanted else []
-        if not wanted:
-            return Rows(b[None], np.zeros((1, len(b))), {})
         sizes = [len(self.facts.values(node)) for node in wanted]
-        if math.prod(sizes) < 2**62:
+        if wanted and math.prod(sizes) < 2**62:
             key = np.zeros(len(ids[0]), dtype=np.int64)
             for column, size in zip(ids, sizes, strict=True):
                 key = key * size + column
@@ -144,7 +142,7 @@ class _Checker:
                 keep = np.unique(key, return_index=True)[1]
             ids = [column[keep] for column in ids]
         here = dict(zip(wanted, ids, strict=True))
-        count = len(ids[0])
+        count = len(ids[0]) if wanted else 1  # a row that reads nothing, or the tokens' flag alone
         codes = np.ones((count, len(used)))
         for i, (j, node) in enumerate(zip(used, read, strict=True)):
             if node is not None:
@@ -358,7 +356,8 @@ class _Checker:
             most = q.at @ t["b_K"] + q.error @ np.abs(t["b_K"]) + size @ reach
             terms = len(reach) + len(state)
             pads = _up(most + gamma(4 * terms + 16, self.u) * (size @ (reach + np.abs(t["b_K"]))) + 1e-9)
-        chosen = self.facts.selected(selector, q.ids, k.ids)
+        every = np.ones((len(q.at), len(k.at)), dtype=bool)
+        chosen = every if selector == ALL else self.facts.selected(selector, q.ids, k.ids)
         return q, k, Rows(t["M_K"], np.zeros_like(t["M_K"]), {}), pads, chosen
 
     def _aggregate(
