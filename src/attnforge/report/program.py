@@ -1,0 +1,65 @@
+"""The page of a token program's network: the program, its heads layer by layer, all margins, a sequence traced."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from ..errors import UnsupportedOperation
+from ..network import AttentionLayer
+from ..rasp.network.compiled import CompiledProgram
+from .html import Page
+
+SHOWN = 12  # tokens of the traced sequence: what fits into a row of a table
+LINES = 120  # heads and columns that are listed before the rest is counted
+
+
+def program_page(net: CompiledProgram) -> Page:
+    """All there is to say about a program's network, on one page; raises `CertificateError` if its certificate is
+    stale."""
+    certificate, size = net.certificate, net.size
+    name = net.program.name or "token program"
+    page = Page(name, f"A token program as an attention-only network, {certificate.dtype}.")
+    least = certificate.margin
+    exact = certificate.kind == "exact"
+    proved = ("certificate", "exact" if exact else f"error at most {certificate.bound:.3g}", "for every sequence")
+    cards = [proved, ("attention layers", size.layers, f"{size.heads} heads, no MLP")]
+    cards += [("least to spare", f"{least.margin - least.needed:.4g}", least.site)] if least is not None else []
+    cards += [("parameters", f"{size.parameters:,}", f"{size.slots} memory slots")]
+    page.cards(cards)
+    page.section("What it computes")
+    page.code(_text(net))
+    domain = net.domain
+    rows = [("tokens", " ".join(map(repr, domain.vocabulary[:LINES]))), ("longest sequence", str(domain.max_length)),
+            ("sequences", f"{float(domain.size):.4g}"), ("causal", "yes" if domain.causal else "no")]  # fmt: skip
+    page.table(["domain", ""], rows, "Every sequence of 1 to the largest number of tokens.", "ll")
+    page.section("The network")
+    heads = []
+    for number, layer in enumerate(net.network.layers, 1):
+        for group in cast(AttentionLayer, layer).heads():
+            sees = "memory" if group.scope == "memory" else "tokens, causal" if group.causal else "tokens"
+            heads.append((number, group.purpose, sees, group.slots))
+    page.table(["layer", "head", "sees", "slots"], heads[:LINES], "Heads in the order of layers.", "rllr")
+    page.section("The certificate")
+    page.text(str(certificate).split("\n\n", 1)[0])
+    ledger = [(m.site, f"{m.margin:.5g}", f"{m.needed:.5g}", f"{m.eaten:.3g}", m.note) for m in certificate.margins]
+    caption = "By how much the right slot of each head is ahead of the others, errors of codes and rounding taken off."
+    page.table(["head", "ahead by", "needed", "eaten by errors", ""], ledger[:LINES], caption, "lrrrl")
+    page.section("One sequence")
+    sequence = (domain.sample(1, seed=1)[0] * SHOWN)[: min(SHOWN, domain.max_length)]
+    given = sequence if domain.bos is None else (domain.bos, *sequence)
+    traced = [(row.op, row.layer, " ".join(map(_short, row.network)), "yes" if row.agrees else "no")
+              for row in net.trace(given).rows]  # fmt: skip
+    page.text(f"The sequence `{' '.join(map(str, sequence))}`, and what the network holds after each layer.")
+    page.table(["op", "layer", "values", "as the interpreter"], traced[:LINES], "Decoded columns.", "lrll")
+    return page
+
+
+def _text(net: CompiledProgram) -> str:
+    try:
+        return net.program.to_text()
+    except UnsupportedOperation:
+        return repr(net.program)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
