@@ -37,7 +37,8 @@ def rebuilt(origin: dict[str, Any]) -> CompiledNetwork:
             given = {**given, "edges": config["flats"][number]}
             slope, level = (float(x) for x in given["skip"])
             weights = AnchorWeights(zero, zero, zero, float(given["centre"]), (slope, level))
-            parts = tables.setdefault(number, AnchorTable("", tuple(given["interval"]), weights, tuple(given["edges"])))
+            ends, edges = tuple(given["interval"]), tuple(given["edges"])
+            parts = tables.setdefault(number, AnchorTable("", ends, weights, edges, 0.0))
         elif family == "norm":
             parts = tuple(np.array(given[name], dtype=np.float64) for name in ("scales", "shifts", "amounts"))
         planned[int(op)] = Planned(site_type(str(family)).read(int(op), given), parts)
