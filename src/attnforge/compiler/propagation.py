@@ -24,7 +24,6 @@ from ..certificates.rounding import TINY, gamma, unit, up
 from ..dtypes import Array, stored
 from ..errors import CertificateError
 from ..heads.families import rule_of
-from ..heads.product.rule import ProductLocal
 from ..heads.rule import Local, Moved, Setting
 from ..heads.site import Site
 from ..heads.stored import StoredHeads, refuse_endless, require_shapes, skip_of
@@ -316,8 +315,8 @@ class Propagation:
             out = np.where((norm.sum(-1) < out.sum(-1))[..., None], norm, out)
         out = out * (1 + 2.0**-48)
         out[..., mine] += added
-        if isinstance(local, ProductLocal) and site.family == "square" and local.scale is not None:
-            squares[site.op] = Squared(moved.inputs[0], out.sum(-1), local.total / local.scale, local.lost)
+        if (known := rule.squared(local)) is not None:
+            squares[site.op] = Squared(moved.inputs[0], out.sum(-1), *known)
         out[..., mine] += up(moved.extra, 8) * (moved.extra > 0)
         outside = moved.broken.copy()
         for (low, high), r, e in zip(local.intervals, ranges, moved.inputs, strict=False):

@@ -124,6 +124,10 @@ class Rule(ABC):
             f"no Lipschitz constant is known of the heads of %{site.op}, {word}: it mixes channels or tokens"
         )
 
+    def squared(self, local: Any) -> tuple[float, float] | None:
+        """(k, m) for heads that compute the square of q up to k |q| + m at most; None for others (lemma H4)."""
+        return None
+
     def describe(self, site: Any, heads: Sequence[StoredHeads]) -> str:
         """How warm or how sharp the heads are, for people."""
         return ""

@@ -150,6 +150,9 @@ class SquareRule(ProductRule):
         if not isinstance(op, Apply) or op.function.name != "square" or op.function.source is not None:
             raise CertificateError(f"operation %{site.op} is {op.word}, its heads compute a square")
 
+    def squared(self, local: Any) -> tuple[float, float] | None:
+        return None if local.scale is None else (float(up(local.total / local.scale)), local.lost)
+
     def passes(
         self, site: ProductSite, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array]
     ) -> Passed:
