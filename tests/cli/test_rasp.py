@@ -76,6 +76,13 @@ def test_settings_numbers_and_markers(tmp_path: Path) -> None:
     assert call("run", str(net), "a,b,a").stdout == "BOS,None,None,a\n"
 
 
+def test_a_page_is_written(tmp_path: Path) -> None:
+    page = tmp_path / "sort.html"
+    result = call("rasp", "sort", "--vocabulary", "ab", "--length", "3", "--report", str(page))
+    assert result.exit_code == 0 and f"wrote {page}" in result.stdout
+    assert "sort" in page.read_text("utf-8")
+
+
 def test_list_and_show() -> None:
     listed = call("rasp", "--list").stdout
     assert all(name in listed for name in library.PROGRAMS)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError
+from ..extras import require
 from .common import AS_JSON, FORCE, DType, existing, refuse_overwriting, say, say_json, table, waiting, whole
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def rasp(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Save the network as .safetensors.")
     ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page about it, as .html.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the program as text and build nothing.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the programs of the library.")] = False,
     as_json: Annotated[bool, AS_JSON] = False,
@@ -60,13 +62,21 @@ def rasp(
         return
     from ..compiler.pipeline import compile as build
 
-    written = refuse_overwriting({".safetensors": output}, force)
+    written = refuse_overwriting({".safetensors": output, ".html": report}, force)
+    if report is not None:  # found out now, not after the work
+        require("jinja2", "report")
+        require("matplotlib", "report")
     start = time.perf_counter()
     with waiting("compiling"):
         net = build(program, domain, dtype=dtype.torch)
     seconds = time.perf_counter() - start
     if output is not None:
         net.save(output)
+    if report is not None:
+        from ..report.program import program_page
+
+        with waiting("writing the page"):
+            program_page(net).save(report)
     certificate = net.certificate
     if as_json:
         size = {name: value for name, value in vars(net.size).items() if isinstance(value, int | float | str)}

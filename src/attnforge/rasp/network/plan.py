@@ -44,7 +44,7 @@ SLOTS = 1024  # combinations up to which maps of maps become one table
 MOST_SLOTS = 1 << 14  # and for one map at all
 FEW = 8  # values up to which numbers are one-hot: no larger than lines with their constant and their margin
 WORDS = 72  # characters of an op in the name of its head
-SLACK = 0.08  # of GAMMA that the error of a count may eat in a query: beside a sink 128 of 256 lead, and 104.5 are needed
+SLACK = 0.08  # of GAMMA that the error of a count may eat in a query: a sink leaves 128 of 256, and 104.5 are needed
 
 REAL = Feature("real")
 
