@@ -326,9 +326,11 @@ def recertified(
     """
     dtype_of(tensors)
     try:
-        known = {CompiledNetwork: compiled_source, CompiledProgram: program_source}
-        read_layers = known.get(type(net))  # type: ignore[call-overload]
-        source = read_layers(net) if read_layers else layers() if layers else None
+        source = layers() if layers else None
+        if isinstance(net, CompiledNetwork):
+            source = compiled_source(net)
+        elif isinstance(net, CompiledProgram):
+            source = program_source(net)
         if source is None:
             raise CertificateError("nothing is known of the layers of the network that the plain form was made from")
         sizes = reaches(net) if isinstance(net, CompiledNetwork) else ()

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,10 @@ _BINARY: dict[str, Any] = {
 
 def sorted_values(values: set[Value]) -> tuple[Value, ...]:
     """Values in one order: numbers, then texts, tuples, and None."""
+    if all(map(is_numeric, values)):  # by their floats, which is much faster, unless these are too close
+        found = sorted(values, key=float)  # type: ignore[arg-type]
+        if all(float(a) < float(b) for a, b in pairwise(found)):  # type: ignore[arg-type]
+            return tuple(found)
     kind = {str: 1, tuple: 2, type(None): 3}
     return tuple(sorted(values, key=lambda v: (k := kind.get(type(v), 0), v if k < 2 else repr(v))))
 
@@ -170,10 +175,10 @@ class Facts:
 
     def _aggregated(self, node: Aggregate) -> tuple[Value, ...] | None:
         """Values of an aggregate, or None after noting the span of means that are too many."""
-        inside = set(self.values(node.operand)) if self.listed(node.operand) else None
-        empty = set() if self.nonempty(node.selector) else {node.default}
+        inside = self.values(node.operand) if self.listed(node.operand) else None
+        empty: tuple[Value, ...] = () if self.nonempty(node.selector) else (node.default,)
         if inside is not None and not self.averages(node):
-            return sorted_values(inside | empty)
+            return sorted_values({*inside, *empty})
         if empty and not is_numeric(node.default):
             raise node.fail(
                 "averages numbers and may select nothing, where its default is "
@@ -182,7 +187,7 @@ class Facts:
         low, high = self.span(node.operand)
         whole = inside is not None and all(isinstance(v, int) for v in inside)
         if whole and self.domain.max_length**2 * int(high - low) <= CALLS:
-            self._means[node] = (int(low), int(high), sorted_values(empty))
+            self._means[node] = (int(low), int(high), empty)
         for value in empty:
             low, high = min(low, Fraction(value)), max(high, Fraction(value))  # type: ignore[arg-type]
         self._values[node], self._spans[node] = None, (low, high)
@@ -191,9 +196,12 @@ class Facts:
     def _all_means(self, node: SOp) -> tuple[Value, ...]:
         """Every mean of whole numbers in a range, of as many as a sequence is long."""
         low, high, empty = self._means[node]
-        lengths = range(1, self.domain.max_length + 1)
-        means = {Fraction(s, m) for m in lengths for s in range(low * m, high * m + 1)}
-        return sorted_values({f.numerator if f.denominator == 1 else f for f in means} | set(empty))
+        known: set[tuple[int, int]] = set()
+        for m in range(1, self.domain.max_length + 1):
+            sums = np.arange(low * m, high * m + 1)
+            common = np.gcd(sums, m)
+            known.update(zip((sums // common).tolist(), (m // common).tolist(), strict=True))
+        return sorted_values({*(s if m == 1 else Fraction(s, m) for s, m in known), *empty})
 
     def _is_linear(self, node: Map) -> bool:
         self._values[node] = None
@@ -279,7 +287,8 @@ class Facts:
 
     def _front(self, nodes: Sequence[SOp], related: Callable[[SOp, SOp], bool]) -> list[SOp]:
         """Ops that determine others: maps are taken apart where they are related to what stands beside them."""
-        pending, front = {node for node in nodes if not isinstance(node, Constant)}, []
+        pending = {node for node in nodes if not isinstance(node, Constant)}
+        front: list[SOp] = []
         while pending:
             node = max(pending, key=self.at.__getitem__)
             pending.remove(node)

@@ -248,14 +248,14 @@ class _Planner:
                 self._demand(node.operand, "clean" if kind == "number" and self.facts.single(node.selector) else kind)
             self._demand_selector(node.selector, not self.facts.nonempty(node.selector))
         elif isinstance(node, SelectorWidth):
-            self._demand_selector(node.selector, True, counted=True)
+            self._demand_selector(node.selector, True)
 
-    def _demand_selector(self, selector: Selector, levelled: bool, counted: bool = False) -> None:
+    def _demand_selector(self, selector: Selector, levelled: bool) -> None:
         for part in conjuncts(self._order_free(selector)[0]):
             if self._lined(part, levelled):
                 assert isinstance(part, Select)
                 self._demand(part.keys, "clean", "square")
-                self._demand(part.queries, self._query_kind(part, counted), *(("square",) if levelled else ()))
+                self._demand(part.queries, self._query_kind(part, levelled), *(("square",) if levelled else ()))
             else:
                 for side in self.facts.sides(part):
                     for variable in self._side(side):
@@ -282,11 +282,12 @@ class _Planner:
         cheap = all(isinstance(s, (Tokens, Indices)) or self._source(s) is not None for s in sides)
         return not few or not (cheap or not any(self._numbers(s) for s in sides))
 
-    def _query_kind(self, part: Select, counted: bool) -> str:
-        """How a comparison reads its query: repaired first where errors would eat the margin, or weigh in a count."""
+    def _query_kind(self, part: Select, levelled: bool) -> str:
+        """How a comparison reads its query: repaired first where errors would eat the margin, which is half as large
+        beside a sink, or would weigh in a count."""
         if self._clean(part.queries):
             return "number"
-        if counted:
+        if levelled:
             return "clean"
         terms = self.facts.linear(part.queries)[0]
         most = float(self.facts.domain.max_length)
@@ -442,7 +443,7 @@ class _Planner:
         number = float(self.facts.values(node)[value])  # type: ignore[arg-type]
         return number**2 if feature.kind == "square" else number
 
-    def _logits(self, selector: Selector, levelled: bool, counted: bool = False) -> tuple[list[Form], list[Form], bool]:
+    def _logits(self, selector: Selector, levelled: bool) -> tuple[list[Form], list[Form], bool]:
         """P3, P4: coordinates whose products are 0 for selected keys (or the same for all) and -gamma or less for
         others; the first query coordinate is the constant 1."""
         rest, causal = self._order_free(selector)
@@ -451,7 +452,7 @@ class _Planner:
         for part in conjuncts(rest):
             if self._lined(part, levelled):
                 assert isinstance(part, Select)
-                x = self.number(part.queries, self._query_kind(part, counted))
+                x = self.number(part.queries, self._query_kind(part, levelled))
                 y, beta = self.number(part.keys, "clean"), self.gamma
                 query.append(x)
                 key.append(Form().plus(y, 2 * beta))
@@ -537,7 +538,7 @@ class _Planner:
 
     def _count_head(self, node: SelectorWidth) -> None:
         """P5: the weight of what is selected beside a sink of weight 2^40, times that weight."""
-        query, key, causal = self._logits(node.selector, True, counted=True)
+        query, key, causal = self._logits(node.selector, True)
         slot_keys = np.zeros((1, len(query)))
         slot_keys[0, 0] = math.log(SINK)
         label = _label("count", node)
