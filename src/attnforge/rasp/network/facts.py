@@ -38,13 +38,14 @@ from ..language import (
     length,
     walk,
 )  # fmt: skip
-from ..values import Value, is_numeric
+from ..values import Value, is_numeric, shown
 from .normal import ALL, LEQ, conjuncts, order, order_free
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Linear = tuple[dict[SOp, Fraction], Fraction]
 
+HUGE = 1 << 500  # numbers and their squares from here on leave the range of float64
 VALUES = 1 << 16  # of one op: a table over one more variable of a few values still fits into memory
 COMBINATIONS = 1 << 22  # of values at one position that are looked at: 32 MB for each op among them
 CALLS = 1 << 18  # of a Python function: about a second
@@ -60,7 +61,7 @@ _BINARY: dict[str, Any] = {
 
 def sorted_values(values: set[Value]) -> tuple[Value, ...]:
     """Values in one order: numbers, then texts, tuples, and None."""
-    if all(map(is_numeric, values)):  # by their floats, which is much faster, unless these are too close
+    if all(is_numeric(v) and abs(v) < HUGE for v in values):  # type: ignore[arg-type, operator]  # by their floats, which is much faster, unless these are too close
         found = sorted(values, key=float)  # type: ignore[arg-type]
         if all(float(a) < float(b) for a, b in pairwise(found)):  # type: ignore[arg-type]
             return tuple(found)
@@ -133,6 +134,9 @@ class Facts:
     def numbers(self, node: SOp) -> Array:
         """The values as float64; exact where they are whole."""
         if node not in self._numbers:
+            large = next((v for v in self.values(node) if abs(v) >= HUGE), None)  # type: ignore[arg-type, operator]
+            if large is not None:
+                raise node.fail(f"has the number {shown(large, 24)}, which no column of a network can hold")
             self._numbers[node] = np.array([float(v) for v in self.values(node)], dtype=np.float64)  # type: ignore[arg-type]
         return self._numbers[node]
 

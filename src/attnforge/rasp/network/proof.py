@@ -379,7 +379,7 @@ class _Checker:
             off, row = moved + rounding, np.arange(len(logits))
             hit = np.concatenate([chosen[part], np.zeros((len(row), len(slots.at)), dtype=bool)], 1)
             token = np.arange(len(both.at)) < len(k.at)
-            some, once = hit.any(1), np.asarray(hit.sum(1) == 1)
+            some, once = np.asarray(hit.any(1)), np.asarray(hit.sum(1) == 1)
             low = np.where(hit, logits - off, np.inf).min(1)
             lead = low[:, None] - (logits + off)
             plain = np.where(hit, logits, np.inf).min(1)[:, None] - logits
