@@ -203,8 +203,8 @@ def show(data: dict[str, list[dict[str, Any]]]) -> None:
         seconds = statistics.median(row["seconds"] for row in rows)
         broken = sum(row["broken"] for row in done)
         console.print(
-            f"{goal}: {len(done)} of {len(rows)} compile; median {seconds:.2f} s of CPU; median bound / found {tight:.2f}; "
-            f"bounds broken: {broken}"
+            f"{goal}: {len(done)} of {len(rows)} compile; median {seconds:.2f} s of CPU; "
+            f"median bound / found {tight:.2f}; bounds broken: {broken}"
         )
         for row in rows:
             if "refused" in row:

@@ -17,7 +17,7 @@ import attnforge as af
 SRC = Path(__file__).resolve().parents[1] / "src"
 FUNCTIONS = ("approximate", "certify", "check", "compile", "convert", "load", "plan", "purity", "quantise")
 CLASSES = ("AnchorHead", "Box", "Certificate", "GateHead", "NormHead", "ProductHead", "TokenHead")
-PACKAGES = ("export", "incontext", "lab", "theorems")
+PACKAGES = ("export", "incontext", "lab", "rasp", "theorems")
 
 
 def fresh(code: str) -> str:

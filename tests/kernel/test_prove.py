@@ -101,9 +101,9 @@ def test_a_file_that_boasts_of_the_kernel_is_refused(tmp_path: Path) -> None:
             boast["certificate"] |= {"bound": 0.5 * net.bound, "kernel": 0.4 * net.bound, "terms": []}
         else:
             boast["derivation"]["scopes"][1][0][0] = "memory"
-        storage.write(tmp_path / "boast.safetensors", boast, weights_hash(net), tensors)
+        storage.write(tmp_path / f"{wrong}.safetensors", boast, weights_hash(net), tensors)
         with pytest.raises(CertificateError):
-            af.check(tmp_path / "boast.safetensors")
+            af.check(tmp_path / f"{wrong}.safetensors")
 
 
 def test_nothing_but_certificate_errors_comes_out_of_hostile_files(tmp_path: Path, proved: Any) -> None:

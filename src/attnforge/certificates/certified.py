@@ -126,14 +126,14 @@ class CertifiedModule(nn.Module):
         Inputs with names can be given by name: `net(x=0.5, y=1.0)`, a dict, or a data frame with such columns.
         """
         if not torch.compiler.is_compiling():
-            inputs = self.tensors(inputs, named)
+            inputs = self.as_tensors(inputs, named)
             if not any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in inputs):
                 self.guard(*inputs)  # the numbers that vmap and grad of torch.func pass on cannot be looked at
         elif not torch.compiler.is_exporting() and not _one_graph():
             _guard_outside(self, *inputs)
         return self.core(*inputs)
 
-    def tensors(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, ...]:
+    def as_tensors(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, ...]:
         """The input tensors that arguments of `forward` stand for."""
         if not named and all(isinstance(x, Tensor) for x in inputs):
             return inputs
@@ -147,7 +147,7 @@ class CertifiedModule(nn.Module):
         array([1., 2.], dtype=float32)
         """
         with torch.no_grad():
-            given = (x if x.is_complex() else x.to(self.dtype) for x in self.tensors(inputs, named))
+            given = (x if x.is_complex() else x.to(self.dtype) for x in self.as_tensors(inputs, named))
             return self(*given).cpu().numpy()  # type: ignore[no-any-return]
 
     def plot(self, path: str | Path | None = None, *, force: bool = False) -> Any:
