@@ -92,11 +92,11 @@ class Certificate:
 
     def __post_init__(self) -> None:
         if self.kind not in ("certified", "calibrated", "exact"):
-            raise ArgumentError(f"a certificate is 'certified', 'calibrated' or 'exact', not {self.kind!r}")
+            raise ArgumentError(f"a certificate is 'exact', 'certified' or 'calibrated', not {self.kind!r}")
         if self.dtype not in DTYPES:
             raise ArgumentError(f"unknown dtype {self.dtype!r}; expected one of {', '.join(DTYPES)}")
         if (self.kind == "calibrated") != (self.bound is None):
-            raise ArgumentError("a certified or exact result has a bound, a calibrated one has none")
+            raise ArgumentError("a certified result has a bound, an exact one the bound 0, a calibrated one has none")
         if self.kind == "exact" and self.bound != 0:
             raise ArgumentError(f"the bound of an exact result is 0, got {self.bound}")
         if self.kind == "calibrated" and self.measured is None:
