@@ -426,3 +426,12 @@ def test_random_programs_and_random_changes(seed: int) -> None:
         except af.CertificateError:
             continue
         assert wrong(other, given, wanted) == 0
+
+
+def test_positions_numbered_by_how_many_there_were() -> None:
+    """A running count of all positions is their number: what is picked by it is single."""
+    so_far = selector_width(select(indices, indices, rasp.leq))
+    program = aggregate(select(so_far, indices + 1), tokens)
+    net = compiled(program, rasp.Sequences("ab", 4))
+    given, wanted = meant(program, list(net.domain))
+    assert wrong(net, given, wanted) == 0 and net.certificate.margins[-2].note == "one key"

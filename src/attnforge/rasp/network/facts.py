@@ -465,7 +465,7 @@ class Facts:
         """
         if selector == ALL:
             rows = [max((len(ids) for ids in side.values()), default=1) for side in (queries, keys)]
-            return np.ones(rows[0] if paired else tuple(rows), dtype=bool)
+            return np.ones(max(rows) if paired else tuple(rows), dtype=bool)
         if isinstance(selector, Select):
             table, q, k = self.table(selector), queries[selector.queries], keys[selector.keys]
             return table[q, k] if paired else table[np.ix_(q, k)]
