@@ -396,7 +396,7 @@ BAD: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
     ("x", af.Box(x=(0, 1)), {"eps": math.nan}, af.ArgumentError, "eps"),
     ("x", af.Box(x=(0, 1)), {"eps": 1e-3, "dtype": torch.float16}, af.ArgumentError, "dtype"),
     ("x", af.Box.cube(0, 1, shape=2), {"eps": 1e-3}, af.ArgumentError, "names"),
-    ("x", {"x": (0, 1)}, {"eps": 1e-3}, af.ArgumentError, "must be a Box"),
+    ("x", {"x"}, {"eps": 1e-3}, af.ArgumentError, "must be a Box"),
     ([], XY, {"eps": 1e-3}, af.ArgumentError, "empty"),
     (3.5, XY, {"eps": 1e-3}, af.ArgumentError, "float"),
     (torch.argsort, af.Box.cube(0, 1, shape=3), {"eps": 1e-3}, af.UnsupportedOperation, "sort"),

@@ -50,7 +50,9 @@ READ: dict[str, dict[str, tuple[int, str | None]]] = {
         "ledger": (1, "WIDEN is a power of two: exact"),
     },
     "heads/norm/rule.py": {"passes": (3, "near is times 1 + 2^-20, far times 1 + slip"), "copied": (4, None)},
-    "heads/product/bound.py": {"rounding": (1, "up, 32 steps and 8 for each unit of the logits")},
+    "heads/product/bound.py": {
+        "rounding": (1, "up, 32 steps and 8 for each unit of the logits"), "fused_error": (1, "times 1.001"),
+    },
     "heads/product/rule.py": {"_self_gain": (1, "times 1 + 2^-10")},
     "heads/token/bound.py": {
         "fixed_terms": (2, "16 U, and 8 U of every gap, are added to the error of the logits"),

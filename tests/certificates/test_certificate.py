@@ -28,9 +28,9 @@ def head() -> af.AnchorHead:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (dict(kind="proved"), "'certified', 'calibrated' or 'exact'"),
+        (dict(kind="proved"), "'exact', 'certified' or 'calibrated'"),
         (dict(dtype="int8"), "unknown dtype 'int8'"),
-        (dict(bound=None), "a certified or exact result has a bound"),
+        (dict(bound=None), "a certified result has a bound, an exact one"),
         (dict(kind="calibrated"), "a calibrated one has none"),
         (dict(kind="calibrated", bound=None), "states what was measured"),
         (dict(bound=-1e-3), "finite number >= 0"),

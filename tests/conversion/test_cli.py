@@ -67,7 +67,7 @@ def test_an_existing_folder_is_kept_unless_forced(
     args = ("convert", tiny_folder, "--texts", tiny_texts, "-o", out)
     before = (out / "conversion.json").read_bytes()
     result = call(*args)
-    assert result.exit_code == 2 and "--force (force=True) replaces it" in result.stderr
+    assert result.exit_code == 2 and "--force replaces it" in result.stderr
     assert (out / "conversion.json").read_bytes() == before
     (tmp_path / "thesis.doc").write_text("years of work")
     result = call("convert", tiny_folder, "--texts", tiny_texts, "-o", tmp_path, "--force")

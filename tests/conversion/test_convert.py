@@ -176,7 +176,7 @@ def test_a_square_is_an_activation_like_any_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "path"), [(nn.PReLU(), "1"), (nn.Softshrink(), "1"), (nn.GLU(), "1"), (nn.Threshold(0.1, 20.0), "1")]
+    ("module", "path"), [(nn.PReLU(8), "1"), (nn.Softshrink(), "1"), (nn.GLU(), "1"), (nn.Threshold(0.1, 20.0), "1")]
 )
 def test_unknown_modules_are_named_and_may_stay(module: nn.Module, path: str) -> None:
     width = 4 if isinstance(module, nn.GLU) else 8
@@ -189,7 +189,7 @@ def test_unknown_modules_are_named_and_may_stay(module: nn.Module, path: str) ->
 
 
 def test_all_unknown_modules_are_listed_at_once() -> None:
-    model = nn.Sequential(nn.Linear(3, 8), nn.PReLU(), nn.Linear(8, 8), nn.Softshrink(), nn.Linear(8, 2))
+    model = nn.Sequential(nn.Linear(3, 8), nn.PReLU(8), nn.Linear(8, 8), nn.Softshrink(), nn.Linear(8, 2))
     with pytest.raises(af.UnsupportedOperation) as caught:
         af.convert(model, X)
     assert "1: PReLU" in str(caught.value)

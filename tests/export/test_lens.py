@@ -117,7 +117,7 @@ def test_files_hold_model_and_ground_truth(lens: Lens, tmp_path: Path) -> None:
     path.write_bytes(data[:-40])
     with pytest.raises(af.CertificateError, match="does not hold a TransformerLens model"):
         load_lens(path)
-    lens.plain.save(path)
+    lens.plain.save(path, force=True)
     with pytest.raises(af.CertificateError, match="does not hold a TransformerLens model"):
         load_lens(path)
 

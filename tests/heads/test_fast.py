@@ -21,10 +21,9 @@ import attnforge as af
 from attnforge.certificates.certified import CertifiedModule
 from attnforge.errors import ArgumentError, CertificateError, PrecisionError
 from attnforge.functions.registry import Univariate, reference
-from attnforge.heads.fast import read as fast_compiled
 from attnforge.heads.fast.activation import FastActivation
 from attnforge.heads.fast.bound import read_error
-from attnforge.heads.fast.read import anchor_read, basis, evaluate, read, softmax_read
+from attnforge.heads.fast.read import anchor_read, basis, constants, evaluate, read, softmax_read
 from attnforge.heads.fast.table import dropped, form_of, reach_for
 
 TABLES = [(2, 0.5), (3, 0.3), (16, 0.25), (29, 0.7), (33, 0.5), (200, 1.0), (301, 0.25), (9, 40.0), (400, 60.0)]
@@ -334,17 +333,15 @@ def test_compiled_symmetry_is_that_of_the_certified_weights() -> None:
 @pytest.mark.parametrize(("p", "centre", "gate"), [(31, 0.0, 1.5), (31, 0.25, 1.0), (16, 0.0, 0.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_of_an_eager_gpu(p: int, centre: float, gate: float, dtype: torch.dtype) -> None:
-    """What `fused` compiles, with the same arguments, on a processor."""
+    """What a compiled program asks of a GPU, on a processor."""
     y, value = points(p, 0.5, dtype), table(p, torch.float32)
     parts = (value.double() @ basis(p, 0.5, dtype, y.device)[1]).float()
-    numbers = fast_compiled._numbers(p, 0.5, 1.5, centre, gate, torch.float32, y.device)
-    shared = gate == 1.5 and not centre
-    out = fast_compiled._flat(y, numbers, parts, p % 2 == 1, bool(gate), shared)
+    numbers = torch.cat([constants(p, 1.5, 0.5, centre, gate, y.device), parts])
+    out = torch.ops.attnforge.lattice_read(y, numbers, p, 1.5, centre, gate, False)
     wanted = softmax_read(y.double(), value.double(), 1.5, 0.5, centre, gate)
     lo, hi = float(y.min()), float(y.max())
     bound = read_error(value.double().numpy(), 1.5, 0.5, lo, hi, dtype, centre, gate).bound
     assert out.dtype == dtype and (out.double() - wanted).abs().max() <= bound
-    assert fast_compiled.fused(y, value, 1.5, 0.5, centre, gate) is None
 
 
 @pytest.mark.parametrize(
@@ -477,5 +474,5 @@ def test_bounds_of_fast_heads_load_nothing_that_builds() -> None:
                 todo += [folder.with_suffix(".py"), *(folder / f"{alias.name}.py" for alias in node.names)]
     names = {path.relative_to(source).as_posix() for path in seen}
     assert {"heads/fast/table.py", "heads/anchor/bound.py", "certificates/rounding.py"} <= names, "the walk walks"
-    built = ("construction", "fit", "head", "activation", "read", "build", "self_head")
+    built = ("construction", "fit", "head", "activation", "read", "build", "packing")
     assert [name for name in sorted(names) if name.startswith("heads/") and Path(name).stem in built] == []

@@ -281,7 +281,7 @@ def test_a_file_with_another_program_does_not_check(tmp_path: Any) -> None:
     (default,) = [op for op in ops if op[0] == "Aggregate"]
     default[3]["value"] = "b"
     digest = header["certificate"]["weights"]
-    storage.write(path, {key: header[key] for key in ("family", "config", "certificate")}, digest, tensors)
+    storage.write(path, {key: header[key] for key in ("family", "config", "certificate")}, digest, tensors, force=True)
     with pytest.raises(af.CertificateError):
         af.check(path)
 
@@ -304,8 +304,9 @@ def test_hostile_headers(tmp_path: Any, place: tuple[Any, ...], value: Any) -> N
         part = part[step]
     part[place[-1]] = value
     storage.write(
-        path, {k: header[k] for k in ("family", "config", "certificate")}, header["certificate"]["weights"], tensors
-    )
+        path, {k: header[k] for k in ("family", "config", "certificate")}, header["certificate"]["weights"], tensors,
+        force=True,
+    )  # fmt: skip
     with pytest.raises(af.CertificateError):
         af.check(path)
 

@@ -71,12 +71,12 @@ def rasp(
         net = build(program, domain, dtype=dtype.torch)
     seconds = time.perf_counter() - start
     if output is not None:
-        net.save(output)
+        net.save(output, force=force)
     if report is not None:
         from ..report.program import program_page
 
         with waiting("writing the page"):
-            program_page(net).save(report)
+            program_page(net).save(report, force=force)
     certificate = net.certificate
     if as_json:
         size = {name: value for name, value in vars(net.size).items() if isinstance(value, int | float | str)}

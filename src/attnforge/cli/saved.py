@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ArgumentError, CertificateError
-from .common import AS_JSON, SAVED, DType, existing, say, say_certificate, say_json, table, waiting
+from .common import (
+    AS_JSON,
+    FORCE,
+    SAVED,
+    DType,
+    existing,
+    refuse_overwriting,
+    say,
+    say_certificate,
+    say_json,
+    table,
+    waiting,
+)
 
 if TYPE_CHECKING:
     from ..certificates.certified import CertifiedModule
@@ -144,15 +156,17 @@ def quantise(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Where to write the network with few bits.")],
     bits: Annotated[str, typer.Option("--bits", help="Bits of a number with its sign, 2 to 16, or bfloat16.")] = "8",
     maps: Annotated[bool, typer.Option("--maps/--no-maps", help="Round affine maps, not only anchor values.")] = True,
+    force: Annotated[bool, FORCE] = False,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Round anchor values and affine maps to few bits, certify what is stored, and write it."""
     from ..compiler.quantise import quantise as few
 
     asked: int | str = int(bits) if bits.isdecimal() else bits
+    refuse_overwriting({".safetensors": out}, force)
     with waiting(f"rounding {file.name}"):
         found = few(_network(file, "quantise"), asked, maps)  # type: ignore[arg-type]
-        found.network.save(out)
+        found.network.save(out, force=force)
     if as_json:
         numbers = {"narrow": found.narrow, "wide": found.wide, "before": found.bytes_before, "after": found.bytes_after}
         say_json({"bits": found.bits, **numbers, "bound_before": found.bound_before, "bound": found.bound})

@@ -9,6 +9,7 @@ and a user's own `QuickGELU` are all recognised, and options that change the fun
 from __future__ import annotations
 
 import fnmatch
+import copy
 import functools
 import math
 import types
@@ -79,7 +80,8 @@ def jump_of(candidate: Any, function: Univariate, low: float, high: float) -> fl
     the largest difference measured, where constants of few digits make one that is more than rounding."""
     if function.name != "softplus":
         grid = torch.linspace(low, high, DENSE, dtype=torch.float64)
-        found, wanted = _call(candidate, grid.clone()), function.value(grid)
+        exact = copy.deepcopy(candidate).double().cpu() if isinstance(candidate, nn.Module) else candidate
+        found, wanted = _call(exact, grid.clone()), function.value(grid)
         assert found is not None, "it was recognised"
         gap = (found - wanted).abs()
         return 0.0 if bool((gap <= ROUNDED * (1 + wanted.abs())).all()) else 2 * float(gap.max())
