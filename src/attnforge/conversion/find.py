@@ -8,8 +8,8 @@ and a user's own `QuickGELU` are all recognised, and options that change the fun
 
 from __future__ import annotations
 
-import fnmatch
 import copy
+import fnmatch
 import functools
 import math
 import types

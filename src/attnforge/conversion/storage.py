@@ -123,7 +123,7 @@ def _same_operation(model: nn.Module, site: Replacement) -> None:
         learned = isinstance(old, nn.PReLU) and old.num_parameters == 1  # its slope is part of what was converted
         function = parse(site.operation) if learned and site.operation.startswith("leaky_relu(") else recognise(old)
         fits = function is not None and function.name == site.operation == site.config["function"]
-        jump = 0.0 if function is None else jump_of(old, function, site.low, site.high)
+        jump = 0.0 if function is None or learned else jump_of(old, function, site.low, site.high)
         told = site.config.get("jump", 0.0)
         fits = fits and is_number(told) and jump <= told * (1 if site.operation == "softplus" else 2)  # it was doubled
     if not fits:

@@ -147,7 +147,8 @@ class AnchorHead(CertifiedModule):
     family = "anchor"
     schema: ClassVar[Any] = {
         "function": str, "interval": PAIR, "dtype": str, "relative": bool, "strict": bool, "skip": bool,
-        "shape": ((str, float, float, Whole(-1, 1), float), Whole(), Whole(), float), "fast?": (float, float, float, float, bool),
+        "shape": ((str, float, float, Whole(-1, 1), float), Whole(), Whole(), float),
+        "fast?": (float, float, float, float, bool),
     }  # fmt: skip
     anchors: Tensor
     lattice: Lattice | None = None  # set where the head is read with one exponential per element
