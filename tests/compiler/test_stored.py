@@ -374,6 +374,8 @@ def test_tensors_of_other_shapes_are_refused_or_covered(name: str, change: str, 
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     for key, tensor in tensors.items():
         other = {"shorter": tensor[..., :1].contiguous(), "wider": torch.nn.functional.pad(tensor, (0, 1))}.get(change)
+        if other is not None and other.shape == tensor.shape:
+            continue  # nothing is changed
         kept = {k: t for k, t in tensors.items() if k != key} | ({} if other is None else {key: other})
         digest = hashlib.sha256()
         for k, t in sorted(kept.items()):
