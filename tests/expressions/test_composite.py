@@ -264,3 +264,9 @@ def test_what_has_a_name_can_be_read_back(step: Callable[[Expr], Expr]) -> None:
         made = levels
         assert read_afresh(fn.name).name == fn.name
     assert made >= 9
+
+
+def test_equal_exponentials_are_merged() -> None:
+    """A name that is read again is the same name: exp(u) exp(u) is exp(2 u), whichever way it is written."""
+    for text in ("exp(y/4)*exp(y/4)", "exp(y/4)**2", "exp(y/3)*exp(y/6)"):
+        assert composite(text).name == "expr: exp(0.5*y)" == functions.parse(composite(text).name).name

@@ -616,7 +616,7 @@ class Graph:
                 if n in collected:
                     groups.setdefault(kind(n), []).append(n)
             for key, group in groups.items():
-                if len(group) > 1 and key is not False:
+                if (len(group) > 1 or collected[group[0]] != 1) and key is not False:
                     total = self.sum([(n.argument, collected.pop(n)) for n in group if isinstance(n, Call)])
                     merged = self.call("exp", total)
                     if isinstance(merged, Number):
