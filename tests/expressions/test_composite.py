@@ -266,7 +266,9 @@ def test_what_has_a_name_can_be_read_back(step: Callable[[Expr], Expr]) -> None:
     assert made >= 9
 
 
-def test_equal_exponentials_are_merged() -> None:
-    """A name that is read again is the same name: exp(u) exp(u) is exp(2 u), whichever way it is written."""
+def test_equal_factors_are_merged() -> None:
+    """A name that is read again is the same name, whichever way it was written."""
+    for text in ("(-(y - 1))*(-(y - 1))", "(1 - y)**2", "abs(1 - y)*abs(1 - y)"):
+        assert composite(text).name == "expr: (y - 1)**2" == functions.parse(composite(text).name).name
     for text in ("exp(y/4)*exp(y/4)", "exp(y/4)**2", "exp(y/3)*exp(y/6)"):
         assert composite(text).name == "expr: exp(0.5*y)" == functions.parse(composite(text).name).name

@@ -27,6 +27,7 @@ from ..functions.univariate import Univariate
 #: Of a constant that is not rational: what is left of a difference of constants is at least 2^-1074 of numbers below
 #: 2^1024, so that one which cancels keeps 2000 bits still, and the next one, scaled up again, float64's.
 _BITS = 4096
+_SMALL = 64  # exponents up to which a power of rationals is worked out
 _EXACT_BITS = 4 * _BITS  # longer numerators and denominators are rounded to _BITS: three products of such constants
 _LARGEST = Fraction(2) ** 1024  # the first power of two beyond float64
 _SMALLEST = Fraction(1, 2**1074)  # the smallest positive float64
@@ -45,6 +46,20 @@ _ANGLES = {
     ("acos", 0): Fraction(1, 2), ("acos", Fraction(-1, 2)): Fraction(2, 3), ("acos", -1): Fraction(1),
 }  # fmt: skip
 Atoms = tuple[tuple[str, Fraction], ...]
+
+
+def _rational(scale: Fraction, atoms: Atoms) -> Fraction | None:
+    """scale * product of atom ** exponent where all atoms are written as rationals and all exponents are small and
+    whole; None otherwise."""
+    out = Fraction(scale)
+    for atom, p in atoms:
+        if p.denominator != 1 or abs(p) > _SMALL or not set(atom) <= set("()-./0123456789"):
+            return None
+        try:
+            out *= Fraction(atom.strip("()")) ** int(p)
+        except (ValueError, ZeroDivisionError):
+            return None
+    return out
 
 
 class Inexact(Fraction):
@@ -298,6 +313,8 @@ def constant_power(base: Fraction, exponent: Fraction) -> Fraction:
     if size < -1200:
         raise ArgumentError(f"the power of constants {constant_text(base)} ** {constant_text(exponent)} is too small")
     exact = _exact_power(base, exponent)
+    if isinstance(exact, Inexact):  # sqrt(1.25)**2: roots that have gone leave a rational
+        exact = _rational(exact.scale, exact.atoms) or exact
     if exact is not None:
         return within_range(exact)
     with precision(_BITS + 64):

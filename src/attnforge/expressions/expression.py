@@ -550,6 +550,17 @@ class Graph:
         collected: dict[Expr, Fraction] = {}
         for node, exponent in factors:
             coefficient *= self._split(node, Fraction(exponent), collected)
+        while True:  # bases that met may be written otherwise to their common power: (1 - y)(1 - y) = (y - 1)**2
+            again: dict[Expr, Fraction] = {}
+            for node, p in collected.items():
+                if p == 1:
+                    again[node] = again.get(node, Fraction(0)) + p
+                elif p:
+                    coefficient *= self._split(node, p, again)
+            if again == collected or not coefficient:
+                break
+            collected = again
+        collected = again
         coefficient *= self._merge_exponentials(collected)
         if not coefficient:
             return self.number(0)
