@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from joblib.externals.loky import get_reusable_executor
 import attnforge as af
 from attnforge.errors import ArgumentError, AttnforgeError
 from attnforge.lab import Experiment, Progress, machine
+from attnforge.lab.engine import parallel
 from attnforge.lab.store import MARKER, Store
 from lab.toy import BROKEN, COUNTED, DEADLY, SIZES, SLOW, TOY
 
@@ -236,3 +238,11 @@ def test_a_terminal_shows_a_bar_with_the_time_left(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sys, "stderr", silent := io.StringIO())
     run(TOY, tmp_path / "other", quick=True, jobs=1)
     assert silent.getvalue() == ""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_who_stops_half_way_hears_nothing_of_it(jobs: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with parallel([(abs, (-i,)) for i in range(40)], jobs, "processes", None, 1) as results:
+            assert next(results) in range(40)

@@ -13,9 +13,10 @@ import logging
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing import resource_tracker
@@ -88,7 +89,18 @@ def parallel(
         terminated = joblib.externals.loky.process_executor.TerminatedWorkerError
         stack.enter_context(_deaths_in_words(terminated))
         results = joblib.Parallel(**options)(joblib.delayed(call)(*arguments) for call, arguments in calls)
-        yield stack.enter_context(closing(results))
+        yield stack.enter_context(_closed_in_silence(results))
+
+
+@contextmanager
+def _closed_in_silence(results: Any) -> Iterator[Iterator[Any]]:
+    """Close joblib's results after the block: who stops half-way meant to, and joblib's advice on it stays unsaid."""
+    try:
+        yield results
+    finally:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*tasks.*adjusting the input task iterator", UserWarning)
+            results.close()
 
 
 def _leave_interrupts_to_the_parent() -> None:
