@@ -7,6 +7,7 @@ again and set against values of 60 digits, which come from mpmath and share noth
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -163,19 +164,29 @@ class Rms(torch.nn.Module):
 rms = Rms()
 
 
-def error(name: str, net: CompiledNetwork, count: int = 40) -> float:
-    """The largest distance from 60-digit values over random points, corners and places near kinks, rounded down."""
+@functools.cache
+def truth(name: str, dtype: torch.dtype, count: int) -> tuple[Tensor, list[list[Any]]]:
+    """Random points, corners and places near kinks, and what the target is there in 60 digits."""
     case = CASES[name]
-    points = torch.cat([case.box.sample(count, 7, net.dtype), case.box.corners(16, net.dtype)])
+    points = torch.cat([case.box.sample(count, 7, dtype), case.box.corners(16, dtype)])
     points = torch.cat([points, points[:8] * 2.0**-20, torch.zeros_like(points[:1])])
-    found = net.core(points).detach().double().reshape(len(points), -1)
-    worst = mp.mpf(0)
-    for point, values in zip(points.double().tolist(), found.tolist(), strict=True):
+    exact = []
+    for point in points.double().tolist():
         rows = point if isinstance(point[0], list) else [point]
-        exact = [v for row in case.exact([[mp.mpf(v) for v in row] for row in rows]) for v in row]
-        for mine, truth in zip(values, exact, strict=True):
-            worst = max(worst, abs(mp.mpf(mine) - truth)) if mine == mine else mp.inf
-    return float(worst * (1 - mp.mpf(2) ** -50))
+        exact.append([v for row in case.exact([[mp.mpf(v) for v in row] for row in rows]) for v in row])
+    return points, exact
+
+
+def error(name: str, net: CompiledNetwork, count: int = 40) -> float:
+    """The largest distance from 60-digit values, rounded down."""
+    points, exact = truth(name, net.dtype, count)
+    found = net.core(points).detach().double().reshape(len(points), -1).tolist()
+    pairs = [
+        (mine, value) for row, values in zip(found, exact, strict=True) for mine, value in zip(row, values, strict=True)
+    ]
+    if any(mine != mine for mine, _ in pairs):
+        return float("inf")
+    return float(max(abs(mp.mpf(mine) - value) for mine, value in pairs) * (1 - mp.mpf(2) ** -50))
 
 
 def holds(name: str, net: CompiledNetwork) -> bool:
@@ -363,11 +374,17 @@ def test_underflow_in_affine_maps_is_counted(factor: float, low: float, high: fl
     assert float(found) <= net.bound
 
 
+def unsaid(tensor: Tensor) -> bool:
+    """Zeros, or a map that carries all: what a file without the tensor means."""
+    square = tensor.ndim == 2 and tensor.shape[0] == tensor.shape[1]
+    return not tensor.any() or (square and torch.equal(tensor, torch.eye(len(tensor)).to(tensor)))
+
+
 @pytest.mark.parametrize("change", ["drop", "shorter", "wider"])
 @pytest.mark.parametrize("name", ["gates", "products", "attention", "mixing of kinks", "norm"])
 def test_tensors_of_other_shapes_are_refused_or_covered(name: str, change: str, tmp_path: Path) -> None:
     """Nothing is broadcast behind the analysis, and whatever is wrong with a file, the error is ours."""
-    net, path, refused = built(name, "float32"), tmp_path / "net.safetensors", 0
+    net, path, refused, same = built(name, "float32"), tmp_path / "net.safetensors", 0, 0
     net.save(path)
     with safe_open(str(path), framework="pt") as file:
         header = json.loads(file.metadata()["attnforge"])
@@ -385,6 +402,9 @@ def test_tensors_of_other_shapes_are_refused_or_covered(name: str, change: str, 
         header["digest"] = storage.digest(header, digest.hexdigest())
         text = json.dumps(header, sort_keys=True, separators=(",", ":"))
         save_file(kept, str(path), metadata={"attnforge": text})
+        same += other is None and unsaid(tensor)
+        if other is None and unsaid(tensor) and same > 2:
+            continue  # the same network again, if it is read at all
         try:
             found = af.check(path)
         except af.CertificateError:
