@@ -65,8 +65,7 @@ def relaunching(fixed: Fixed, block: int) -> Callable[[Tensor], Tensor | None]:
 
     None means that the caller has to go the long way: the tensor has gaps, is empty, of another device or dtype, wants
     gradients, or is of a kind that was not seen yet. `block` elements make a program; negative, a row of so many does.
-    Small models wait for launches, so everything is in one place here: PyTorch's own operators take 10 to 15
-    microseconds, and this should take no more.
+    Small models wait for launches, so everything is in one place here, and little of it.
     """
     compiled, last = fixed.compiled, fixed.last
     current: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None without CUDA, where nothing is compiled
