@@ -195,7 +195,7 @@ def test_chains_mean_the_same_with_and_without_tokens(chain: list[str]) -> None:
             x = STEPS[step](x)
         return x
 
-    reading = Convention(FunctionModule(target), (SEQUENCE,), 2)
+    reading = Convention(FunctionModule(target), (SEQUENCE,), 2, set())
     captured = traced(reading.net, reading.examples(torch.float64))
     x = SEQUENCE.sample(5)
     truth = target(x)

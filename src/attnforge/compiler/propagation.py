@@ -83,6 +83,7 @@ class StoredMap:
         own = size @ self.off + self.off_bias + np.where(terms > 0, gamma(terms, self.u), 0.0) * reach
         shrinks = ((weight > 0) & (weight < 1)).any(0) | (terms > 0)  # what gets smaller, or is rounded, may underflow
         out[..., -1] += own + np.where(shrinks, (terms + 1) * self.tiny, 0.0)
+        out[..., -1] += 2.0**-1074 * (self.off > 0).sum(0)  # what numpy may lose of the products with `off`
         out[~((1 + gamma(terms, self.u)) * reach * (1 + len(weight) * 2.0**-50) < self.most)] = np.inf  # sums overflow
         exact = (terms == 0) & ~shrinks & ~self.off.any(0) & (self.off_bias == 0)  # selections: nothing is rounded
         return out * np.where(exact, 1.0, 1 + (len(weight) + out.shape[-1] + 8) * 2.0**-52)[:, None]

@@ -102,6 +102,12 @@ def _keep(machine: Machine, x: arb) -> None:
         raise Blind("numbers may overflow")
 
 
+def meant(x: float) -> arb:
+    """What a scale, an entry of a mask or of a mixing matrix stands for: those that are no powers of two were rounded,
+    by 2^-50 of themselves at most."""
+    return arb(x) if power_of_two(x) else arb(x, math.ldexp(abs(x), -50))
+
+
 def _slack(machine: Machine) -> arb:
     return -(1 - EXPONENTIAL * machine.u).log()
 
@@ -130,7 +136,7 @@ def attention(program: Program, layer: Layer, place: Place, machine: Machine, ta
     causal = own.group.causal
     if causal and any(wanted[i][j] != -math.inf for i in range(n) for j in range(i + 1, n)):
         raise CertificateError(f"{own.name} are causal, their operation is not")
-    factor, drift = size(arb(scale)), size(arb(scale) - arb(op.extra["scale"]))
+    factor, drift = size(arb(scale)), size(arb(scale) - meant(op.extra["scale"]))
     terms, slack = width + bool(more), _slack(machine)
 
     def rule(errors: Errors, found: list[Value], out: Errors) -> None:
@@ -161,7 +167,7 @@ def attention(program: Program, layer: Layer, place: Place, machine: Machine, ta
                 leak = sum(((g + 4 * machine.u * most + 2 * slack).exp() for g in gaps), ZERO)
                 leak = leak if leak < 1 else ONE
                 near = near if all(g < 0 for g in gaps) else most  # the largest logit is then a visible one
-            d = largest([off[j] + size(arb(mask[i][j]) - arb(wanted[i][j])) for j in shown])
+            d = largest([off[j] + size(arb(mask[i][j]) - meant(wanted[i][j])) for j in shown])
             _keep(machine, most)
             share = ((d + 2 * machine.u * near + slack) / 2).tanh()
             for c, column in enumerate(own.out):
@@ -309,7 +315,7 @@ def mix(program: Program, layer: Layer, place: Place, machine: Machine, tables: 
         weights.append(rows)
         roundings.append(sums)
     own.absent("b_V")
-    off = [[size(sum((arb(g) * w[i][j] for g, w in zip(gains, weights, strict=True)), -arb(matrix[i][j])))
+    off = [[size(sum((arb(g) * w[i][j] for g, w in zip(gains, weights, strict=True)), -meant(matrix[i][j])))
             for j in range(n)] for i in range(n)]  # fmt: skip
 
     def rule(errors: Errors, found: list[Value], out: Errors) -> None:
@@ -323,7 +329,7 @@ def mix(program: Program, layer: Layer, place: Place, machine: Machine, tables: 
             for i in range(n):
                 total, parts = ZERO, ZERO
                 for j in range(n):
-                    total += off[i][j] * (sizes[j] + moved[j]) + size(arb(matrix[i][j])) * moved[j]
+                    total += off[i][j] * (sizes[j] + moved[j]) + size(meant(matrix[i][j])) * moved[j]
                 for g, sums in zip(gains, roundings, strict=True):
                     slots = len(sums[i].exact)
                     own_error, most = sums[i].error([2 * longest] * slots, [longest] * slots)
@@ -377,7 +383,7 @@ def _mix_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
     for weights in matrix:
         line = []
         for c in range(op.width):
-            pairs = [(arb(w), w > 0, row[c]) for w, row in zip(weights, rows, strict=True) if w != 0]
+            pairs = [(meant(w), w > 0, row[c]) for w, row in zip(weights, rows, strict=True) if w != 0]
             low = sum((w * arb(e.low if up_ else e.high) for w, up_, e in pairs), ZERO)
             high = sum((w * arb(e.high if up_ else e.low) for w, up_, e in pairs), ZERO)
             if symbols is None:

@@ -21,7 +21,20 @@ from ..functions.directed import U, dot_up, down, up
 from ..functions.queries import lookup
 from ..functions.registry import enclose, taylor
 from ..functions.univariate import Univariate
-from .ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
+from .ops import (
+    Apply,
+    Attention,
+    Constant,
+    Input,
+    Linear,
+    MaxTokens,
+    Mix,
+    Normalise,
+    Op,
+    Product,
+    Softmax,
+    meant_within,
+)
 from .program import Program
 
 MANY = 300  # with more distinct intervals than this, one table, which is remembered, answers for all
@@ -252,12 +265,12 @@ def _linear(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
 def _mix(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     assert isinstance(op, Mix)
     read, tilt, (plus, minus) = reads[0], reads[0].tilt, _signs(op.matrix)
-    unit, size = (len(op.matrix) + 2) * U, np.abs(op.matrix)
-    margin = unit * (size @ read.size)
+    unit, size, meant = (len(op.matrix) + 4) * U, np.abs(op.matrix), meant_within(op.matrix)
+    margin = unit * (size @ read.size) + meant @ read.size
     out_low, out_high = plus @ read.low + minus @ read.high - margin, plus @ read.high + minus @ read.low + margin
     if tilt is None:
         return Range(out_low, out_high)
-    own = unit * (size @ tilt.size)
+    own = unit * (size @ tilt.size) + meant @ tilt.size
     form_low, form_high = plus @ tilt.low + minus @ tilt.high, plus @ tilt.high + minus @ tilt.low
     slope = np.einsum("ij,cjws->ciws", op.matrix, tilt.slope)
     return _made(out_low, out_high, Tilt(slope, form_low - own, form_high + own))

@@ -20,6 +20,21 @@ from ..errors import ArgumentError
 from ..functions.registry import get
 
 
+#: How far, relatively, a number of a `Mix` or an `Attention` may be from the one that is meant: 8 roundings of float64.
+#: Powers of two and 0 are meant as they stand.
+MEANT = 2.0**-50
+
+
+def meant_within(numbers: Array) -> Array:
+    """How far what is meant by numbers of a `Mix` or an `Attention` may be from them; hidden entries of a mask are.
+
+    >>> (meant_within(np.array([0.5, -2.0, 0.0, -np.inf, 3.0])) / MEANT).tolist()
+    [0.0, 0.0, 0.0, 0.0, 3.0]
+    """
+    simple = (np.abs(np.frexp(numbers)[0]) == 0.5) | (numbers == 0) | ~np.isfinite(numbers)
+    return np.where(simple, 0.0, MEANT * np.where(simple, 0.0, np.abs(numbers)))
+
+
 class Op:
     """What all operations share; `word` is how the operation is called in text and in files."""
 
@@ -145,7 +160,7 @@ class Linear(Op):
 
 @dataclass(frozen=True, eq=False)
 class Mix(Op):
-    """A fixed mixing of tokens, the same for each channel: matrix @ value."""
+    """A fixed mixing of tokens, the same for each channel: matrix @ value; entries are meant to `MEANT`."""
 
     word = "mix"
     operands = ("input",)
@@ -204,7 +219,7 @@ class Attention(Op):
     """One attention head over tokens: softmax(scale query key^T + mask) value.
 
     `mask` is added to the logits; it has shape (tokens, tokens) and may hold -inf, but every row must be able to see
-    some token.
+    some token. Scale and mask are meant to `MEANT`.
     """
 
     word = "attention"

@@ -31,6 +31,7 @@ from ...functions.directed import U, down, up
 from ...functions.registry import enclose, get
 from ...functions.univariate import REALS, Univariate
 from ...programs.affine import coarse
+from ...programs.ops import meant_within
 from ...programs.program import Builder
 
 Ints = npt.NDArray[np.int64]
@@ -73,6 +74,10 @@ class Tape:
         self._doubts: dict[float, float] = {}
         self._sorted: tuple[Array, Array] | None = None
         self._partial = False
+        #: Operators that made constants of the target, and of which nothing says how they round.
+        self.unproved: set[str] = set()
+        #: For values that are attention with finite masks, how high those are that were taken to hide a token.
+        self.hidden: dict[int, float] = {}
         self.input_slots = self.register(self.build.input)
 
     # -- atoms and slots ----------------------------------------------------------------------------------------------
@@ -247,7 +252,8 @@ class Tape:
         with np.errstate(invalid="ignore", over="ignore"):
             product = numbers * factors
             exact = ((product == 0) | (np.abs(factors) == 1)) & ((shift == 0) | (product == 0))
-            rounding = np.where(exact, 0.0, 3 * U * (np.abs(product) + np.abs(shift)))
+            steps = np.where(shift == 0, 1.0, 3.0) * U
+            rounding = np.where(exact, 0.0, steps * (np.abs(product) + np.abs(shift)) + 2.0**-1073)
             off = self._spread(numbers, factors) + self.off(shift) + rounding
         return np.where((off > 0) & np.isfinite(off), up(off * (1 + 8 * U)), 0.0)
 
@@ -316,8 +322,10 @@ def unique_rows(rows: Ints) -> tuple[Ints, Ints]:
     return values, inverse.reshape(-1)
 
 
-def mix(tape: Tape, slots: Ints, matrix: Array) -> Ints:
-    """The slots after mixing the tokens of these (distinct) slots with a matrix."""
+def mix(tape: Tape, slots: Ints, matrix: Array, off: Array | float = 0.0) -> Ints:
+    """The slots after mixing the tokens of these (distinct) slots with a matrix, whose entries may be off."""
+    if (off > meant_within(matrix)).any():
+        raise Refusal("its weights over tokens were rounded several times")
     return tape.register(tape.build.mix(tape.columns(slots), matrix, tape.label))
 
 
@@ -404,10 +412,13 @@ def reduce_tokens(tape: Tape, parts: Parts, weight: Array) -> Parts | None:
     if (slot != slot[:, :1]).any() or (token != token[:1]).any() or (token == 0).any():
         return None
     matrix = np.zeros((columns, tape.tokens))
-    np.add.at(matrix.T, token[0] - 1, weight[present])
-    full = np.concatenate([matrix, np.tile(matrix[:1], (tape.tokens - columns, 1))])
+    off, hits = np.zeros_like(matrix), np.zeros_like(matrix)
+    for into, part in ((matrix, weight), (off, tape.off(weight)), (hits, np.ones_like(weight))):
+        np.add.at(into.T, token[0] - 1, part[present])
+    off = np.where(hits > 1, up(off + hits * U * np.abs(weight).sum()), off)
+    full, far = (np.concatenate([x, np.tile(x[:1], (tape.tokens - columns, 1))]) for x in (matrix, off))
     slots, inverse = np.unique(slot[:, 0], return_inverse=True)
-    mixed = mix(tape, slots, full)[inverse.reshape(-1)]
+    mixed = mix(tape, slots, full, far)[inverse.reshape(-1)]
     place = np.arange(1, columns + 1) if columns > 1 else np.zeros(1, dtype=np.int64)
     shape = (count, columns)
     point = np.broadcast_to(tape.one_point(parts.point)[:, None], shape)
@@ -533,7 +544,7 @@ def _affine_data(tape: Tape, ids: Tensor, factor: Array, shift: Array) -> Tensor
         offsets = np.full((len(keys), tape.tokens), np.nan)
         offsets[key, parts.token - 1] = shift
         offsets = np.where(np.isnan(offsets), np.nanmax(offsets, axis=1)[:, None], offsets)
-        constant = tape.register(tape.build.constant(offsets.T, tape.label))
+        constant = tape.register(tape.build.constant(offsets.T, tape.label, tape.off(offsets.T)))
         pattern = np.stack([keys[:, 0], constant], 1)
         weight = np.stack([keys[:, 1].copy().view(np.float64), np.ones(len(keys))], 1)[:, :, None]
         slots = tape.linear(pattern, weight)[:, 0][key]
@@ -557,6 +568,7 @@ def _scale_tokens(tape: Tape, ids: Tensor, factor: Array, parts: Parts) -> tuple
     diagonals, kind = unique_rows(table.view(np.int64))
     renamed = np.zeros_like(slots)
     for i, diagonal in enumerate(diagonals):
-        renamed[kind == i] = mix(tape, slots[kind == i], np.diag(diagonal.copy().view(np.float64)))
+        factors = diagonal.copy().view(np.float64)
+        renamed[kind == i] = mix(tape, slots[kind == i], np.diag(factors), np.diag(tape.off(factors)))
     parts = parts._replace(slot=renamed[position])
     return tape.pack(*parts), np.ones_like(factor), parts

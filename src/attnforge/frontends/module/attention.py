@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 
 from ...dtypes import Array
+from ...programs.ops import meant_within
 from .atoms import Ints, Parts, Refusal, Tape, affine, contract, multiply, unique_rows
 
-#: Scores this low are taken for masks: no float can hold what is left of them after the exponential.
+#: Scores this low are taken for masks; that no query and key bring a token back is shown once the program is known.
 HIDDEN = -1e8
+#: So far below the others, exponentials are less than any float: e^-1500 times the largest float is below 10^-340.
+GONE = 1500.0
 
 
 class QueryKey(NamedTuple):
@@ -36,6 +39,8 @@ class Head:
     pair: QueryKey
     scale: float
     mask: Array
+    hidden: float
+    """The highest finite bias that was taken to hide a token."""
 
     def value(self, tape: Tape, slots: Ints) -> Ints:
         """The slots of the attention's output, given the slots of its values."""
@@ -44,9 +49,10 @@ class Head:
         is_causal = bool((self.mask == causal).all())
         mask = None if is_causal or not self.mask.any() else self.mask
         value = tape.columns(slots)
-        return tape.register(
-            tape.build.attention(query, key, value, self.scale, is_causal, mask, label=tape.label)
-        )
+        out = tape.build.attention(query, key, value, self.scale, is_causal, mask, label=tape.label)
+        if self.hidden > -np.inf:
+            tape.hidden[out] = max(self.hidden, tape.hidden.get(out, -np.inf))
+        return tape.register(out)
 
 
 class Codes(NamedTuple):
@@ -162,6 +168,10 @@ def softmax(tape: Tape, s: Scores) -> Weights:
     def one(part: np.ndarray) -> np.ndarray:
         return np.take_along_axis(part, first[:, None], 1)[:, 0]
 
+    for numbers in (scale[live], bias[live]):
+        if (tape.off(numbers) > meant_within(numbers)).any():
+            raise Refusal("its scale or its mask was rounded several times")
+    hidden = float(np.max(bias, initial=-np.inf, where=~live))
     swapped = not uniform(codes.query)
     query, key = (codes.key, codes.query) if swapped else (codes.query, codes.key)
     if not (uniform(query) and uniform(codes.which) and uniform(scale) and uniform(codes.point)):
@@ -174,13 +184,15 @@ def softmax(tape: Tape, s: Scores) -> Weights:
     table = np.concatenate([np.stack([one(codes.which), one(query), one(scale).view(np.int64)], 1),
                             (masks[:, 1:] + 0.0).view(np.int64)], 1)  # fmt: skip
     kinds, kind = unique_rows(table)
-    heads, number = _heads(tape, s.pairs, kinds, swapped)
+    heads, number = _heads(tape, s.pairs, kinds, swapped, hidden)
     which = np.where(live, number[kind][:, None], 0)
     out = Codes(which, *(np.where(live, part, 0) for part in (query, key, codes.point)))
     return Weights(heads, encode(tape, out))
 
 
-def _heads(tape: Tape, pairs: tuple[QueryKey, ...], kinds: Ints, swapped: bool) -> tuple[tuple[Head, ...], Ints]:
+def _heads(
+    tape: Tape, pairs: tuple[QueryKey, ...], kinds: Ints, swapped: bool, hidden: float
+) -> tuple[tuple[Head, ...], Ints]:
     """Rows of softmaxes (pair, query's token, scale, mask) gathered into heads; for each row the number of its head."""
     found: dict[tuple[int, int, bool, int], dict[int, Array]] = {}
     order: dict[tuple[int, int, bool, int], int] = {}
@@ -198,7 +210,7 @@ def _heads(tape: Tape, pairs: tuple[QueryKey, ...], kinds: Ints, swapped: bool) 
             mask[slice(None) if query == 0 else query - 1] = row
         chosen = pairs[pair]
         ordered = QueryKey(chosen.key, chosen.query) if swapped else chosen
-        heads.append(Head(ordered, float(np.array(scale).view(np.float64)), mask))
+        heads.append(Head(ordered, float(np.array(scale).view(np.float64)), mask, hidden))
     return tuple(heads), number
 
 

@@ -34,8 +34,9 @@ from ...census.graph import capture as export_graph
 from ...errors import ArgumentError, DomainError, PurityError, UnsupportedOperation
 from ...programs.interpret import every_value, values
 from ...programs.program import Program
+from .constants import promoted
 from .pieces import join_pieces
-from .walk import Places, promoted
+from .walk import Places, ancestors
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -235,6 +236,37 @@ def _real(tensor: Tensor) -> Tensor:
     return plain
 
 
+#: How the numbers of a tensor leave torch, where a tracer does not see what becomes of them.
+LEAVING = {
+    getattr(Tensor, name)
+    for name in ("__array__", "__dlpack__", "data_ptr", "numpy", "storage", "tolist", "untyped_storage")
+}
+
+
+class _Followed(TorchFunctionMode):
+    """Data of the target stays with torch while it is traced: what Python does with numbers is in no graph."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in LEAVING and _depends_on_data(args[0]):
+            raise UnsupportedOperation(
+                f"{func.__name__} takes numbers that depend on data out of torch; "
+                "write it with functions of torch alone"
+            )
+        return func(*args, **kwargs or {})
+
+
+def _depends_on_data(tensor: Tensor) -> bool:
+    """Whether a tensor of a trace comes from an input."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+    mode = get_proxy_mode()
+    found = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    nodes = ancestors([found.proxy.node]) if found is not None else ()
+    return any(node.op == "placeholder" for node in nodes)
+
+
 def traced(net: nn.Module, examples: tuple[Tensor, ...]) -> Captured:
     """The graph by running the target once: gradients taken inside of it are in the graph as what they compute."""
     from torch.fx import Interpreter
@@ -242,7 +274,7 @@ def traced(net: nn.Module, examples: tuple[Tensor, ...]) -> Captured:
 
     try:
         with fx_traceback.preserve_node_meta():
-            with SourceLines():
+            with SourceLines(), _Followed():
                 raw = make_fx(lambda *tensors: net(*tensors), tracing_mode="real")(*examples)
             # Once more, without operators that write into tensors.
             pure = torch.func.functionalize(lambda *tensors: Interpreter(raw).run(*tensors))
@@ -274,6 +306,8 @@ def _explained(net: nn.Module, error: Exception) -> Exception:
     own = [frame for frame in frames if not is_foreign(frame[0]) and frame[0] != __file__]
     place = f"\n      {shown_place(own)}" if own else ""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if isinstance(error, UnsupportedOperation):
+        return UnsupportedOperation(f"{describe(net)} cannot be followed: {text}{place}")
     kinds = " ".join(base.__name__ for base in type(error).__mro__)
     hints = ("data-dependent", "unbacked", "value out of a tracing tensor")
     if "DataDependent" in kinds or "HigherOrderOp" in kinds or any(hint in str(error).lower() for hint in hints):
@@ -332,6 +366,8 @@ class Convention:
     net: nn.Module
     boxes: tuple[Box, ...]
     batch: int | None
+    unproved: set[str]
+    """Operators that made constants of the target, and of which nothing says how they round; filled while reading."""
 
     def examples(self, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, ...]:
         device = next((p.device for p in self.net.parameters()), torch.device("cpu"))

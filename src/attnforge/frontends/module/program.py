@@ -8,6 +8,7 @@ What comes of it is simplified: affine maps folded, columns that nobody reads dr
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ from ...programs.interpret import every_value
 from ...programs.ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from ...programs.program import Builder, Program, depths
 from .atoms import BatchRefusal, Refusal, Tape, broadcast
+from .attention import GONE
 from .capture import (
     BATCH,
     Captured,
@@ -200,15 +202,29 @@ def capture_module(target: nn.Module | Callable[..., Tensor], boxes: Box | tuple
         raise ArgumentError(f"expected a module or a function of tensors, got {type(target).__name__}")
     net = target if isinstance(target, nn.Module) else FunctionModule(target)
     warn_of_training(net)
-    failure: Exception | None = None
+    unproved: set[str] = set()
     with evaluation(net):
-        for batch in (BATCH, None):
-            try:
-                return _written(Convention(net, boxes, batch))
-            except _Failure as problem:
-                failure = failure if failure and problem.weak else problem.error
-                if not problem.retry:
-                    break
+        program = _read_either_way(net, boxes, unproved)
+    if unproved:
+        warnings.warn(
+            f"{describe(net)} computes constants with {', '.join(sorted(unproved))}, and how torch rounds there is not "
+            "known: the certificate is about the numbers that it gave",
+            UserWarning,
+            stacklevel=2,
+        )
+    return program
+
+
+def _read_either_way(net: nn.Module, boxes: tuple[Box, ...], unproved: set[str]) -> Program:
+    """With a batch of points, or else one point at a time."""
+    failure: Exception | None = None
+    for batch in (BATCH, None):
+        try:
+            return _written(Convention(net, boxes, batch, unproved))
+        except _Failure as problem:
+            failure = failure if failure and problem.weak else problem.error
+            if not problem.retry:
+                break
     assert failure is not None
     raise failure
 
@@ -322,9 +338,11 @@ def _attempt(captured: Captured, reading: Convention, tokens: int) -> tuple[Prog
     except Refusal as refusal:
         why, batch = str(refusal), isinstance(refusal, BatchRefusal)
         return None, [Obstacle("the output", why, captured.places.source(captured.output), batch=batch)]
+    reading.unproved.update(tape.unproved)
     build, simple = simplify(tape.build, output)
     program = build.program(simple, describe(reading.net), tuple(ids.shape), rows)
     _refuse_cancelled(tape, output, program)
+    _refuse_seen(tape, output, program.source)
     return _below_thresholds(program), []
 
 
@@ -377,6 +395,32 @@ def _refuse_cancelled(tape: Tape, output: int, result: Program) -> None:
         ),
         retry=False,
     )
+
+
+def _refuse_seen(tape: Tape, output: int, name: str) -> None:
+    """Raise `UnsupportedOperation` where a finite mask does not hide its tokens from every query of the box."""
+    needed = _needed(tape.build.ops, output)
+    masked = {i: most for i, most in tape.hidden.items() if needed[i].any()}
+    if not masked:
+        return
+    program = tape.build.program(output, name)
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = ranges(program, *cells(program, _CELLS[0]))
+    for i, most in masked.items():
+        op = program.ops[i]
+        assert isinstance(op, Attention)
+        query, key = (found[j].size.max((0, 1)) for j in (op.query, op.key))
+        reach = abs(op.scale) * float(query @ key) * (1 + op.width * 2.0**-40)
+        mask = op.logit_mask(program.tokens)
+        lowest = float(np.min(mask, initial=0.0, where=np.isfinite(mask)))
+        if not most + reach < lowest - reach - GONE:
+            raise _Failure(
+                UnsupportedOperation(
+                    f"'{program.labels[i]}' of {name} hides tokens by a mask of {most:g}, and its scores may be as large "
+                    f"as {reach:.3g} on the box: use -inf, or a smaller box"
+                ),
+                retry=False,
+            )
 
 
 def _defined(op: Apply, found: list[Range]) -> bool:

@@ -199,8 +199,14 @@ def rescale(tape: Tape, x: Value, scale: Amount, bias: Amount = 0.0) -> Value:
     a, b = (torch.as_tensor(c, dtype=torch.float64) for c in (scale, bias))
     if isinstance(x, Scores) and bool((a != 0).all()):
         size = torch.broadcast_shapes(x.codes.shape, a.shape, b.shape)
-        grown = torch.where(torch.isinf(x.bias), x.bias, x.bias * a) + b
-        return replace(x, codes=x.codes.expand(size), scale=(x.scale * a).expand(size), bias=grown.expand(size))
+        scale, factor, bias, shift = (part.expand(size).numpy() for part in (x.scale, a, x.bias, b))
+        masked = ~(np.isfinite(bias) & np.isfinite(shift))
+        bias, shift = (np.where(masked, 0.0, part) for part in (bias, shift))
+        grown = np.where(masked, (torch.where(x.bias.isinf(), x.bias, x.bias * a) + b).expand(size).numpy(), 0.0)
+        known = tape.doubt(bias * factor + shift, tape.product_off(bias, factor, shift))
+        product = tape.doubt(scale * factor, tape.product_off(scale, factor, np.zeros(size)))
+        grown = torch.from_numpy(np.where(masked, grown, known))
+        return replace(x, codes=x.codes.expand(size), scale=torch.from_numpy(product), bias=grown)
     return wrap(tape, algebra.affine(tape, atoms(tape, x), a, b))
 
 

@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 
 from ...census.graph import operator_name
 from .atoms import BatchRefusal, Refusal, Tape
+from .constants import computed, evaluated, named, promoted
 from .handlers import TABLE
 from .handlers.table import REFUSED, Operation, reason
 from .values import SYMBOLS, Unknown, Value, is_data, leaves, shape, substitute
@@ -61,7 +62,7 @@ class Execution:
         """The values of the wanted nodes, given those of the placeholders by name."""
         values: dict[Node, Any] = {}
         targets = list(wanted)
-        needed = _ancestors([node for node in targets if node is not None])
+        needed = ancestors([node for node in targets if node is not None])
         for node in graph.nodes:
             if node not in needed:
                 continue
@@ -86,7 +87,7 @@ class Execution:
             return (
                 self._record(node, "it draws random numbers")
                 if _is_random(node)
-                else _computed(node.target, args, kwargs)
+                else self._constant(node, args, kwargs)
             )
         if any(isinstance(leaf, Unknown) for leaf in found):
             hopeless = operator_name(node) not in TABLE and _decomposition(node.target) is None
@@ -98,11 +99,19 @@ class Execution:
         except Refusal as refusal:
             return self._record(node, str(refusal), isinstance(refusal, BatchRefusal))
 
+    def _constant(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(node.target, OpOverload):
+            return evaluated(node.target, args, kwargs)
+        try:
+            return computed(self.tape, operator_name(node), node.target, args, kwargs)
+        except Refusal as refusal:
+            return self._record(node, str(refusal))
+
     def _written(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         name, target = operator_name(node), node.target
         handler = TABLE.get(name)
         if handler is not None and isinstance(target, OpOverload):
-            return handler.write(self.tape, Operation(name, target, _named(target, args, kwargs)))
+            return handler.write(self.tape, Operation(name, target, named(target, args, kwargs)))
         inside = _inside(target, args, kwargs) if isinstance(target, OpOverload) else None
         if inside is None:
             raise Refusal(reason(name))
@@ -144,35 +153,8 @@ def _is_random(node: Node) -> bool:
     return isinstance(node.target, OpOverload) and seeded in node.target.tags and operator_name(node) not in TABLE
 
 
-def promoted(value: Any) -> Any:
-    """Constants as the walk wants them: on the CPU, detached, float64 where they are floating-point."""
-    if not isinstance(value, Tensor):
-        return value
-    plain = value.detach().cpu()
-    return plain.double() if plain.is_floating_point() else plain
-
-
-def _computed(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """An operation on constants, in float64."""
-
-    def widen(leaf: Any) -> Any:
-        narrow = isinstance(leaf, torch.dtype) and leaf.is_floating_point
-        device = isinstance(leaf, torch.device)
-        return torch.float64 if narrow else torch.device("cpu") if device else leaf
-
-    with torch.no_grad():
-        result = target(*substitute(args, widen), **{key: substitute(v, widen) for key, v in kwargs.items()})
-    return substitute(result, promoted) if isinstance(result, (list, tuple)) else promoted(result)
-
-
-def _named(target: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by the names of the operator's schema, defaults included."""
-    schema = target._schema.arguments
-    values = {a.name: a.default_value for a in schema if a.has_default_value()}
-    return values | dict(zip((a.name for a in schema), args, strict=False)) | kwargs
-
-
-def _ancestors(nodes: list[Node]) -> set[Node]:
+def ancestors(nodes: list[Node]) -> set[Node]:
+    """Nodes and all that they read, at any distance."""
     found: set[Node] = set()
     waiting = list(nodes)
     while waiting:

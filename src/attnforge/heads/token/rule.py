@@ -19,7 +19,7 @@ from ...errors import CertificateError
 from ...network import Heads
 from ...programs.enclose import RULES as ENCLOSURES
 from ...programs.enclose import Range
-from ...programs.ops import Attention, MaxTokens, Mix, Op, Softmax
+from ...programs.ops import MEANT, Attention, MaxTokens, Mix, Op, Softmax, meant_within
 from ..rule import Copies, Local, Moved, Passed, Rule, Setting, scaled, weights_move, worst
 from ..stored import StoredHeads
 from .bound import DEAD, fixed_terms, peak_error, sharpnesses
@@ -117,6 +117,7 @@ class AttentionRule(Rule):
         shipped = np.zeros((tokens, tokens)) if mask is None else mask
         off = np.where(visible, np.abs(shipped - np.where(visible, exact, 0.0)) * (1 + 2.0**-50), 0.0)
         beyond = np.maximum(off - u * np.abs(np.where(visible, exact, 0.0)), 0.0)
+        beyond = beyond + meant_within(np.where(visible, exact, 0.0))
         ratio = abs(scale / op.scale) if op.scale else (1.0 if scale == 0 else math.inf)
         drift = max(abs(scale - op.scale) / abs(op.scale) * (1 + 2.0**-50) - u, 0.0) if op.scale else 0.0
         if not math.isfinite(ratio):
@@ -176,7 +177,8 @@ class AttentionRule(Rule):
         largest = size.max(-1, keepdims=True)
         more = (not local.plain) + (local.mask is not None)
         inexact = gamma(terms + more, u) + more * u
-        rounding = inexact * size + u * (1 + 2.0**-10) * (size + largest) + exp_ulps() * u
+        meant = 0.0 if local.plain else MEANT * content  # of the scale; that of the mask is in local.offset
+        rounding = inexact * size + meant + u * (1 + 2.0**-10) * (size + largest) + exp_ulps() * u
         return up(rounding + local.drift * content + local.offset, 16)
 
     def _reading(self, setting: Setting, d: Array, spread: Array | float, value: Array) -> Array:
@@ -280,11 +282,13 @@ class MixRule(Rule):
         found = own.heads(every, every, every, setting.dtype)
         terms = fixed_terms(found, op.matrix, op.width, low, high)
         rounding = math.fsum(t.value for t in terms if t.source == "rounding")
-        return MixLocal(((low, high),), float(up(math.fsum(t.value for t in terms))), rounding, found)
+        far = float(meant_within(op.matrix).sum(1).max()) * max(abs(low), abs(high))
+        return MixLocal(((low, high),), float(up(math.fsum([far, *(t.value for t in terms)]))), rounding, found)
 
     def passes(self, site: MixSite, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array]) -> Passed:
         op = _op(site, setting, Mix)
-        passed = np.einsum("ij,cjks->ciks", np.abs(op.matrix), inputs[0]) * (1 + (len(op.matrix) + 4) * 2.0**-52)
+        matrix = np.abs(op.matrix) + meant_within(op.matrix)
+        passed = np.einsum("ij,cjks->ciks", matrix, inputs[0]) * (1 + (len(matrix) + 4) * 2.0**-52)
         if len(inputs) > 1 and inputs[1].any():
             size = (ranges[0].size + inputs[0].sum(-1)).max(1, keepdims=True)
             passed = passed + self._moved_positions(setting, op, local.heads, inputs[1], size)

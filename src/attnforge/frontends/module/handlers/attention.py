@@ -12,7 +12,7 @@ import torch
 from flint import arb
 from torch import Tensor
 
-from ....functions.directed import precision, split
+from ....functions.directed import U, precision, split
 from .. import attention
 from ..atoms import Ints, Refusal, Tape, unique_rows
 from ..attention import Scores
@@ -107,6 +107,13 @@ _FUSED = words(
 )
 
 
+def _root(tape: Tape, width: int) -> float:
+    """1/sqrt(width); a rounded number, unless width is a power of 4."""
+    near = 1.0 / math.sqrt(width)
+    exact = math.frexp(near)[0] == 0.5 and near * near * width == 1
+    return near if exact else float(tape.doubt(np.array(near), np.array(4 * U * near)))
+
+
 @handles("scaled_dot_product_attention", *_FUSED, note="kept as attention over tokens; constant masks")
 def _attention(tape: Tape, call: Operation) -> Any:
     query, key, value = (call[name] for name in ("query", "key", "value"))
@@ -117,7 +124,7 @@ def _attention(tape: Tape, call: Operation) -> Any:
         times = shape(query)[-3] // shape(key)[-3]
         key, value = (rearranged(tape, v, lambda i: i.repeat_interleave(times, -3)) for v in (key, value))
     factor = call.get("scale")
-    scale = 1.0 / math.sqrt(shape(query)[-1]) if factor is None else float(factor)
+    scale = _root(tape, shape(query)[-1]) if factor is None else float(factor)
     logits = rescale(tape, product(tape, query, transposed(tape, key)), scale)
     if call.get("is_causal"):
         size = (shape(query)[-2], shape(key)[-2])
