@@ -5,13 +5,16 @@ Prints one JSON object: for every check the largest error found and what it may 
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnforge.conversion.norm import NativeNorm
+from attnforge.conversion.norm import ConvertedNorm, NativeNorm
+from attnforge.conversion.site import ConvertedActivation, ConvertedProduct
 from attnforge.heads import ProductHead
 from attnforge.heads.fast.activation import FastActivation
 from attnforge.heads.fast.read import anchor_read, softmax_read, watched_read
@@ -109,6 +112,25 @@ def norms() -> None:
             )  # the large row; a constant one has nothing to norm
 
 
+def copies() -> None:
+    """Modules that a kernel was made ready for are pickled and copied without it, and count on."""
+    y = torch.linspace(-4, 4, 96).reshape(4, 24)
+    fast = FastActivation.fit("gelu", -8, 8).requires_grad_(False)
+    product = ConvertedProduct(ProductHead.fit((-8, 8), (-8, 8)), "product")
+    norm = ConvertedNorm(NativeNorm.fit(24, (0.01, 100.0), kind="layer"), (24,), None, None, "norm")
+    calls = {
+        "activation": (ConvertedActivation(fast, "gelu", -8.0, 8.0, "activation"), (y,)),
+        "product": (product, (y, y.flip(0))), "norm": (norm, (y,)),
+    }  # fmt: skip
+    for name, (module, given) in calls.items():
+        with torch.no_grad():
+            wanted = module(*given)
+            kept = getattr(module, "_kept", None) or getattr(getattr(module, "head", None), "_kept", None)
+            assert kept is not None, name
+            for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+                check(f"{name}, copied", other(*given), wanted.double(), 0.0)
+
+
 def numbers_that_are_none() -> None:
     outside = torch.zeros((), dtype=torch.int64)
     y = torch.tensor([float("nan"), 0.5, float("inf")])
@@ -121,5 +143,6 @@ if __name__ == "__main__":
     activations()
     products()
     norms()
+    copies()
     numbers_that_are_none()
     print(json.dumps(FOUND))

@@ -476,3 +476,18 @@ def test_bounds_of_fast_heads_load_nothing_that_builds() -> None:
     assert {"heads/fast/table.py", "heads/anchor/bound.py", "certificates/rounding.py"} <= names, "the walk walks"
     built = ("construction", "fit", "head", "activation", "read", "build", "packing")
     assert [name for name in sorted(names) if name.startswith("heads/") and Path(name).stem in built] == []
+
+
+@pytest.mark.parametrize("anchors", [None, 12])
+def test_the_transforms_of_torch_func_see_plain_pytorch(anchors: int | None) -> None:
+    """vmap, grad, jvp and jacrev of a fast head are those of its function, and the values those of the head."""
+    head = FastActivation.fit("gelu", -8, 8, anchors=anchors)
+    assert head.bound is not None
+    x = torch.linspace(-3, 3, 7)
+    wanted = torch.func.vmap(torch.func.grad(torch.nn.functional.gelu))(x)
+    slopes = (
+        torch.func.vmap(torch.func.grad(head))(x), torch.func.jvp(head, (x,), (torch.ones(7),))[1],
+        torch.func.jacrev(head)(x).diagonal(),
+    )  # fmt: skip
+    assert all(torch.allclose(found, wanted, atol=100 * head.bound) for found in slopes)
+    assert float((torch.func.vmap(head)(x) - head(x)).detach().abs().max()) <= 2 * head.bound

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable, without loading the compiler
 
 from ..box import Box
-from ..dtypes import SHIPPED, dtype_name
+from ..dtypes import SHIPPED, dtype_name, transformed
 from ..errors import ArgumentError, AttnforgeError, CertificateError, DomainError, DomainWarning, PrecisionError
 from ..progress import shown
 from . import storage
@@ -127,7 +127,7 @@ class CertifiedModule(nn.Module):
         """
         if not torch.compiler.is_compiling():
             inputs = self.as_tensors(inputs, named)
-            if not any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in inputs):
+            if not transformed(*inputs):
                 self.guard(*inputs)  # the numbers that vmap and grad of torch.func pass on cannot be looked at
         elif not torch.compiler.is_exporting() and not _one_graph():
             _guard_outside(self, *inputs)

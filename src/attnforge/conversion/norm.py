@@ -168,7 +168,7 @@ class ConvertedNorm(SiteModule):
         head = self.head
         weight, bias = (None if p is None else p.flatten() if p.dim() > 1 else p for p in (self.weight, self.bias))
         table, layer = (head.scale, head.shift, head.mix), head.kind == "layer"
-        out: Tensor = torch.ops.attnforge.normnormed_rows(x, *table, weight, bias, layer, self.unit)
+        out: Tensor = torch.ops.attnforge.norm_rows(x, *table, weight, bias, layer, self.unit)
         return out
 
     def _kernel_anew(self, x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..certificates.certified import CertifiedModule
 from ..certificates.rounding import UNIT, up
+from ..dtypes import transformed
 from ..errors import CertificateError, DomainError, DomainWarning
 from ..heads import ProductHead
 from ..heads.fast.activation import FastActivation
@@ -68,6 +69,7 @@ class SiteModule(nn.Module):
     """
 
     outside: Tensor
+    _kept: Any = None  # a kernel ready for this device
 
     def __init__(self, path: str, low: float, high: float, strict: bool, what: str, everywhere: bool = False):
         super().__init__()
@@ -95,7 +97,7 @@ class SiteModule(nn.Module):
     def watch(self, values: Tensor, least: float | None = None, most: float | None = None, what: str = "") -> None:
         """Count what lies outside the range; warn once, or raise if `strict`. NaN goes on its way and is counted."""
         least, most = self.low if least is None else least, self.high if most is None else most
-        if (math.isinf(least) and math.isinf(most)) or not values.numel():
+        if (math.isinf(least) and math.isinf(most)) or not values.numel() or transformed(values):
             return
         if values.device.type != "cpu" and not self.strict and not self._due():
             self.outside += _outside(values, least, most)  # nobody waits for the accelerator
@@ -132,6 +134,9 @@ class SiteModule(nn.Module):
             return t.to(probe.device) if id(t) in kept else fn(t)
 
         return super()._apply(careful, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None}  # a kernel that was made ready is of this process and this device
 
     def tables(self) -> list[Tensor]:
         """The tensors that stay in the working precision."""
@@ -175,7 +180,7 @@ class ConvertedProduct(SiteModule):
         super().__init__(path, *head.box["y"], strict, "the second factor")
         self.head = head.requires_grad_(False)  # the numbers of a lemma: the step of an optimiser would wreck it
         self.fused = fused and head.method == "gauss" and head.width is None
-        self._kept: Callable[[Tensor, Tensor], Tensor] | None = None  # a kernel ready for this device
+        self._kept: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         if self.fused and x.dtype == y.dtype and self.counts(x):

@@ -19,7 +19,6 @@ from ..dtypes import Array
 from ..errors import ArgumentError
 from ..functions.registry import get
 
-
 #: How far, relatively, a number of a `Mix` or an `Attention` may be from the one that is meant: 8 roundings of float64.
 #: Powers of two and 0 are meant as they stand.
 MEANT = 2.0**-50

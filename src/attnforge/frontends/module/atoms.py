@@ -458,9 +458,7 @@ def contract(tape: Tape, ids: Tensor, weight: Array, bias: Array | None = None) 
     assert token is not None, "rows are aligned"
     patterns, inverse = unique_rows(parts.slot)
     slots = tape.linear(patterns, weight, bias)[inverse]
-    return packed(
-        tape, Parts(slots, *(np.broadcast_to(part[:, None], slots.shape) for part in (token, point))), shape
-    )
+    return packed(tape, Parts(slots, *(np.broadcast_to(part[:, None], slots.shape) for part in (token, point))), shape)
 
 
 def combine(tape: Tape, left: Tensor, right: Tensor, alpha: float = 1.0) -> Tensor:

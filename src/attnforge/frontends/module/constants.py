@@ -176,15 +176,11 @@ def _divided(tape: Tape, call: Operation, result: Tensor) -> Array:
     if call.get("rounding_mode"):
         raise Refusal("it rounds constants")
     one, off, two, other = _pair(tape, call)
-    size = np.abs(result.numpy())
+    size, room = np.abs(result.numpy()), np.maximum(np.abs(two) - other, 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        moved = np.where(off + other > 0, (off + size * other) / np.maximum(np.abs(two) - other, 0.0) * (1 + 8 * U), 0.0)
-        exact = (_simple(two) & (two != 0)) | (one == 0) | (result.numpy() * two == one) & _all_exact(result, two)
+        moved = np.where(off + other > 0, (off + size * other) / room * (1 + 8 * U), 0.0)
+    exact = (_simple(two) & (size >= 2.0**-1021)) | (one == 0)
     return moved + np.where(exact, 0.0, 2 * U * size + 2.0**-1073)
-
-
-def _all_exact(result: Tensor, two: Array) -> Any:
-    return _products_whole(result.numpy(), two)
 
 
 def _summed(tape: Tape, call: Operation, result: Tensor) -> Array:
@@ -232,7 +228,7 @@ def _lifted(tape: Tape, call: Operation, args: list[Any], kwargs: dict[str, Any]
     real = [leaf for leaf in leaves([args, kwargs]) if _real(leaf)]
     if handler is None or not handler.write.__module__.endswith(("pointwise", "reduce")):
         return None
-    if "self" not in call.arguments or call.target.namespace != "aten" and len(call.arguments) > 1:
+    if "self" not in call.arguments or (call.target.namespace != "aten" and len(call.arguments) > 1):
         return None  # a step of a definition may have other arguments than the operator of its name
     if sum(leaf.numel() for leaf in real) > LIFTED:
         return None
@@ -241,7 +237,9 @@ def _lifted(tape: Tape, call: Operation, args: list[Any], kwargs: dict[str, Any]
         return Atoms(tape.lift(leaf)) if _real(leaf) and bool(leaf.isfinite().all()) else leaf
 
     try:
-        found = handler.write(tape, Operation(call.name, call.target, {k: substitute(v, lift) for k, v in call.arguments.items()}))
+        found = handler.write(
+            tape, Operation(call.name, call.target, {k: substitute(v, lift) for k, v in call.arguments.items()})
+        )
     except Refusal:
         return None
     return found if all(isinstance(leaf, Tensor) for leaf in leaves(found)) else None

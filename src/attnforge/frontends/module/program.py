@@ -416,8 +416,8 @@ def _refuse_seen(tape: Tape, output: int, name: str) -> None:
         if not most + reach < lowest - reach - GONE:
             raise _Failure(
                 UnsupportedOperation(
-                    f"'{program.labels[i]}' of {name} hides tokens by a mask of {most:g}, and its scores may be as large "
-                    f"as {reach:.3g} on the box: use -inf, or a smaller box"
+                    f"'{program.labels[i]}' of {name} hides tokens by a mask of {most:g}, and its scores may be as "
+                    f"large as {reach:.3g} on the box: use -inf, or a smaller box"
                 ),
                 retry=False,
             )

@@ -196,6 +196,9 @@ class FastActivation(CertifiedModule):
         self._keep_matrix()
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None}  # a kernel that was made ready is of this process and this device
+
     def attach(self, certificate: Certificate) -> Certificate:
         self._even = bool(torch.equal(self.values, self.values.flip(0)))
         self._kept = None

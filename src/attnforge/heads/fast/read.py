@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from ...census import allow_custom
+from ...dtypes import transformed
 from ...errors import ArgumentError
 from ..gpu import ready
 from .table import Form, form_of, known, lattice, masses, reach_for, working
@@ -438,6 +439,8 @@ def anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: flo
     True
     """
     _check(y, value, rate, kappa, gate)
+    if transformed(y, value):
+        return read(y, value, rate, kappa, centre, gate)
     out: Tensor = torch.ops.attnforge.anchor_read(y, value, rate, kappa, centre, gate)
     return out
 
@@ -584,6 +587,8 @@ def watched_read(
     1
     """
     _check(y, value, rate, kappa, gate)
+    if transformed(y, value):  # nobody can count there
+        return read(y, value, rate, kappa, centre, gate, even)
     call: Callable[..., Tensor] = torch.ops.attnforge.anchor_read_watched
     if torch.is_grad_enabled() and (y.requires_grad or value.requires_grad):
         call = _Watched.apply

@@ -17,6 +17,8 @@ import os
 import torch
 from torch import Tensor
 
+from ...dtypes import transformed
+
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)  # what kernels read and write; they compute in float32
 
 
@@ -26,7 +28,8 @@ def ready(x: Tensor) -> bool:
     >>> ready(torch.zeros(3, dtype=torch.float64))
     False
     """
-    return x.dtype in INPUTS and x.numel() > 0 and (_compiles(x.device) if x.is_cuda else interprets())
+    there = _compiles(x.device) if x.is_cuda else interprets()
+    return there and x.dtype in INPUTS and x.numel() > 0 and not transformed(x)
 
 
 @functools.lru_cache(maxsize=16)

@@ -63,9 +63,9 @@ def _kind(argument: Any) -> Any:
 def relaunching(fixed: Fixed, block: int) -> Callable[[Tensor], Tensor | None]:
     """A function that runs the kernel on one tensor after another and returns what it wrote, or None.
 
-    None means that the caller has to go the long way: the tensor has gaps, is empty, of another device or dtype, wants
-    gradients, or is of a kind that was not seen yet. `block` elements make a program; negative, a row of so many does.
-    Small models wait for launches, so everything is in one place here, and little of it.
+    None means that the caller has to go the long way: the tensor has gaps, is empty, not on the current device, of
+    another dtype, wants gradients, or is of a kind that was not seen yet. `block` elements make a program; negative, a
+    row of so many does. Small models wait for launches, so everything is in one place here, and little of it.
     """
     compiled, last = fixed.compiled, fixed.last
     current: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None without CUDA, where nothing is compiled
@@ -76,6 +76,8 @@ def relaunching(fixed: Fixed, block: int) -> Callable[[Tensor], Tensor | None]:
             return None
         n, place, dtype = x.numel(), x.data_ptr() & ALIGNED == 0, x.dtype
         device = x.get_device()
+        if device != torch.cuda.current_device():
+            return None
         first = place, dtype
         if whole:
             made = compiled.get((device, first, (True, dtype), (n & ALIGNED == 0, n == 1, n >= WIDE)))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...dtypes import transformed
 from ..gpu import ready
 
 Table = tuple[Tensor, Tensor, Tensor]  # scale, shift and mix of the heads
@@ -129,6 +130,8 @@ def watched_norm(
     >>> out[:2].allclose(torch.nn.functional.layer_norm(x, (8,))[:2], atol=1e-5), int(outside)
     (True, 1)
     """
+    if transformed(x, *(t for t in (weight, bias) if t is not None)):  # nobody can count there
+        return normed_rows(x.to(table[0].dtype), table, weight, bias, layer, unit)[0].to(x.dtype)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         out: Tensor = _Watched.apply(x, weight, bias, *table, outside, layer, unit, *limits)
     else:

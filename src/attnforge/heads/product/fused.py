@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...dtypes import Array
+from ...dtypes import Array, transformed
 from ..gpu import ready
 from .construction import gauss_lobatto
 
@@ -125,6 +125,9 @@ def watched_product(
     >>> watched_product(x, y, outside, 7, 2.0, (0.0, 0.0), (-1.0, 1.0), (-1.0, 1.0)).allclose(x * y), int(outside)
     (True, 1)
     """
+    if transformed(x, y):  # nobody can count there
+        work = torch.float64 if x.dtype == torch.float64 else torch.float32
+        return _product(x.to(work), y.to(work), nodes, gain, *centre).to(x.dtype)
     wanted = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
     call = _Watched.apply if wanted else torch.ops.attnforge.product_watched
     out: Tensor = call(x, y, outside, nodes, gain, *centre, *first, *second)

@@ -1,0 +1,125 @@
+"""Constants of a module are meant as real numbers, masks as they stand, and data does not leave torch unseen."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from flint import arb, ctx
+from torch import Tensor
+
+import attnforge as af
+from attnforge.box import Box
+from attnforge.compiler.pipeline import compile_program
+from attnforge.frontends.module.program import capture_module
+from attnforge.heads.token.bound import fixed_terms
+from attnforge.programs.ops import Linear
+from attnforge.programs.program import Builder
+
+WEIGHT = torch.tensor([[0.3, -1.7, 2.1], [0.81, 0.13, -0.4], [0.98, 3.3, 0.7]], dtype=torch.float64)
+C = WEIGHT[:, 0]
+CUBE = Box.cube(-1, 1, shape=3)
+
+
+def dot(a: list[arb], b: list[arb]) -> arb:
+    return sum((x * y for x, y in zip(a, b, strict=True)), arb(0))
+
+
+def each(function: Callable[[arb], arb]) -> Callable[[], list[arb]]:
+    return lambda: [function(arb(x)) for x in C.tolist()]
+
+
+def column(function: Callable[[list[arb]], arb]) -> Callable[[], list[arb]]:
+    return lambda: [function([arb(x) for x in entries]) for entries in WEIGHT.T.tolist()]
+
+
+MADE: dict[str, tuple[Callable[[], Tensor], Callable[[], list[arb]]]] = {
+    "exp": (lambda: torch.exp(C), each(lambda x: x.exp())),
+    "quotient": (lambda: C / 3, each(lambda x: x / 3)),
+    "minus exp": (lambda: -torch.exp(C), each(lambda x: -x.exp())),
+    "power": (lambda: C**0.3, each(lambda x: x ** arb(0.3))),
+    "sum": (lambda: WEIGHT.sum(0), column(lambda c: sum(c, arb(0)))),
+    "mean": (lambda: WEIGHT.mean(0), column(lambda c: sum(c, arb(0)) / 3)),
+    "norm": (lambda: WEIGHT.norm(dim=0), column(lambda c: dot(c, c).sqrt())),
+    "softmax": (lambda: torch.softmax(WEIGHT, 0)[0], column(lambda c: c[0].exp() / sum((x.exp() for x in c), arb(0)))),
+    "product": (lambda: (C[None] @ WEIGHT)[0], column(lambda c: dot([arb(x) for x in C.tolist()], c))),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_torch_rounds_in_a_constant_is_charged(name: str) -> None:
+    made, meant = MADE[name]
+    program = capture_module(lambda x: x * made(), CUBE)
+    (op,) = (op for op in program.ops if isinstance(op, Linear))
+    weight, off = np.diag(op.weights[0]), np.diag(op.slack[0])
+    saved, ctx.prec = ctx.prec, 200
+    try:
+        for number, far, wanted in zip(weight.tolist(), off.tolist(), meant(), strict=True):
+            assert abs(arb(number) - wanted) <= far <= 64 * 2.0**-53 * (1 + abs(number))
+    finally:
+        ctx.prec = saved
+
+
+def test_a_network_with_rounded_constants_keeps_its_bound() -> None:
+    """exp(0.81) as torch computes it is off by as much as the product rounds: the bound counts both."""
+    c = torch.tensor(0.81, dtype=torch.float64)
+    net = af.compile(lambda x: x * torch.exp(c), Box.cube(1, 2, shape=1), eps=1e-9, dtype="float64")
+    x = torch.linspace(1, 2, 3001, dtype=torch.float64)[:, None]
+    saved, ctx.prec = ctx.prec, 200
+    try:
+        factor = arb(0.81).exp()
+        pairs = zip(x.flatten().tolist(), net(x).flatten().tolist(), strict=True)
+        worst = max(float(abs(arb(point) * factor - arb(value))) for point, value in pairs)
+    finally:
+        ctx.prec = saved
+    assert net.bound is not None and 5e-16 < worst <= net.bound  # 4.99e-16 was certified once
+
+
+def test_a_decision_by_rounded_constants_is_refused_where_it_is_close() -> None:
+    assert len(capture_module(lambda x: torch.where(torch.exp(C) > 2, x, 2 * x), CUBE).ops) == 2
+    with pytest.raises(af.UnsupportedOperation, match="too close to call"):
+        capture_module(lambda x: torch.where(torch.exp(C) - torch.exp(C) >= 0, x, 2 * x), CUBE)
+
+
+def test_constants_that_nothing_is_known_of_are_told() -> None:
+    with pytest.warns(UserWarning, match="computes constants with linalg_inv_ex"):
+        capture_module(lambda x: x @ torch.linalg.inv(WEIGHT), CUBE)
+
+
+@pytest.mark.parametrize("leave", [
+    lambda x: x + float(np.asarray(x.detach()).max() > 0.99999),
+    lambda x: x + float(max(map(max, x.tolist())) > 0.99999),
+    lambda x: x + torch.from_numpy(np.where(x.detach().numpy() > 0.99999, 1.0, 0.0)),
+    lambda x: x + float(np.from_dlpack(x.detach()).max() > 0.99999),
+])  # fmt: skip
+def test_data_that_leaves_torch_is_refused(leave: Callable[[Tensor], Tensor]) -> None:
+    """What Python makes of a number is in no graph: at the points that were tried it was 0."""
+    with pytest.raises(af.UnsupportedOperation, match="depend on data out of torch"):
+        capture_module(leave, CUBE)
+
+
+def masked(x: Tensor) -> Tensor:
+    query, key, value = x[..., :1], x[..., 1:2], x[..., 2:]
+    return torch.softmax(query @ key.mT + torch.tensor([[0.0, -1e8], [-1e8, 0.0]]), -1) @ value
+
+
+def test_a_finite_mask_hides_only_where_scores_are_small() -> None:
+    """At 7072 a hidden token is seen; no random point shows it."""
+    with pytest.raises(af.UnsupportedOperation, match="hides tokens by a mask of -1e\\+08"):
+        capture_module(masked, Box.cube(-7072.0, 7072.0, shape=(2, 3)))
+    assert capture_module(masked, Box.cube(-100.0, 100.0, shape=(2, 3))).tokens == 2
+
+
+def test_a_mean_over_tokens_is_that_of_real_numbers() -> None:
+    """1/3 is no float: a matrix is meant to 8 roundings, and the bound counts them."""
+    make, matrix = Builder(Box.cube(1, 2, shape=(3, 1)), 3), np.full((3, 3), 1 / 3)
+    net = compile_program(make.program(make.mix(0, matrix), "mean"), 1e-9, dtype=torch.float64)
+    (heads,) = net.network.layers[1].heads()  # type: ignore[operator, union-attr]
+    of_the_floats = sum(term.value for term in fixed_terms(heads, matrix, 1, 1.0, 2.0))
+    assert net.bound is not None and net.bound >= of_the_floats + 2 * 2.0**-50
+
+
+def test_products_that_underflow_are_no_zeros() -> None:
+    """The weight is off by 1e-19, the box 1e-310: their product is below float64, and not 0."""
+    net = af.compile("1.0000000000000000001*x", {"x": (1e-310, 2e-310)}, eps=1e-3, dtype="float64")
+    assert net.bound is not None and net.bound > 2e-329
