@@ -218,9 +218,13 @@ def refuse_overflow(layer: AttentionLayer, size: float, dtype: torch.dtype) -> N
     for number, group in enumerate(layer.heads()):
         columns, outputs = group.W_Q.shape[1], group.W_O.shape[2]
         place = Place(number, 0, group.heads, tuple(range(columns)), tuple(range(outputs)))
-        largest = StoredHeads.read(layer, place).largest(size)
-        if not largest < torch.finfo(dtype).max:
-            raise CertificateError(
-                f"'{group.purpose}' may form numbers of size {largest:.3g}, which {dtype} cannot hold: no bound; "
-                "take a smaller box, or dtype=torch.float64"
-            )
+        refuse_beyond(group.purpose, StoredHeads.read(layer, place).largest(size), dtype)
+
+
+def refuse_beyond(purpose: str, largest: float, dtype: torch.dtype) -> None:
+    """Raise `CertificateError` where numbers as large as this are not numbers of `dtype`."""
+    if not largest < torch.finfo(dtype).max:
+        raise CertificateError(
+            f"'{purpose}' may form numbers of size {largest:.3g}, which {dtype} cannot hold: no bound; "
+            "take a smaller box, or dtype=torch.float64"
+        )

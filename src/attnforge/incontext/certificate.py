@@ -194,6 +194,7 @@ def quadratic(
     """Heavy ball on a quadratic (F4b). path and gradients (T + 1, K, d); `error` bounds an entry of the gradients."""
     low, high = curvature
     root, alpha = math.sqrt(made.beta), made.step
+    apart = (1 - made.beta) / (1 + root)  # 1 - root, without its cancellation
     before = np.concatenate((path[:1], path[:-2]))
     exact = (1 + made.beta) * path[:-1] - made.beta * before - alpha * gradients[:-1]
     rounding = alpha * error + 8 * U * np.abs(path).max(axis=0)
@@ -205,9 +206,9 @@ def quadratic(
         reason = BEYOND
     if not reason and not low > 0:
         reason = "the data do not determine the weights"
-    if not reason and not (alpha * low >= (1 - root) ** 2 * GROWN and alpha * high * GROWN <= (1 + root) ** 2):
+    if not reason and not (alpha * low >= apart**2 * GROWN and alpha * high * GROWN <= (1 + root) ** 2):
         reason = f"the condition number may exceed what the momentum is made for: curvatures in [{low:.3g}, {high:.3g}]"
-    mu = low if low > 0 else (1 - root) ** 2 / alpha
+    mu = low if low > 0 else apart**2 / alpha
     depth, rho = len(path) - 1, math.nextafter(root * (1 + 4 * U), 1.0)
     growth, amplification = factors("heavy ball", rho, depth)
     posterior = residual / mu * GROWN
@@ -379,7 +380,7 @@ def kernel_mean(rows: Array, values: Array, radius: float, reach: float, dtype: 
     off = radius**2 * (prediction_error(1.0, d, 1.0, dtype) + 4 * (d + 8) * u) + 4 * u
     spread = float((values.max(axis=0) - values.min(axis=0)).max(initial=0.0))
     share = 0.5 * math.expm1(2 * off) if off < 1 else 1.0
-    error = min(share, 1.0) * spread + (2 * n + 16) * u * float(np.abs(values).max(initial=0.0))
+    error = (min(share, 1.0) * spread + (2 * n + 16) * u * float(np.abs(values).max(initial=0.0))) * GROWN
     return ConvergenceCertificate(
         kind="certified", rho=0.0, depth=1, distance=spread, step_error=error, growth=1.0, amplification=1.0,
         residual=0.0, measured=0.0, posterior=error, curvature=(1.0, 1.0), dtype=dtype_name(dtype),

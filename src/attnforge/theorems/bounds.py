@@ -58,6 +58,7 @@ from ..heads.anchor.bound import AnchorWeights, anchor_bound
 from ..heads.gate.bound import Domain, gate_error
 from ..heads.gate.target import Lines
 from ..heads.self_head import SelfSpec
+from ..heads.stored import ROOM, refuse_beyond
 from .grid import Grid, Modulus
 from .result import Ledger, finite
 
@@ -254,6 +255,9 @@ class StoredRamp:
         ]
         lost = float(np.max(moved)) + max(shifts)
         error = float(up(dot_error(d + self.spare, size, self.dtype) + lost, d + 8))
+        logits = [head.logit(size + error + abs(float(head.shift))) for head in self.heads]
+        values = sum(float(np.max(np.abs(head.value))) for head in self.heads)
+        refuse_beyond("ramp", 2 * ROOM * max(size + error, values, *logits), self.dtype)  # and their differences
         return Query(size + error, error, wanted.radius)
 
 
@@ -296,6 +300,8 @@ class ColdTable:
 
 def distance(stored: Array, ideal: Sequence[Fraction]) -> Array:
     """|stored - ideal|, rounded up."""
+    if not np.isfinite(stored).all():
+        raise CertificateError("products of the weights are beyond float64: no bound")
     found = np.array([float(abs(Fraction(float(s)) - x)) for s, x in zip(stored, ideal, strict=True)])
     return np.where(found > 0, up(found, 1), 0.0)
 
@@ -494,7 +500,7 @@ def cold_heads(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredR
         largest = max(largest, float(np.max(np.abs(values))))
         stray += float(max(error[0] if h else 0.0, error[-1] if h < anchors.heads - 1 else 0.0))
         changed += float(np.max(error))
-    far = far / (1 - math.exp(-1.9 * kappa)) * 2 * (largest + 1) + float(up(stray, anchors.heads))
+    far = far / -math.expm1(-1.9 * kappa) * 2 * (largest + 1) * (1 + 1e-12) + float(up(stray, anchors.heads))
     size = 2 * top + step  # of what is added up: neighbours share a value
     added = float(gamma(anchors.heads + 1, u)) * max(1.01 * size, size + changed)
     together = (far + added) if anchors.heads > 1 else 0.0
@@ -588,6 +594,9 @@ def gate_head(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredRa
     largest = math.nextafter(max(abs(low), abs(high), abs(float(a)), abs(float(b))), math.inf)
     one, zero = Fraction(1), Fraction(0)
     target = Lines((float(a), float(b)), ((zero, a), (one, zero), (zero, b)))
+    keys = np.abs(np.concatenate([first.b_K[:, None], first.M_K], 1)).max(1)
+    query_size = np.abs(first.W_Q[:, 0]) * largest + np.abs(first.b_Q)
+    refuse_beyond("gate", 2 * ROOM * float(np.max(np.sum(query_size * keys, -1))), stored.dtype)
     found = gate_error(first, target, Domain(low, high, None, largest), stored.dtype)
     return _smooth(wanted, found.mismatch + found.leak, found.rounding, query)
 
@@ -753,6 +762,8 @@ def hats_ledger(asked: Hats, stored: Mapping[str, Array], dtype: torch.dtype, me
     )
     reach = float(up(math.sqrt(square) * (1 + 1e-12)))
     slots, logit = grid.size * max(1, asked.tokens), asked.beta * D * (1 + hat)
+    sizes = (float(np.max(np.abs(x), initial=0.0)) for x in stored.values())
+    refuse_beyond("hats", 2 * ROOM * max(logit, *sizes), dtype)
     d = float(up(float(gamma(D + 3, u)) * logit + (exp_ulps() + 1) * u, 8))
     if d > 0.2 or slots * u >= MOST_TERMS:
         raise PrecisionError(f"logits of {logit:.3g} over {slots} keys leave no bound in {dtype_name(dtype)}")
@@ -843,6 +854,7 @@ def cells_ledger(
     if asked.tokens and asked.dead < 4 * logit + DEAD:
         raise PrecisionError(f"logits of up to {logit:.3g} are too large for keys at -{asked.dead:.3g}")
     _alive(logit, depth)
+    refuse_beyond("cells", 2 * ROOM * max(logit, float(np.max(np.abs(values)))), dtype)
     if asked.modulus is None:
         return Ledger("f", certified=False, measured=measured)
     if J * u > MOST_TERMS:

@@ -31,6 +31,7 @@ from ...progress import shown
 from ...threads import one_thread
 from ..fast.anchor import Lattice, fast_certificate, fast_core, lattice_of
 from ..fast.read import exporting
+from ..stored import refuse_overflow
 from . import fit as search
 from .bound import CELLS, AnchorWeights, anchor_bound, steepness_of
 from .fit import Shape, cold_values, keys
@@ -448,6 +449,7 @@ class AnchorHead(CertifiedModule):
         )
         if not self.function.certifiable:
             return blank
+        refuse_overflow(self.layer, max(abs(self.lo), abs(self.hi)), self.dtype)
         if self.lattice is not None:
             return fast_certificate(self, self.lattice, blank)
         found = anchor_bound(weights, self.function, self.cells(), self.dtype, self.relative)

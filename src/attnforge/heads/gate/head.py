@@ -46,6 +46,7 @@ from ...dtypes import by_name, dtype_name, shipped
 from ...errors import ArgumentError, PrecisionError
 from ..packing import self_layer
 from ..self_head import SelfSpec
+from ..stored import refuse_overflow
 from .bound import GateError, gate_domain, gate_error, steepness_of
 from .construction import LARGEST_BITS, MOST_BITS, GateSpec, gate_spec, sharpness_for
 from .target import ALIASES, Lines
@@ -215,6 +216,7 @@ class GateHead(CertifiedModule):
         return gate_error(SelfSpec.read(self.layer), self.spec.target.shape, domain, self.dtype)
 
     def recertify(self) -> Certificate:
+        refuse_overflow(self.layer, max(abs(end) for pair in self.box.intervals() for end in pair), self.dtype)
         error = self.error()
         where = f"near {'x - y' if self.spec.target.pair else 'y'} = {error.at:.4g}"
         terms = (

@@ -66,7 +66,7 @@ def fit_error(
         worst = np.minimum(1.0, np.exp(ends.max(0) + slip + 2))
         tail = (1.1 * np.abs(a) * worst * (np.abs(s) * half / 2) ** (ORDER + 1)).sum(-1)
         ratio = (half / (t - half))[:, 0]
-        tail += t[:, 0] ** -0.5 * ratio ** (ORDER + 1) / (1 - ratio)
+        tail += np.where(ratio < 0.5, t[:, 0] ** -0.5 * ratio ** (ORDER + 1) / (1 - ratio), np.inf)
         fitted = up((bound + tail) * top, 64 + 4 * len(a))
         # A sigmoid and one minus it are largest at an end of the cell.
         high = up(1 / (1 + np.exp(-(ends.max(0) + slip))), 16)
@@ -111,6 +111,21 @@ class Roundings:
     """From a product c_i c_i, its own rounding included, to c.c."""
     reads: int
     """From a sigmoid to the result: values, products and the sum over heads."""
+
+
+def largest(head: NormHead) -> float:
+    """A bound of all numbers that a norm forms: rows, squares, logits, values, results; twice, with room for rounding.
+
+    Entries of a row are at most sqrt(d v), as they come sqrt(d v) + offset sqrt(v); a normed one is at most sqrt(d).
+    """
+    s, b, a = (np.abs(table) for table in head.table())
+    d, v = head.channels, head.variance[1]
+    row = np.sqrt(d * v)
+    weight, bias = (0.0 if x is None else float(x.detach().abs().max()) for x in (head.weight, head.bias))
+    mean = np.sqrt(v) * (2 * head.offset + 1) * d if head.kind == "layer" else 0.0
+    with np.errstate(over="ignore"):
+        results = a.sum() * row * (1 + weight) + weight * np.sqrt(d) + bias
+        return 2.0 * max(float(x) for x in (row * d + mean, d * v, (s * d * v + b).max(), results))
 
 
 def ledger(head: NormHead) -> tuple[Term, ...]:

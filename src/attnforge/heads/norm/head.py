@@ -31,7 +31,8 @@ from ...certificates.schema import PAIR, Whole
 from ...dtypes import by_name, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...progress import shown
-from .bound import WIDEN, Roundings, fit_error, ledger
+from ..stored import refuse_beyond
+from .bound import WIDEN, Roundings, fit_error, largest, ledger
 from .construction import NormSpec, fit
 from .site import MAX_HEADS
 
@@ -323,6 +324,7 @@ class NormHead(CertifiedModule):
         return Roundings(tree_depth(self.width) + 1, dot, 2 + (GROUP - 1) + groups)
 
     def recertify(self) -> Certificate:
+        refuse_beyond("norm", largest(self), self.dtype)
         terms = ledger(self)
         bound = total(t.value for t in terms)
         if not math.isfinite(bound):

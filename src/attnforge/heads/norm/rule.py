@@ -148,7 +148,7 @@ class NormRule(Rule):
             below, above = 2 * np.sqrt(low / d) * A + (A**2 + 2 * B) / d, np.sqrt(high / d) * A + B / d
             moved.broken[:] |= ~(most + above <= high).all((1, 2))
             beyond = (least - below < low) * below
-            far = np.sqrt(d) * np.expm1(np.minimum(float(scales.max()) * d * beyond * 1.01, 700.0))
+            far = np.sqrt(d) * np.expm1(np.minimum(float(scales.max()) * d * beyond * 1.01, 1e3))  # infinite there
             again = local.total * k  # the fit's error, at v -+ delta
             moved.extra[:] += (near + far + again) * 1.01
 

@@ -27,8 +27,10 @@ x tanh(t/2) = x sigmoid(t) - x sigmoid(-t). Fewer slots, less accuracy: rounding
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +41,7 @@ from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import assumptions
 from ...certificates.schema import PAIR, Either, Whole
 from ...dtypes import by_name, dtype_name, shipped
-from ...errors import ArgumentError, PrecisionError
+from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...progress import shown
 from ..packing import self_layer
 from ..self_head import SelfSpec
@@ -177,7 +179,10 @@ class ProductHead(CertifiedModule):
         )
 
     def recertify(self) -> Certificate:
-        error = self.error()
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = self.error()
+        if not math.isfinite(error.truncation + error.rounding):
+            raise CertificateError("no finite bound can be given for these product heads: their weights were changed")
         rule = f"{self.nodes} nodes" if self.method == "gauss" else "two tanh pairs"
         terms = (
             Term("product", "interpolation", error.truncation, f"{rule}, |z| <= {self.scale:.4g}"),

@@ -29,7 +29,8 @@ from ...certificates.rounding import assumptions
 from ...certificates.schema import MOST_TOKENS, Either, Whole
 from ...dtypes import by_name
 from ...errors import ArgumentError, CertificateError, PrecisionError
-from ...network import Heads
+from ...network import AttentionLayer, Heads
+from ..stored import refuse_overflow
 from .bound import UNDERFLOW, fixed_terms, peak_terms
 from .construction import OMEGA, average_heads, average_matrix, gather_heads, mix_heads, peak_heads, sharpest
 
@@ -221,6 +222,7 @@ class TokenHead(CertifiedModule):
             raise PrecisionError(f"token heads are certified in float32 and float64, not in {self.dtype}")
         outward = self.box.outward(self.dtype)
         lo, hi = outward.intervals()[0]
+        refuse_overflow(AttentionLayer([self.attention]), max(abs(lo), abs(hi), 1.0), self.dtype)  # positions are 1
         if self.target is None:
             sign = 1.0 if self.mode == "max" else -1.0
             terms = peak_terms(self.attention, self.tokens, self.channels, lo, hi, sign)
