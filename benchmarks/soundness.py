@@ -859,8 +859,8 @@ def examined(kind: str, seed: int, evaluations: int) -> dict[str, Any]:
     """One seed from beginning to end, as a row."""
     start = time.perf_counter()
     row: dict[str, Any] = {"kind": kind, "seed": seed}
-    if kind in ("estimator", "wide estimator"):
-        row |= estimated(seed, kind != "estimator")
+    if kind.endswith("estimator"):
+        row |= estimated(seed, kind != "estimator", kind == "hostile estimator")
     else:
         found = prepared(kind, seed)
         if isinstance(found, str):
@@ -990,18 +990,42 @@ def huber(X: np.ndarray, y: np.ndarray, model: Any) -> list[Any]:
     return [v * arb(unit) / arb(s) for v, s in zip(found[:d], size, strict=True)]
 
 
-def estimated(seed: int, wide: bool = False) -> dict[str, Any]:
+def hostile(X: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Columns that are constant, equal, nearly so or of any scale, rows that repeat, more columns than rows."""
+    n, d = X.shape
+    for _ in range(int(rng.integers(1, 4))):
+        i, j, k = int(rng.integers(d)), int(rng.integers(d)), int(rng.integers(n))
+        what = choose(rng, constant=1, equal=1, nearly=1, scale=2, rows=1, zero=1, outlier=1)
+        if what in ("constant", "zero"):
+            X[:, i] = 0.0 if what == "zero" else rng.normal()
+        elif what in ("equal", "nearly"):
+            X[:, i] = X[:, j] * (1 + (what == "nearly") * 1e-9 * rng.normal(size=n))
+        elif what == "scale":
+            X[:, i] *= 10.0 ** rng.uniform(-30, 30)
+        elif what == "rows":
+            X[k:] = X[k]
+        else:
+            X[k, i] *= 1e6
+    return X
+
+
+def estimated(seed: int, wide: bool = False, hostility: bool = False) -> dict[str, Any]:
     """One problem: the estimator's distance from the optimum, or a kernel mean's from its definition, against both
-    bounds. The wide ones have columns and labels of any scale, and are sparse and robust regressions too."""
+    bounds. The wide ones have columns and labels of any scale, and are sparse and robust regressions too; the hostile
+    ones are small, and degenerate in every way."""
     from attnforge import incontext as ic
 
-    rng = np.random.default_rng([6 if wide else 5, seed])
+    wide = wide or hostility
+    rng = np.random.default_rng([7 if hostility else 6 if wide else 5, seed])
     n, d, most = int(rng.integers(2, 24)), int(rng.integers(1, 4)), 9 if wide else 3
+    if hostility:
+        n, d, most = int(rng.integers(1, 8)), int(rng.integers(1, 7)), 1
     X = rng.normal(size=(n, d)) * 10.0 ** rng.uniform(-most, most, d)
-    middle, exponent = rng.normal(size=d), np.log10(X.std(0)) + rng.uniform(-3, 4) if wide else rng.uniform(-3, 3, d)
+    middle, exponent = rng.normal(size=d), np.log10(np.maximum(X.std(0), 1e-300)) + rng.uniform(-3, 4) if wide else rng.uniform(-3, 3, d)
     X = X + middle * 10.0**exponent
     if rng.random() < 0.15:
         X[:, 0] = np.round(X[:, 0])
+    X = hostile(X, rng) if hostility else X
     z = (X - X.mean(0)) / np.maximum(X.std(0), 1e-12) @ rng.normal(size=d) + 0.5 * rng.normal(size=n)
     unit = 10.0 ** (rng.uniform(-5, 5) * (4 if wide else 1))
     dtype = str(rng.choice(["float32", "float64"]))
@@ -1040,7 +1064,7 @@ def estimated(seed: int, wide: bool = False) -> dict[str, Any]:
         with ctx.workprec(BITS * 2):
             try:
                 found, count = measured(what, model, X, y, alpha, gamma, rng)
-            except ArithmeticError as error:
+            except ArithmeticError as error:  # a singular matrix is one
                 return {**row, "status": f"no reference: {error}"}
             limits = (certificate.bound, certificate.posterior)
             broken = [{"distance": float(found), "limit": limit} for limit in limits if not found <= arb(limit)]
@@ -1105,7 +1129,7 @@ def measured(
 # ------------------------------------------------------------------------------------------------------ many seeds
 
 
-ALL = (*KINDS, "estimator", "wide estimator")
+ALL = (*KINDS, "estimator", "wide estimator", "hostile estimator")
 
 
 def worker(task: tuple[str, int, int]) -> dict[str, Any]:

@@ -130,6 +130,7 @@ def prediction_error(reach: float, width: int, absolute: float, dtype: torch.dty
     truncation *= math.pi ** -(2 * count + 2) * (1 - ratio) ** -(count + 1)
     slopes = math.fsum(s * abs(c) for s, c in zip(table.scales, table.weights, strict=True))
     logits = (width + 3) * u * absolute * slopes
+    # a head of two slots: 1.5 u for exponentials within 3 u (A5), 7 u for its sums and quotient (R5); the projection
     heads = (10 + count) * u * 2 * table.amplification
     return 1.01 * (truncation + logits + heads)
 

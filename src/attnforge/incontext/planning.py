@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..arguments import positive, whole
 from ..certificates.certificate import upper_text
-from ..certificates.rounding import UNIT, gamma
+from ..certificates.rounding import UNIT, exp_ulps, gamma
 from ..dtypes import DTYPES, SHIPPED
 from ..errors import ArgumentError, PrecisionError
 from .certificate import depth_for, factors
@@ -72,7 +72,7 @@ def step_error(n: int, d: int, radius: float, size: float, dtype: str = "float64
     rounding = float(gamma(2 * n + 10, u)), float(gamma(d + 8, u)), float(gamma(2 * count + 8, u))
     if not all(map(math.isfinite, rounding)):
         return math.inf
-    logit = rounding[1] * sharp * seen + 2 * u * (LOG_SINK[kind] + sharp * reach) + 2.1 * u
+    logit = rounding[1] * sharp * seen + 2 * u * (LOG_SINK[kind] + sharp * reach) + (exp_ulps() + 0.1) * u
     read = table.truncation(reach) + u * seen + 4 * u * reach
     read += table.amplification * grown * (n * grown / mass + math.expm1(logit) + rounding[0])
     width = STEP * math.sqrt(d) * (1 + 8 * u)
