@@ -699,9 +699,11 @@ def evaluate(program: Node, sequence: Iterable[object]) -> dict[Node, tuple[Valu
     return found
 
 
+#: What a function in a text may call (see `text`).
+CALLED = ("abs", "chr", "int", "len", "max", "min", "ord", "sorted", "str", "sum", "tuple")
 #: Words that no line of a text may take for a name.
 RESERVED = {*OPERATORS, "tokens", "indices", "length", "select", "aggregate", "selector_width", "apply", "numerical",
-             "categorical", *keyword.kwlist, *keyword.softkwlist}  # fmt: skip
+             "categorical", *CALLED, *keyword.kwlist, *keyword.softkwlist}  # fmt: skip
 
 
 def _function_text(function: object) -> str:

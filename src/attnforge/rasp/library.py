@@ -243,7 +243,7 @@ def unique_copy() -> SOp:
 def followed(key: SOp) -> SOp:
     """What followed the last earlier position with the same key; None where there is none."""
     seen = selector_width(select(key, key, eq) & so_far)  # the n-th position with this key, n = 1, 2, ...
-    match = select(before(key), key, eq) & select(before(seen), seen - 1, eq)
+    match = select(before(key), key, eq) & select(before(seen, default=-1), seen - 1, eq)
     return aggregate(match, tokens)
 
 
@@ -342,18 +342,17 @@ def shuffle_dyck3() -> SOp:
 
 def prefixes(pairs: Sequence[str]) -> SOp:
     """For each prefix of nested brackets: "T" where it is balanced, "P" where it can still be, "F" where it cannot."""
-    opener = {pair[1]: pair[0] for pair in pairs}
-    opens = tokens.equals(pairs[0][0])
-    for pair in pairs[1:]:
-        opens |= tokens.equals(pair[0])
+    opens = apply({bracket: int(bracket == pair[0]) for pair in pairs for bracket in pair}, tokens)
     depth = 2 * selector_width(holding(opens) & so_far) - indices - 1  # after the token
-    wrong: SOp = depth < 0
+    failed = selector_width(holding(depth < 0) & so_far)
     if len(pairs) > 1:
+        # At each level brackets open and close in turn, so the first that does not fit its partner is the first with
+        # which its kind has been closed more often than opened at this level.
         level = apply(max, where(opens, depth, depth + 1), 0)  # the same for a bracket and its partner
-        nth = selector_width(select(level, level, eq) & so_far)  # at each level brackets open and close in turn
-        partner = aggregate(select(level, level, eq) & select(nth, nth - 1, eq), tokens)
-        wrong |= apply(lambda token, found: token in opener and opener[token] != found, tokens, partner)
-    failed = selector_width(holding(wrong) & so_far)
+        kind = apply({bracket: pair for pair in pairs for bracket in pair}, tokens)
+        alike = select(level, level, eq) & select(kind, kind, eq) & so_far
+        left = selector_width(alike & holding(opens)) - selector_width(alike & holding(opens, 0))
+        failed = failed + selector_width(holding(left < 0) & so_far)
     return where(failed > 0, "F", where(depth.equals(0), "T", "P"))
 
 

@@ -41,7 +41,7 @@ _CALLS: dict[str, Callable[..., Node]] = {
     for name in ("select", "aggregate", "selector_width", "apply", "where", "numerical", "categorical")
 } | {name: lambda *given, op=OPERATORS[name]: language.apply(op, *given) for name in ("abs", "min", "max")}
 _OPS: dict[str, Node] = {"tokens": language.tokens, "indices": language.indices, "length": language.length}
-#: What a lambda may call.
+#: What a lambda may call: the names of `CALLED`.
 _PURE: dict[str, Callable[..., object]] = {
     "abs": abs, "chr": chr, "int": int, "len": len, "max": max, "min": min, "ord": ord,
     "sorted": lambda x: tuple(sorted(x)),
@@ -181,7 +181,7 @@ class _Reader:
         target = statement.targets[0]
         if not isinstance(target, ast.Name):
             self.fail(target, "a line names one thing: name = expression")
-        if target.id in language.RESERVED or target.id in _PURE:
+        if target.id in language.RESERVED:
             self.fail(target, f"{target.id} is a word of the language; choose another name")
         if target.id in self.names:
             self.fail(target, f"{target.id} has a meaning already, and names do not change; choose another name")

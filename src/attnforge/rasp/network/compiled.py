@@ -48,6 +48,16 @@ class ProgramSize:
 
 
 @dataclass(frozen=True)
+class Other:
+    """What a network says of an op where none of the columns that are kept of it is on: none of these values."""
+
+    kept: frozenset[Value]
+
+    def __repr__(self) -> str:
+        return "other"
+
+
+@dataclass(frozen=True)
 class Traced:
     """One op on one sequence: what the network holds after `layer`, decoded, and what the interpreter says."""
 
@@ -58,8 +68,9 @@ class Traced:
 
     @property
     def agrees(self) -> bool:
-        """Whether both are the same."""
-        return self.network == self.interpreter
+        """Whether both are the same; of values that no later head reads the network may say that it is an `Other`."""
+        pairs = zip(self.network, self.interpreter, strict=True)
+        return all(a == b or (isinstance(a, Other) and b not in a.kept) for a, b in pairs)
 
 
 @dataclass(frozen=True)
@@ -259,7 +270,13 @@ class CompiledProgram(CertifiedModule):
     def _decoded(self, node: SOp, kind: str, columns: Tensor, features: Sequence[Feature]) -> list[Any]:
         """What columns say, as values: the largest of one-hot ones, the nearest value of a number."""
         if kind == "is":
-            return [self.facts.values(node)[features[i].value] for i in columns.argmax(-1).tolist()]
+            values = self.facts.values(node)
+            kept = [values[feature.value] for feature in features]
+            rest = [value for value in values if value not in kept]
+            off = rest[0] if len(rest) == 1 else Other(frozenset(kept))
+            on = (columns.amax(-1) > 0.5).tolist()  # half-way between off and on
+            best = columns.argmax(-1).tolist()
+            return [kept[i] if hit or not rest else off for i, hit in zip(best, on, strict=True)]
         given = columns[:, 0].double().numpy()
         if not self.facts.listed(node):
             return list(given.tolist())

@@ -129,7 +129,7 @@ class Facts:
     def is_number(self, node: SOp) -> bool:
         """Whether all values are numbers."""
         found = self._values[node]
-        return found is None or all(map(is_numeric, found))
+        return found is None or bool(self._remembered("number", node, lambda: all(map(is_numeric, found))))
 
     def numbers(self, node: SOp) -> Array:
         """The values as float64; exact where they are whole."""
@@ -474,8 +474,8 @@ class Facts:
         a, b = (self.selected(side, queries, keys, paired) for side in (selector.a, selector.b))  # type: ignore[attr-defined]
         return a & b if isinstance(selector, And) else a | b
 
-    def _remembered(self, what: str, selector: Node, found: Any) -> Any:
-        key = (what, selector)
+    def _remembered(self, what: str, node: Node, found: Callable[[], object]) -> Any:
+        key = (what, node)
         if key not in self._kept:
             self._kept[key] = found()
         return self._kept[key]
@@ -484,10 +484,11 @@ class Facts:
         """Whether every query selects its own position."""
 
         def ask() -> bool:
+            parts = conjuncts(selector)
+            if len(parts) != 1:
+                return all(self.reflexive(part) for part in parts)
             queries, keys = self.sides(selector)
             nodes = [*dict.fromkeys((*queries, *keys))]
-            if not nodes:
-                return True
             here = dict(zip(nodes, self.joint(nodes), strict=True))
             return bool(self.selected(selector, here, here, paired=True).all())
 
@@ -588,9 +589,9 @@ class Facts:
             if sum(map(is_numeric, self.values(node.operand))) < 2 or self._ranked(node):
                 return False
             queries, keys = self.sides(node.selector)
-            q = dict(zip(queries, _unique(self.joint(queries)), strict=True))
+            q = dict(zip(queries, distinct_rows(self.joint(queries)), strict=True))
             nodes = [*dict.fromkeys((*keys, node.operand))]
-            k = dict(zip(nodes, _unique(self.joint(nodes)), strict=True))
+            k = dict(zip(nodes, distinct_rows(self.joint(nodes)), strict=True))
             if max((len(ids) for ids in q.values()), default=1) * len(k[node.operand]) > PAIRS:
                 return True
             chosen = self.selected(node.selector, q, k)
@@ -621,8 +622,8 @@ class Facts:
 
     def permutes(self, node: SOp) -> bool:
         """Whether the values at the n positions of a sequence are 0, ..., n - 1 in some order."""
-        if isinstance(node, Indices):
-            return True
+        if isinstance(node, Indices) or not self.is_number(node):
+            return isinstance(node, Indices)
         terms, constant = self.linear(node)
         if len(terms) == 2 and terms.get(length) == 1 and constant == -1:
             (other,) = (atom for atom in terms if atom != length)
@@ -673,7 +674,7 @@ class Facts:
             if isinstance(node, Map) and node in self._maps:
                 sizes, keys, results = self._maps[node]
                 for operand, ids in zip(node.operands, np.unravel_index(keys, tuple(sizes)), strict=True):
-                    told = len(np.unique(np.stack([results, ids]), axis=1)[0]) == len(np.unique(results))
+                    told = len(distinct_rows([results, ids])[0]) == len(np.unique(results))
                     if told and self.distinct(operand):  # the result tells the operand's value
                         return True
             return False
@@ -707,8 +708,15 @@ def distinct(keys: Ids, size: int) -> Ids:
     return np.flatnonzero(seen)
 
 
-def _unique(columns: list[Ids]) -> list[Ids]:
-    return list(np.unique(np.stack(columns, 1), axis=0).T) if columns else columns
+def distinct_rows(columns: Sequence[Ids]) -> list[Ids]:
+    """The different rows of some columns of numbers from 0, in order, as columns."""
+    if not len(columns) or not len(columns[0]):
+        return list(columns)
+    sizes = [int(column.max()) + 1 for column in columns]
+    if math.prod(sizes) >= 2**62:  # one number a row must fit into 64 bits
+        return list(np.unique(np.stack(columns, 1), axis=0).T)
+    keys = distinct(_combined(columns, np.array(sizes, dtype=np.int64)), math.prod(sizes))
+    return list(np.unravel_index(keys, sizes))
 
 
 def _added(parts: list[tuple[Fraction, Linear]]) -> Linear:

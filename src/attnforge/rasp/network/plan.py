@@ -9,9 +9,11 @@ there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +35,7 @@ from ..language import (
     tokens,
 )  # fmt: skip
 from ..values import Value, is_numeric
-from .facts import Facts, Ids
+from .facts import Facts, Ids, distinct_rows
 from .layout import Feature, Seat
 from .normal import conjuncts, order_free
 
@@ -58,10 +60,18 @@ class Form:
 
     def plus(self, other: Form, by: float = 1.0) -> Form:
         """The sum with a multiple of another form."""
-        terms = dict(self.terms)
-        for feature, c in other.terms.items():
-            terms[feature] = terms.get(feature, 0.0) + by * c
-        return Form({f: c for f, c in terms.items() if c}, self.constant + by * other.constant)
+        return Form.total([(self, 1.0), (other, by)])
+
+    @classmethod
+    def total(cls, parts: Iterable[tuple[Form, float]]) -> Form:
+        """The sum of multiples of forms."""
+        terms: dict[Feature, float] = {}
+        constant = 0.0
+        for form, by in parts:
+            constant += by * form.constant
+            for feature, c in form.terms.items():
+                terms[feature] = terms.get(feature, 0.0) + by * c
+        return cls({f: c for f, c in terms.items() if c}, constant)
 
 
 @dataclass
@@ -93,8 +103,24 @@ def make_plan(facts: Facts, dtype: torch.dtype) -> Plan:
     return _Planner(facts, dtype).plan()
 
 
+Answer = TypeVar("Answer")
+
+
+def _once(ask: Callable[[_Planner, SOp], Answer]) -> Callable[[_Planner, SOp], Answer]:
+    """A question about an op whose answer is kept: it is asked for every value of the op."""
+
+    def answer(planner: _Planner, node: SOp) -> Answer:
+        key = (ask.__name__, node)
+        if key not in planner.kept:
+            planner.kept[key] = ask(planner, node)
+        return planner.kept[key]  # type: ignore[no-any-return]
+
+    return answer
+
+
 class _Planner:
     def __init__(self, facts: Facts, dtype: torch.dtype):
+        self.kept: dict[tuple[str, SOp], Any] = {}
         self.facts, self.u, self.gamma = facts, UNIT[dtype], GAMMA[dtype]
         self.heads: list[Head] = []
         self.ready: dict[Feature, int] = {REAL: 0}
@@ -129,6 +155,7 @@ class _Planner:
 
     # ---- what is read how
 
+    @_once
     def _trivial(self, node: SOp) -> bool:
         return self.facts.listed(node) and len(self.facts.values(node)) == 1
 
@@ -139,6 +166,7 @@ class _Planner:
         terms = self.facts.linear(node)[0]
         return len(terms) > 1 and all(self._numbers(atom) for atom in terms)
 
+    @_once
     def _numbers(self, node: SOp) -> bool:
         """Whether an op is carried as a number, and not one-hot."""
         if not self.facts.is_number(node) or isinstance(node, Tokens):
@@ -152,6 +180,7 @@ class _Planner:
             return False  # a map of something one-hot is one-hot for nothing
         return len(self.facts.values(node)) > FEW
 
+    @_once
     def variables(self, node: SOp) -> list[SOp]:
         """What a map is a function of when maps of maps are taken apart."""
         if self._trivial(node):
@@ -177,9 +206,10 @@ class _Planner:
         direct = [*dict.fromkeys(o for o in node.operands if not self._trivial(o))]
         if size <= SLOTS or size <= 2 * math.prod(len(self.facts.values(v)) for v in direct):
             return deep
-        count = len(np.unique(np.stack(self.facts.joint(deep), 1), axis=0)) if size <= 64 * SLOTS else size
+        count = len(distinct_rows(self.facts.joint(deep))[0]) if size <= 64 * SLOTS else size
         return deep if count <= SLOTS else direct
 
+    @_once
     def _source(self, node: SOp) -> SOp | None:
         """The one-hot op that a map is a function of, if there is one: then its features are linear."""
         reads = self.variables(node) if isinstance(node, Map) else []
@@ -349,11 +379,19 @@ class _Planner:
 
     def _by_values(self, node: SOp, source: SOp, numbers: Sequence[float]) -> Form:
         """A function of an op, given by the number for each of its values, over the one-hot op it is a map of."""
-        form = Form()
-        of, at = self.facts.joint([node, source]) if node is not source else [np.arange(len(numbers))] * 2
-        for value, i in sorted({(int(v), int(i)) for v, i in zip(of, at, strict=True)}):
-            form = form.plus(self._take(Feature("is", self.facts.at[source], i)), numbers[value])
-        return form
+        joint = self._beside(node, source) if node is not source else [np.arange(len(numbers))] * 2
+        op = self.facts.at[source]
+        return Form.total(
+            (self._take(Feature("is", op, i)), numbers[value])
+            for value, i in zip(*(column.tolist() for column in joint), strict=True)
+        )
+
+    def _beside(self, node: SOp, source: SOp) -> list[Ids]:
+        """The values of a map beside those of the op that it is a map of."""
+        key = ("beside", node)
+        if key not in self.kept:
+            self.kept[key] = distinct_rows(self.facts.joint([node, source]))
+        return self.kept[key]  # type: ignore[no-any-return]
 
     def indicator(self, node: SOp, value: int) -> Form:
         """Whether an op has a value, as a form."""
@@ -406,14 +444,12 @@ class _Planner:
         """P1, P2: a slot for each combination of what is read."""
         facts, reads = self.facts, self._reads(node)
         columns = facts.joint([*reads, node]) if reads != [node] else [np.arange(len(facts.values(node)))] * 2
-        rows = np.unique(np.stack(columns, 1), axis=0)
+        rows, classes = _classes(distinct_rows(columns), [self._numbers(read) for read in reads])
         query: list[Form] = []
         keys = []
-        rest = np.zeros(len(rows))  # what the constant coordinate holds
-        rows, classes = _classes(rows, [self._numbers(read) for read in reads])
         if len(rows) > MOST_SLOTS:
             raise node.fail(f"needs a table of {len(rows)} combinations of values, and the limit is {MOST_SLOTS}")
-        rest = np.zeros(len(rows))
+        rest = np.zeros(len(rows))  # what the constant coordinate holds
         for i, read in enumerate(reads):
             group = classes[i]
             if self._numbers(read):
@@ -423,10 +459,7 @@ class _Planner:
                 rest += steps[rows[:, i]]
             else:
                 for c in range(int(group.max()) + 1):
-                    form = Form()
-                    for v in np.flatnonzero(group == c):
-                        form = form.plus(self.indicator(read, int(v)))
-                    query.append(form)
+                    query.append(self._sum_of([read], np.flatnonzero(group == c)))
                     keys.append(np.where(rows[:, i] == c, self.gamma, 0.0))
         if rest.any():
             query.append(Form({}, 1.0))
@@ -505,10 +538,7 @@ class _Planner:
     def _sum_of(self, side: list[SOp], values: Ids, by: float = 1.0) -> Form:
         if not side:
             return Form({}, by if len(values) else 0.0)
-        form = Form()
-        for v in values:
-            form = form.plus(self.indicator(side[0], int(v)), by)
-        return form
+        return Form.total((self.indicator(side[0], int(v)), by) for v in values)
 
     def _aggregate_head(self, node: Aggregate, kinds: set[str]) -> None:
         """P3: what is selected, or the default in a sink half a margin below."""
@@ -563,30 +593,29 @@ def _default(value: Value, facts: Facts, node: SOp, feature: Feature) -> float:
     return float(value) ** 2 if feature.kind == "square" else float(value)  # type: ignore[arg-type]
 
 
-def _classes(rows: Ids, ordered: list[bool]) -> tuple[Ids, list[Ids]]:
+def _classes(columns: Sequence[Ids], ordered: list[bool]) -> tuple[Ids, list[Ids]]:
     """Values that no row tells apart put together (neighbours only where a variable is `ordered`): the rows over
     classes, the last column as it was, and the class of every value (values that do not occur join the one before)."""
-    classes = []
-    rows = rows.copy()
+    columns, classes = list(columns), []
     for i, neighbours in enumerate(ordered):
-        others = np.delete(rows, i, 1)
-        size = int(rows[:, i].max()) + 1
+        own, *others = distinct_rows([columns[i], *columns[:i], *columns[i + 1 :]])
+        names = np.ascontiguousarray(np.stack(others, 1))  # sorted within each value: what stands beside it
+        group = np.zeros(int(own.max()) + 1, dtype=np.int64)
         signature: dict[bytes, int] = {}
-        group = np.zeros(size, dtype=np.int64)
         last, count = b"", 0
-        for v in range(size):
-            found = others[rows[:, i] == v]
-            name = np.unique(found, axis=0).tobytes() if len(found) else last
+        ends = np.searchsorted(own, np.arange(len(group) + 1))
+        for v, (start, end) in enumerate(pairwise(ends.tolist())):
+            name = names[start:end].tobytes() if start < end else last
             if neighbours:
                 count += name != last
                 group[v] = max(count - 1, 0)
             else:
                 group[v] = signature.setdefault(name, len(signature))
             last = name
-        rows[:, i] = group[rows[:, i]]
-        rows = np.unique(rows, axis=0)
+        columns[i] = group[columns[i]]
+        columns = distinct_rows(columns)
         classes.append(group)
-    return rows, classes
+    return np.stack(columns, 1), classes
 
 
 def _lines(numbers: Array, group: Ids, margin: float) -> tuple[float, Array, Array]:
