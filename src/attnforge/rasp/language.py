@@ -37,6 +37,7 @@ from .values import LARGEST, Value, canonical, is_numeric, mean, shown
 
 #: How tightly the text of an expression binds, as in Python.
 _COMPARISON, _OR, _AND, _SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(8)
+ROWS = 64  # of a table that stands in the one line of an op; a longer one is written as the number of its rows
 NESTED = 12  # levels of an expression that are written into one line of text before a name is given to a part
 
 
@@ -783,7 +784,10 @@ def _line(node: Node, depth: int) -> tuple[str, int]:
         (child.name, _ATOM) if child.name else _line(child, depth - 1) if depth else ("...", _ATOM)
         for child in node.children
     ]
-    return ("length", _ATOM) if node == length else _spell(node, parts)
+    function = getattr(node, "function", getattr(node, "predicate", None))
+    large = isinstance(function, Table) and len(function.rows) > ROWS
+    short = {function: f"{{{len(function.rows)} rows}}"} if large else {}  # type: ignore[union-attr]
+    return ("length", _ATOM) if node == length else _spell(node, parts, short)
 
 
 def to_text(program: Node) -> str:

@@ -55,38 +55,44 @@ class Asked:
         return Table(rows, arity) if rows else None
 
 
-def functions_replaced(program: SOp, by: Callable[[Callable[..., object], int], object]) -> SOp:
-    """The program with every function that is no operator and no table replaced."""
+def functions_replaced(program: SOp, by: Callable[[Callable[..., object], int], object | None]) -> SOp:
+    """The program with every function that is no operator and no table replaced; None stands for what nobody asks."""
     done: dict[Node, Node] = {}
     for node in walk(program):
         new: dict[str, Any] = {name: done[child] for name, child in vars(node).items() if isinstance(child, Node)}
         if isinstance(node, Map):
             new["operands"] = tuple(done[child] for child in node.operands)
-        for name in ("function", "predicate"):
-            function = getattr(node, name, None)
-            if function is not None and not isinstance(function, (Operator, Table)):
-                new[name] = by(function, 2 if name == "predicate" else len(node.children))
-                short = getattr(function, "__name__", "")
-                if not node.name:  # the text of a table is long
-                    new["name"] = short if short.isidentifier() else f"function_{len(done)}"
+        function = getattr(node, "function", getattr(node, "predicate", None))
+        if function is not None and not isinstance(function, (Operator, Table)):
+            found = by(function, len(node.children))
+            short = getattr(function, "__name__", "")
+            if not node.name:  # the text of a table is long
+                new["name"] = short if short.isidentifier() else f"function_{len(done)}"
+            if isinstance(node, Select):
+                new["predicate"] = OPERATORS["false"] if found is None else found
+            elif found is None:
+                done[node] = Constant(None, name=new.get("name", node.name))
+                continue
+            else:
+                new["function"] = found
         done[node] = replace(node, **new) if new else node
-    found = done[program]
-    assert isinstance(found, SOp)
-    return found
+    result = done[program]
+    assert isinstance(result, SOp)
+    return result
 
 
 def tabulated(program: SOp, asking: Callable[[SOp], object]) -> SOp:
-    """The program with Python functions as tables of all that `asking`, who is given the program, wants to know."""
+    """The program with Python functions as tables of all that `asking`, who is given the program, wants to know.
+
+    `asking` must ask for all that matters: what it does not ask a function for has no row, and a function that is asked
+    for nothing (it stands in a part that the normal form leaves out) is replaced by a constant.
+    """
     asked: dict[Any, Asked] = {}
-
-    def remembering(function: Callable[..., object], arity: int) -> object:
-        return asked.setdefault(function, Asked(function))
-
-    watched = functions_replaced(program, remembering)
+    watched = functions_replaced(program, lambda f, arity: asked.setdefault((f, arity), Asked(f)))
     if not asked:
         return program
     asking(watched)
-    return functions_replaced(watched, lambda f, arity: f.table(arity) or OPERATORS["false"])  # type: ignore[attr-defined]
+    return functions_replaced(watched, lambda f, arity: f.table(arity))  # type: ignore[attr-defined]
 
 
 def value_json(value: Value) -> Any:

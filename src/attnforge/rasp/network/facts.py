@@ -140,6 +140,18 @@ class Facts:
             self._numbers[node] = np.array([float(v) for v in self.values(node)], dtype=np.float64)  # type: ignore[arg-type]
         return self._numbers[node]
 
+    def rounded(self, node: SOp) -> float:
+        """How far the values of an op whose values are numbers can be from their float64; 0 where all are float64."""
+
+        def ask() -> float:
+            found = self._values[node]
+            if found is not None and all(_is_float64(value) for value in found):
+                return 0.0
+            low, high = self.span(node)
+            return float(np.nextafter(float(max(abs(low), abs(high))), np.inf)) * 2.0**-53 + 2.0**-1074
+
+        return float(self._remembered("rounded", node, ask))
+
     def span(self, node: SOp) -> tuple[Fraction, Fraction]:
         """The smallest and the largest value of an op whose values are numbers."""
         if node not in self._spans:
@@ -187,6 +199,12 @@ class Facts:
             raise node.fail(
                 "averages numbers and may select nothing, where its default is "
                 f"{node.default!r}: give it a number for default"
+            )
+        other = next((value for value in inside or () if not is_numeric(value)), 0)
+        if other != 0:
+            raise node.fail(
+                f"may average numbers, and what it reads may also be {shown(other)}: a network carries means as numbers "
+                "alone; select one key, or map the values to numbers first"
             )
         low, high = self.span(node.operand)
         whole = inside is not None and all(isinstance(v, int) for v in inside)
@@ -717,6 +735,12 @@ def distinct_rows(columns: Sequence[Ids]) -> list[Ids]:
         return list(np.unique(np.stack(columns, 1), axis=0).T)
     keys = distinct(_combined(columns, np.array(sizes, dtype=np.int64)), math.prod(sizes))
     return list(np.unravel_index(keys, sizes))
+
+
+def _is_float64(value: Any) -> bool:
+    """Whether a number is one of float64, far from the ends of its range."""
+    whole, power = value.numerator, value.denominator
+    return power & (power - 1) == 0 and whole.bit_length() <= 53 and power.bit_length() <= 900
 
 
 def _added(parts: list[tuple[Fraction, Linear]]) -> Linear:

@@ -12,7 +12,7 @@ from ...errors import AttnforgeError, DomainError, PrecisionError
 from ...progress import stages
 from ...threads import one_thread
 from ..domain import Sequences
-from ..language import SOp
+from ..language import Operator, Select, SOp
 from ..text import as_program
 from .assemble import assemble
 from .compiled import CompiledProgram
@@ -53,7 +53,7 @@ def compile_program(
 
 def _built(program: SOp, domain: Sequences, dtype: torch.dtype, say: Callable[[str], None]) -> CompiledProgram:
     say("capture")
-    plain = tabulated(program, lambda asking: Facts(normal(asking, domain), domain))
+    plain = tabulated(program, lambda asking: _ask_all(Facts(normal(asking, domain), domain)))
     say("enclose")
     facts = Facts(normal(plain, domain), domain)
     say("plan")
@@ -62,6 +62,13 @@ def _built(program: SOp, domain: Sequences, dtype: torch.dtype, say: Callable[[s
     layout, network = assemble(plan, facts, dtype)
     positions = torch.from_numpy(position_table(facts, layout.positions)).to(dtype)
     return CompiledProgram(facts, plain, layout, network, positions)
+
+
+def _ask_all(facts: Facts) -> None:
+    """Ask every predicate for every pair of values, needed or not: maps have been asked, and tables are made of both."""
+    for node in facts.order:
+        if isinstance(node, Select) and not isinstance(node.predicate, Operator):
+            facts.table(node)
 
 
 def _unproved(program: SOp, domain: Sequences, dtype: torch.dtype, error: HeadError) -> PrecisionError:

@@ -271,8 +271,8 @@ class _Planner:
                 for atom in terms:
                     self._demand(atom, *(("square", "clean") if kind == "square" else (kind,)))
             return
-        if own:
-            kinds.add("number")
+        if own:  # what the map of the op reads
+            kinds.add("number" if self._numbers(node) else "is")
         if isinstance(node, Aggregate):
             for kind in kinds - own:
                 self._demand(node.operand, "clean" if kind == "number" and self.facts.single(node.selector) else kind)
@@ -379,18 +379,22 @@ class _Planner:
 
     def _by_values(self, node: SOp, source: SOp, numbers: Sequence[float]) -> Form:
         """A function of an op, given by the number for each of its values, over the one-hot op it is a map of."""
-        joint = self._beside(node, source) if node is not source else [np.arange(len(numbers))] * 2
         op = self.facts.at[source]
         return Form.total(
-            (self._take(Feature("is", op, i)), numbers[value])
-            for value, i in zip(*(column.tolist() for column in joint), strict=True)
-        )
+            (self._take(Feature("is", op, i)), number)
+            for number, ids in zip(numbers, self._places(node, source), strict=True)
+            for i in ids if number
+        )  # fmt: skip
 
-    def _beside(self, node: SOp, source: SOp) -> list[Ids]:
-        """The values of a map beside those of the op that it is a map of."""
-        key = ("beside", node)
+    def _places(self, node: SOp, source: SOp) -> list[list[int]]:
+        """For each value of an op the numbers of the values of the one-hot op it is a map of (or is itself)."""
+        key = ("places", node)
         if key not in self.kept:
-            self.kept[key] = distinct_rows(self.facts.joint([node, source]))
+            found: list[list[int]] = [[] for _ in self.facts.values(node)]
+            joint = distinct_rows(self.facts.joint([node, source])) if node is not source else [np.arange(len(found))] * 2
+            for value, i in zip(*(column.tolist() for column in joint), strict=True):
+                found[value].append(i)
+            self.kept[key] = found
         return self.kept[key]  # type: ignore[no-any-return]
 
     def indicator(self, node: SOp, value: int) -> Form:
@@ -400,8 +404,8 @@ class _Planner:
         source = self._source(node)
         if source is None:
             return self._take(Feature("is", self.facts.at[node], value))
-        count = len(self.facts.values(node))
-        return self._by_values(node, source, [float(v == value) for v in range(count)])
+        op = self.facts.at[source]
+        return Form.total((self._take(Feature("is", op, i)), 1.0) for i in self._places(node, source)[value])
 
     def _layer(self, forms: Iterable[Form]) -> int:
         return max((self.ready[f] for form in forms for f in form.terms), default=0)

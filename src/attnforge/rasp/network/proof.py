@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from ..language import Aggregate, SelectorWidth, SOp
 from .facts import MARKED, Facts, Ids, Mask
 from .layout import Feature, Layout, Seat
 from .normal import ALL, order_free
-from .state import first_columns, ideal
+from .state import first_columns, ideal, inexact
 
 DIGITS = {torch.float32: 24, torch.float64: 53}  # binary digits of a significand
 U64 = 2.0**-53  # the roundoff of what is computed here
@@ -82,6 +83,8 @@ class _Checker:
             if tensor.dtype != self.dtype:
                 raise CertificateError(f"{name} is {tensor.dtype} and the positions are {self.dtype}")
         refuse_endless(network)
+        if not np.isfinite(self.positions).all():
+            raise CertificateError("no bound holds for positions that are not finite")
         for op, kind in ((f.op, f.kind) for f in (*layout.positions, *(f for la in layout.layers for f in la.after))):
             if kind != "real" and not (0 <= op < len(facts.order) and isinstance(facts.order[op], SOp)):
                 raise CertificateError(f"the layout speaks of op {op}, and the program has {len(facts.order)}")
@@ -114,7 +117,8 @@ class _Checker:
             found = self.positions[:, i]
             if node.children or len(self.facts.values(node)) != len(at):  # type: ignore[arg-type]
                 raise CertificateError(f"the position column {i} stands for {node.label}, which depends on more")
-            columns.append(Column(feature, _most(found - ideal(self.facts, feature, at)), _most(found)))
+            off = _most(found - ideal(self.facts, feature, at)) + inexact(self.facts, feature)
+            columns.append(Column(feature, off, _most(found)))
         return columns
 
     def _node(self, column: Column) -> SOp | None:
@@ -147,7 +151,7 @@ class _Checker:
         for i, (j, node) in enumerate(zip(used, read, strict=True)):
             if node is not None:
                 codes[:, i] = ideal(self.facts, state[j].feature, here[node])
-        errors = np.array([state[j].error for j in used])
+        errors = np.array([state[j].error + inexact(self.facts, state[j].feature) for j in used])
         at, error = self._affine(codes, errors, W[used], b)
         kept = [here[node] for node in nodes]
         if len(kept) < len(wanted) or len(used) != len(wanted):  # other combinations may come to the same
@@ -172,6 +176,7 @@ class _Checker:
         low = np.minimum(low, _grids(b))
         same = ((W == 0) | (errors[:, None] == 0)).all(0)
         exact = same & (size.max(0, initial=0.0) <= 2.0 ** np.minimum(self.digits + low, 1000))
+        exact &= low >= math.log2(TINY[self.dtype])  # what is finer may underflow
         scaled = (terms == 1) & (_powers(W) | (W == 0)).all(0)  # one product with a power of two is not rounded
         noise = np.where(exact, 0.0, 4 * (terms + 2) * U64 * size)
         rounding = np.where(exact | scaled | (terms == 0), 0.0, gamma(terms, self.u) * (size + moved))
@@ -183,7 +188,8 @@ class _Checker:
         logits, size = Q @ K.T, np.abs(Q) @ np.abs(K).T
         moved = EQ @ np.abs(K).T + (np.abs(Q) + EQ) @ EK.T
         low = min((_grid(q.at[:, c]) + _grid(K[:, c]) for c in range(Q.shape[1])), default=math.inf)
-        if not moved.any() and size.max(initial=0.0) <= 2.0 ** min(self.digits + low, 1000):
+        fits = size.max(initial=0.0) <= 2.0 ** min(self.digits + low, 1000) and low >= math.log2(TINY[self.dtype])
+        if fits and not moved.any():
             return logits, moved, np.zeros_like(logits)
         terms = Q.shape[1]
         rounding = gamma(terms, self.u) * (size + moved) + 4 * (terms + 2) * U64 * size
@@ -244,8 +250,10 @@ class _Checker:
                     )
                 off = abs(by - 1.0) * self._size(feature) + abs(by) * old.error
                 off += 0.0 if _powers(np.array(by)) else 2 * self.u * (self._size(feature) + off)
+                off += 0.0 if by == 1 else TINY[self.dtype]
                 found[c] = Column(feature, float(_up(np.array(off))), abs(by) * old.pad)
         for group, seat, columns in zip(groups, seats, writers, strict=True):
+            self._refuse_overflow(state, group)
             written = [after[c] for c in columns.tolist()]
             rule = {"map": self._map, "aggregate": self._aggregate, "count": self._count}[seat.kind]
             errors, pads = rule(state, group, seat, written, columns)
@@ -254,6 +262,23 @@ class _Checker:
         if any(column.pad > LARGEST[self.dtype] or not math.isfinite(column.error) for column in found if column):
             raise CertificateError("numbers of a layer may overflow")
         return [column for column in found if column is not None]
+
+    def _refuse_overflow(self, state: Sequence[Column], group: Heads) -> None:
+        """Raise where a sum of a head may leave the range of its dtype, on tokens or on padding: inf - inf is NaN."""
+        t, most = self._tables(group, len(state)), self._reach(state)
+        q = most @ np.abs(t["W_Q"]) + np.abs(t["b_Q"])
+        k = np.maximum(most @ np.abs(t["W_K"]) + np.abs(t["b_K"]), np.abs(t["M_K"]).max(0, initial=0.0))
+        v = np.maximum(most @ np.abs(t["W_V"]) + np.abs(t["b_V"]), np.abs(t["M_V"]).max(0, initial=0.0))
+        largest = max(float(q @ k), _most(q), _most(k), _most(v), _most(v @ np.abs(t["W_O"])))
+        if not largest <= LARGEST[self.dtype]:
+            raise CertificateError(
+                f"'{group.purpose}' may meet numbers up to {largest:.3g}, and from {LARGEST[self.dtype]:.3g} on they may "
+                "overflow"
+            )
+
+    def _reach(self, state: Sequence[Column]) -> Array:
+        """How large each column can be, on tokens and on padding."""
+        return np.array([max(self._size(column.feature) + column.error, column.pad) for column in state])
 
     def _name(self, feature: Feature) -> str:
         if feature.op < 0:
@@ -318,7 +343,8 @@ class _Checker:
                 least, gap = float(lead[worst]), float(plain[worst])
             for i, feature in enumerate(written):
                 wanted = ideal(self.facts, feature, q.ids[self._op(feature)][part])
-                errors[i] = max(errors[i], _most(_up(np.abs(out[top, i] - wanted) + slip[top, i])))
+                off = np.abs(out[top, i] - wanted) + slip[top, i] + inexact(self.facts, feature)
+                errors[i] = max(errors[i], _most(_up(off)))
         self._note(group, gap, least, self.dead, f"{len(slots.at)} slots, {len(q.at)} combinations")
         pads = np.abs(out).max(0, initial=0.0) + slip.max(0, initial=0.0)
         return errors, _up(pads * (1 + gamma(2 * len(slots.at) + 8, self.u)))
@@ -427,20 +453,22 @@ class _Checker:
         for i, feature in enumerate(written):
             if mean and feature.kind != "number":
                 raise CertificateError(f"{self._name(feature)} is not the mean of anything")
+            off = inexact(facts, feature)
             if mean:
-                wanted = ideal(facts, Feature("number", facts.at[node.operand]), v.ids[node.operand])
+                one = Feature("number", facts.at[node.operand])
+                wanted, off = ideal(facts, one, v.ids[node.operand]), max(off, inexact(facts, one))
             else:
                 wanted = ideal(facts, feature, place[v.ids[node.operand]])
             size = _most(out[:, i]) + _most(slip[:, i])
-            error = _most(_up(np.abs(out[:, i] - wanted) + slip[:, i]))
+            error = _most(_up(np.abs(out[:, i] - wanted) + slip[:, i] + off))
             if not single:
-                error += float(gamma(most + 8, self.u)) * size + 2 * most * TINY[self.dtype] * size
+                error += float(gamma(most + 8, self.u)) * size + (most + 2) * TINY[self.dtype] * (1 + 2 * size)
             if mean:
                 d = 2 * (spread + (EXP_ULPS + 1) * self.u)
                 error += math.tanh(d) * 2 * size if spread else 0.0
             if not full:
                 ideal_default = _default(facts, node, feature)
-                sink_error = _most(_up(np.abs(sinks[:, i] - ideal_default) + sink_slip[:, i]))
+                sink_error = _most(_up(np.abs(sinks[:, i] - ideal_default) + sink_slip[:, i] + off))
                 sink_error += 0.0 if len(sinks) == 1 else float(gamma(len(sinks) + 8, self.u)) * _most(sinks[:, i])
                 error = max(error, sink_error)
             errors[i] = float(_up(np.array(error)))
@@ -508,6 +536,8 @@ class _Checker:
         width = 1 if facts.numeric_output else len(facts.values(output))
         require_shapes(layer, len(state), width)
         W, b = stored(layer.S), stored(layer.s)
+        if not _most(self._reach(state) @ np.abs(W) + np.abs(b)) <= LARGEST[self.dtype]:
+            raise CertificateError(f"the read-out may meet numbers above {LARGEST[self.dtype]:.3g}, which may overflow")
         if facts.numeric_output and all(
             c.feature.kind in ("number", "clean") for w, c in zip(W[:, 0], state, strict=True) if w
         ):
@@ -515,7 +545,8 @@ class _Checker:
         if facts.numeric_output:
             rows = self._rows(state, W, b, [output], "read-out")
             right = rows.ids[output]
-            return _most(_up(np.abs(rows.at[:, 0] - facts.numbers(output)[right]) + rows.error[:, 0]))
+            off = rows.error[:, 0] + facts.rounded(output)
+            return _most(_up(np.abs(rows.at[:, 0] - facts.numbers(output)[right]) + off))
         used = np.flatnonzero(W.any(1))
         codes = self._rows(state, np.eye(len(state))[:, used], np.zeros(len(used)), [output], "read-out")
         one = np.ones((len(codes.at), 1))
@@ -541,17 +572,18 @@ class _Checker:
     def _sum(self, state: Sequence[Column], W: Array, b: float) -> float:
         """The error of a linear output whose values are too many to list."""
         terms, constant = self.facts.linear(self.facts.program)
-        left = {self.facts.at[atom]: float(c) for atom, c in terms.items()}
-        error, size, used = abs(b - float(constant)), abs(b), 0
-        for w, column in zip(W, state, strict=True):
+        left = {self.facts.at[atom]: c for atom, c in terms.items()}
+        error, size, used = _apart(b, constant), abs(b), 0
+        for w, column in zip(W.tolist(), state, strict=True):
             if w:
-                wanted = left.pop(column.feature.op, 0.0) if column.feature.kind in ("number", "clean") else 0.0
+                wanted = left.pop(column.feature.op, Fraction(0))  # of numbers alone: see where this is called
                 reach = self._size(column.feature)
-                error += abs(w - wanted) * reach * (1 + 8 * U64) + abs(w) * column.error
+                error += _apart(w, wanted) * reach + abs(w) * column.error
                 size, used = size + abs(w) * (reach + column.error), used + 1
         if left:
             raise CertificateError("the read-out does not read what the output is a sum of")
-        rounding = 0.0 if used == 1 and not b and _powers(W[W != 0]).all() else float(gamma(used + 2, self.u)) * size
+        plain = used == 1 and not b and bool(_powers(W[W != 0]).all()) and bool((np.abs(W[W != 0]) >= 1).all())
+        rounding = 0.0 if plain else float(gamma(used + 2, self.u)) * size + (used + 1) * TINY[self.dtype]
         return float(_up(np.array(error + rounding)))
 
 
@@ -568,6 +600,12 @@ def _default(facts: Facts, node: Aggregate, feature: Feature) -> float:
         return float(facts.values(node)[feature.value] == node.default)
     value = float(node.default)  # type: ignore[arg-type]
     return value * value if feature.kind == "square" else value
+
+
+def _apart(x: float, exact: Fraction) -> float:
+    """How far a number is from a fraction, rounded upwards."""
+    gap = abs(Fraction(x) - exact)
+    return float(_up(np.array(float(gap) or 2.0**-1074))) if gap else 0.0
 
 
 def _most(x: Array) -> float:
