@@ -177,9 +177,12 @@ class CompiledProgram(CertifiedModule):
         x = torch.zeros(
             len(sequences), longest, len(self.vocabulary) + 1, dtype=self.dtype, device=self.positions.device
         )
-        for b, sequence in enumerate(sequences):
-            x[b, range(len(sequence)), [self._column[token] for token in sequence]] = 1.0
-            x[b, : len(sequence), -1] = 1.0
+        lengths = [len(sequence) for sequence in sequences]
+        row = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        place = torch.cat([torch.arange(length) for length in lengths])
+        column = torch.tensor([self._column[token] for sequence in sequences for token in sequence])
+        x[row, place, column] = 1.0
+        x[row, place, -1] = 1.0
         return x
 
     def decode(self, logits: Tensor, lengths: Sequence[int]) -> list[list[Any]]:
@@ -187,8 +190,8 @@ class CompiledProgram(CertifiedModule):
         if self.outputs is None:
             rows = logits[..., 0].double().tolist()
             return [row[:n] for row, n in zip(rows, lengths, strict=True)]
-        best = logits.argmax(-1).tolist()
-        return [[self.outputs[i] for i in row[:n]] for row, n in zip(best, lengths, strict=True)]
+        best, values = logits.argmax(-1).tolist(), self.outputs
+        return [[values[i] for i in row[:n]] for row, n in zip(best, lengths, strict=True)]
 
     def ids(self, sequences: Sequence[Sequence[Value]], length: int | None = None) -> Tensor:
         """Sequences (without `bos`) as token ids, the place of each token in `vocabulary`; padding is the id after."""

@@ -89,6 +89,9 @@ class Facts:
         for node in self.order:
             if isinstance(node, SOp):
                 self._learn(node)
+                self.roots(node)  # asked in this order, no question goes deep
+                if self.is_number(node):
+                    self.linear(node)
 
     def sop(self, number: int) -> SOp:
         """The sequence op of a number."""
@@ -203,8 +206,8 @@ class Facts:
         other = next((value for value in inside or () if not is_numeric(value)), 0)
         if other != 0:
             raise node.fail(
-                f"may average numbers, and what it reads may also be {shown(other)}: a network carries means as numbers "
-                "alone; select one key, or map the values to numbers first"
+                f"may average numbers, and what it reads may also be {shown(other)}: a network carries means as "
+                "numbers alone; select one key, or map the values to numbers first"
             )
         low, high = self.span(node.operand)
         whole = inside is not None and all(isinstance(v, int) for v in inside)
@@ -382,16 +385,23 @@ class Facts:
         return every
 
     def _ids(self, node: SOp, found: dict[SOp, Ids], fits: Mask) -> Ids:
-        if node in found:
-            return found[node]
-        if isinstance(node, Constant):
-            return np.zeros(len(fits), dtype=np.int64)
-        assert isinstance(node, Map)
-        sizes, keys, results = self._maps[node]
-        wanted = _combined([self._ids(operand, found, fits) for operand in node.operands], sizes)
-        place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        fits &= keys[place] == wanted  # what the map was not asked for cannot occur
-        found[node] = results[place]
+        """The numbers of an op's values beside those that are found; what cannot occur does not fit."""
+        pending, needed = [node], set[SOp]()
+        while pending:
+            one = pending.pop()
+            if one not in found and one not in needed:
+                needed.add(one)
+                pending += one.operands if isinstance(one, Map) else ()
+        for one in sorted(needed, key=self.at.__getitem__):
+            if isinstance(one, Constant):
+                found[one] = np.zeros(len(fits), dtype=np.int64)
+                continue
+            assert isinstance(one, Map)
+            sizes, keys, results = self._maps[one]
+            wanted = _combined([found[operand] for operand in one.operands], sizes)
+            place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+            fits &= keys[place] == wanted  # what the map was not asked for cannot occur
+            found[one] = results[place]
         return found[node]
 
     # ---- linear ops

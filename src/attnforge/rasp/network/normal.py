@@ -60,14 +60,17 @@ _OPPOSITE = {
 }
 #: Positions on which a function of two positions is compared with the named comparisons: they differ on the first two.
 _PROBE = 256
+#: Disjunctions and negations that a count is split by: each may double the number of counts. More become one table.
+SPLITS = 4
 ALL = Select(tokens, tokens, OPERATORS["true"])
 
 
 def normal(program: SOp, domain: Sequences) -> SOp:
     """The normal form of a program on a domain."""
     done: dict[Node, Node] = {}
+    numbers: dict[SOp, bool] = {}
     for node in walk(program):
-        done[node] = _rewritten(_with(node, done), domain)
+        done[node] = _rewritten(_with(node, done), domain, numbers)
     found = done[program]
     assert isinstance(found, SOp)
     return found
@@ -83,7 +86,7 @@ def _with(node: Node, done: dict[Node, Node]) -> Node:
     return replace(node, **new) if new else node  # type: ignore[arg-type]
 
 
-def _rewritten(node: Node, domain: Sequences) -> Node:
+def _rewritten(node: Node, domain: Sequences, numbers: dict[SOp, bool]) -> Node:
     if isinstance(node, Map):
         if all(isinstance(operand, Constant) for operand in node.operands):
             return Constant(node.at(*(operand.value for operand in node.operands)), name=node.name)  # type: ignore[attr-defined]
@@ -91,7 +94,7 @@ def _rewritten(node: Node, domain: Sequences) -> Node:
         if known in _SAME and node.operands[0] == node.operands[1]:
             return Constant(_SAME[known])
         if known in ("add", "sub", "mul", "div"):
-            return _one_mean(node, known, domain)
+            return _one_mean(node, known, domain, numbers)
     elif isinstance(node, Select):
         return _named(node, domain)
     elif isinstance(node, Not):
@@ -113,7 +116,7 @@ def _rewritten(node: Node, domain: Sequences) -> Node:
     return node
 
 
-def _one_mean(node: Map, known: str, domain: Sequences) -> SOp:
+def _one_mean(node: Map, known: str, domain: Sequences, numbers: dict[SOp, bool]) -> SOp:
     """A combination of means of numbers by one selector as one mean; else the map as it is."""
     a, b = node.operands
     first = a if isinstance(a, Aggregate) else b
@@ -122,7 +125,7 @@ def _one_mean(node: Map, known: str, domain: Sequences) -> SOp:
     scaled = known in ("mul", "div")
     parts, defaults = [], []
     for side in node.operands:
-        if isinstance(side, Aggregate) and side.selector == first.selector and _numbers(side.operand, domain):
+        if isinstance(side, Aggregate) and side.selector == first.selector and _numbers(side.operand, domain, numbers):
             parts.append(side.operand)
             defaults.append(side.default)
         elif scaled and isinstance(side, Constant) and not (known == "div" and (side is a or side.value == 0)):
@@ -135,8 +138,14 @@ def _one_mean(node: Map, known: str, domain: Sequences) -> SOp:
     return Aggregate(first.selector, Map(OPERATORS[known], tuple(parts)), default, name=node.name, mark=node.mark)
 
 
-def _numbers(node: SOp, domain: Sequences) -> bool:
-    """Whether every value of an op is a number, as far as this is seen from the op and the vocabulary."""
+def _numbers(node: SOp, domain: Sequences, known: dict[SOp, bool]) -> bool:
+    """Whether every value of an op is a number, as far as this is seen from the op and the vocabulary; asked once."""
+    if node not in known:
+        known[node] = _all_numbers(node, domain, known)
+    return known[node]
+
+
+def _all_numbers(node: SOp, domain: Sequences, known: dict[SOp, bool]) -> bool:
     if isinstance(node, Constant):
         return is_numeric(node.value)
     if isinstance(node, Tokens):
@@ -149,10 +158,10 @@ def _numbers(node: SOp, domain: Sequences) -> bool:
         return all(is_numeric(node.at(*[token] * len(node.operands))) for token in domain.vocabulary)
     if isinstance(node.function, Table):
         return all(is_numeric(value) for _, value in node.function.rows)
-    known = node.function.name if isinstance(node.function, Operator) else ""
-    if known == "where":
-        return all(_numbers(side, domain) for side in node.operands[1:])
-    return known in _NUMBERS or (known == "add" and any(_numbers(side, domain) for side in node.operands))
+    name = node.function.name if isinstance(node.function, Operator) else ""
+    if name == "where":
+        return all(_numbers(side, domain, known) for side in node.operands[1:])
+    return name in _NUMBERS or (name == "add" and any(_numbers(side, domain, known) for side in node.operands))
 
 
 def pack(*values: Value) -> Value:
@@ -250,6 +259,8 @@ def count(selector: Selector) -> SOp:
     parts = conjuncts(selector)
     if not parts:
         return length
+    if sum(isinstance(node, (Or, Not)) for part in parts for node in walk(part)) > SPLITS:
+        parts = tuple(map(_packed, parts))
     split = next((part for part in parts if isinstance(part, (Or, Not))), None)
     rest = tuple(part for part in parts if part is not split)
     if isinstance(split, Or):

@@ -12,7 +12,7 @@ from ...errors import AttnforgeError, DomainError, PrecisionError
 from ...progress import stages
 from ...threads import one_thread
 from ..domain import Sequences
-from ..language import Operator, Select, SOp
+from ..language import Operator, Select, SOp, walk
 from ..text import as_program
 from .assemble import assemble
 from .compiled import CompiledProgram
@@ -47,6 +47,11 @@ def compile_program(
             net.attach(net.recertify())
         except HeadError as error:
             raise _unproved(given, domain, dtype, error) from error
+        except RecursionError:
+            raise DomainError(
+                f"the op {given.label} is too deep: its {len(walk(given))} ops stand in each other further than Python "
+                "can follow; put parts of it into tables (rasp.apply of a dictionary)"
+            ) from None
     structural(net.network)
     return net.eval()
 
@@ -65,7 +70,7 @@ def _built(program: SOp, domain: Sequences, dtype: torch.dtype, say: Callable[[s
 
 
 def _ask_all(facts: Facts) -> None:
-    """Ask every predicate for every pair of values, needed or not: maps have been asked, and tables are made of both."""
+    """Ask every predicate for every pair of values: maps have been asked, and tables are made of the answers."""
     for node in facts.order:
         if isinstance(node, Select) and not isinstance(node.predicate, Operator):
             facts.table(node)

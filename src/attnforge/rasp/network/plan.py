@@ -130,9 +130,11 @@ class _Planner:
         facts, output = self.facts, self.facts.program
         if facts.domain.causal:
             self._refuse_later()
+        sops = [node for node in facts.order if isinstance(node, SOp)]
+        for node in sops:
+            self.variables(node)  # asked in this order, no question goes deep
         kind = "number" if facts.numeric_output or self._numbers(output) else "is"
         self._demand(output, kind)
-        sops = [node for node in facts.order if isinstance(node, SOp)]
         for node in reversed(sops):
             self._spread(node)
         for node in sops:
@@ -310,6 +312,8 @@ class _Planner:
             return False
         few = all(len(self.facts.values(s)) <= FEW for s in sides)
         cheap = all(isinstance(s, (Tokens, Indices)) or self._source(s) is not None for s in sides)
+        if cheap and 4 * max(abs(end) for s in sides for end in self.facts.span(s)) ** 2 > 1 / self.u:
+            return False  # P4 would be rounded, and one-hot codes are there
         return not few or not (cheap or not any(self._numbers(s) for s in sides))
 
     def _query_kind(self, part: Select, levelled: bool) -> str:
@@ -391,8 +395,8 @@ class _Planner:
         key = ("places", node)
         if key not in self.kept:
             found: list[list[int]] = [[] for _ in self.facts.values(node)]
-            joint = distinct_rows(self.facts.joint([node, source])) if node is not source else [np.arange(len(found))] * 2
-            for value, i in zip(*(column.tolist() for column in joint), strict=True):
+            joint = self.facts.joint([node, source]) if node is not source else [np.arange(len(found))] * 2
+            for value, i in zip(*(column.tolist() for column in distinct_rows(joint)), strict=True):
                 found[value].append(i)
             self.kept[key] = found
         return self.kept[key]  # type: ignore[no-any-return]
