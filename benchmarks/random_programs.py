@@ -28,7 +28,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -252,10 +251,10 @@ def safely(seed: int) -> tuple[str, list[str]]:
         return "failed", [traceback.format_exc(limit=-3)]
 
 
-def entries(name: str) -> dict[str, Any]:
+def entries(name: str, longest: int = 5) -> dict[str, Any]:
     """Every stored number of a program's network changed alone, in several ways: what is proved again must be right."""
     listed = library.get(name)
-    domain = next(d for d in map(listed.domain, (5, 4, 3, 2)) if d.size <= MOST)
+    domain = next(d for d in map(listed.domain, range(longest, 0, -1)) if d.size <= MOST)
     program = listed.program(domain)
     net = af.compile(program, domain)
     given, wanted = meant(program, domain)
@@ -263,8 +262,8 @@ def entries(name: str) -> dict[str, Any]:
     for tensor in (*net.network.state_dict().values(), net.positions):
         flat = tensor.view(-1)
         for at, old in enumerate(flat.tolist()):
-            news = (old * 0.01, old + 1, math.nan, 0.0, old * 1e30, -old, old * (1 + 2.0**-20), math.inf)
-            for new in {float(np.float32(new)) for new in news} - {old}:
+            news = (old * 0.01, old + 1, math.nan, 0.0, old * 1e25, -old, old * (1 + 2.0**-20), math.inf)
+            for new in {torch.tensor(new, dtype=tensor.dtype).item() for new in news} - {old}:
                 flat[at] = new
                 counts["changes"] += 1
                 try:

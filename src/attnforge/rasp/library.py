@@ -344,7 +344,7 @@ def prefixes(pairs: Sequence[str]) -> SOp:
     """For each prefix of nested brackets: "T" where it is balanced, "P" where it can still be, "F" where it cannot."""
     opens = apply({bracket: int(bracket == pair[0]) for pair in pairs for bracket in pair}, tokens)
     depth = 2 * selector_width(holding(opens) & so_far) - indices - 1  # after the token
-    failed = selector_width(holding(depth < 0) & so_far)
+    failed: SOp = selector_width(holding(depth < 0) & so_far)
     if len(pairs) > 1:
         # At each level brackets open and close in turn, so the first that does not fit its partner is the first with
         # which its kind has been closed more often than opened at this level.

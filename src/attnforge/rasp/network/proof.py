@@ -272,8 +272,8 @@ class _Checker:
         largest = max(float(q @ k), _most(q), _most(k), _most(v), _most(v @ np.abs(t["W_O"])))
         if not largest <= LARGEST[self.dtype]:
             raise CertificateError(
-                f"'{group.purpose}' may meet numbers up to {largest:.3g}, and beyond {LARGEST[self.dtype]:.3g} they may "
-                "overflow"
+                f"'{group.purpose}' may meet numbers up to {largest:.3g}, and beyond {LARGEST[self.dtype]:.3g} they "
+                "may overflow"
             )
 
     def _reach(self, state: Sequence[Column]) -> Array:
