@@ -22,6 +22,7 @@ from .file import Saved, outward
 from .functions import Function, function
 from .layers import Errors, Layer, constants_of, layer_of
 from .program import Column, Form, Program, exact
+from .programs.prove import prove_program
 from .rounding import MACHINES, Machine, affine_rounding
 from .scalar import Head, Site, Table
 from .tokens import RULES, Rule
@@ -44,6 +45,9 @@ def prove(saved: Saved, chosen: Any = None) -> Proof:
     `chosen` is a derivation as JSON; without one, the file's own is taken.
     """
     with working():
+        if saved.header.get("family") == "program":
+            bound, dtype, families = prove_program(saved, chosen)
+            return Proof(bound, dtype, 1, families)
         return Prover.of(saved, chosen).prove()
 
 

@@ -123,17 +123,19 @@ def program_json(program: SOp) -> list[Any]:
     """The ops of a program in order, each [type, name, children, rest]; the last is the program."""
     order = walk(program)
     at = {node: i for i, node in enumerate(order)}
-    found = []
-    for node in order:
-        rest: dict[str, Any] = {}
-        if isinstance(node, SOp) and node.mark:
-            rest["mark"] = node.mark
-        if isinstance(node, (Constant, Aggregate)):
-            rest["value"] = value_json(node.value if isinstance(node, Constant) else node.default)
-        if isinstance(node, (Map, Select)):
-            rest |= _function_json(node.function if isinstance(node, Map) else node.predicate)
-        found.append([type(node).__name__, node.name, [at[child] for child in node.children], rest])
-    return found
+    return [op_json(node, [at[child] for child in node.children]) for node in order]
+
+
+def op_json(node: Node, children: list[int]) -> list[Any]:
+    """One op, whose children go by numbers."""
+    rest: dict[str, Any] = {}
+    if isinstance(node, SOp) and node.mark:
+        rest["mark"] = node.mark
+    if isinstance(node, (Constant, Aggregate)):
+        rest["value"] = value_json(node.value if isinstance(node, Constant) else node.default)
+    if isinstance(node, (Map, Select)):
+        rest |= _function_json(node.function if isinstance(node, Map) else node.predicate)
+    return [type(node).__name__, node.name, children, rest]
 
 
 def _function_json(function: object) -> dict[str, Any]:
