@@ -462,8 +462,20 @@ class Facts:
         """Whether the values at the n positions of a sequence are 0, ..., n - 1 in some order."""
         if isinstance(term, int):
             return False
+        term = self._plain(term)
         turned = combined((1, self.terms.length), (-1, self.terms.constant(1)), (-1, term))
         return term == self.terms.indices or turned == self.terms.indices or self._ranks(term) or self._ranks(turned)
+
+    def _plain(self, term: Term) -> Term:
+        """A number without counts that are always the same."""
+        parts: list[tuple[Any, Term]] = []
+        for monomial, c in term:
+            one = frozenset({(monomial, Fraction(1))})
+            op = self.by_term.get(one, -1)
+            if op >= 0 and self.ops[op].kind == "SelectorWidth" and len(self.values(op)) == 1:
+                one = self.terms.constant(self.values(op)[0])
+            parts.append((c, one))
+        return combined(*parts)
 
     def _ranks(self, term: Term) -> bool:
         """Whether counts add up to the rank in a strict order of values, where equal ones go by position."""

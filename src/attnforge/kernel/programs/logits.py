@@ -115,12 +115,20 @@ class Logits:
         ):
             raise NotProved("logits may overflow")
 
-    def rounding(self, reach: int) -> arb:
-        """What rounding does to a logit whose products add up to `reach` units in size."""
+    def rounding(self, row: int, chosen: Sequence[int] | None = None) -> arb:
+        """What rounding does to the logits of a query and some keys, or all."""
         if self.exact:
             return ZERO
-        most = self.real(reach + max(self.moved_query, default=0) + max(self.moved_key, default=0))
+        sizes, moved = self.sizes[row], self.moved_query
+        keys = range(len(sizes)) if chosen is None else chosen
+        most = self.real(max(sizes[j] + moved[j] for j in keys) + self.moved_key[row])
         return self.machine.gamma(self.count) * most + (self.count + 1) * self.machine.tiny
+
+    def off(self, row: int, a: int, b: int) -> arb:
+        """How far the computed difference of two logits can be from the exact one."""
+        pair = zip(self.by_query, self.keys.at[a], self.keys.at[b], strict=True)
+        moved = sum(e * abs(x - y) for e, x, y in pair) + 2 * self.moved_key[row]
+        return size(self.real(moved) + self.rounding(row, [a]) + self.rounding(row, [b]))
 
     def real(self, x: int) -> arb:
         """A number of units as a number."""
@@ -153,15 +161,13 @@ class Logits:
         )
 
     def _less(self, row: int, high: int, low: int) -> arb:
-        return (self.real(high - low - 2 * self.moved_key[row]) - 2 * self.rounding(max(self.sizes[row]))).lower()
+        return (self.real(high - low - 2 * self.moved_key[row]) - 2 * self.rounding(row)).lower()
 
     def spread(self, row: int, chosen: Sequence[int]) -> arb:
         """How far computed logits of several keys can be apart."""
         logits, moved = self.at[row], self.moved_query
         apart = max(logits[j] + moved[j] for j in chosen) - min(logits[j] - moved[j] for j in chosen)
-        return size(
-            self.real(apart + 2 * self.moved_key[row]) + 2 * self.rounding(max(self.sizes[row][j] for j in chosen))
-        )
+        return size(self.real(apart + 2 * self.moved_key[row]) + 2 * self.rounding(row, chosen))
 
 
 def _product(a: list[list[int]], b: list[list[int]]) -> Any:

@@ -317,10 +317,11 @@ class Prover:
             tops.append(top)
             least = least.min(logits.lead(i, top, [j for j in range(len(row)) if j != top]))
         weight, dead = self._lost(least, len(keys.at) - 1, "a slot of a map")
-        most = largest(values.most())
+        peaks = values.most()
+        most = largest(peaks)
         read = ZERO if dead else 5 * weight * most + 2 * len(keys.at) * (1 + most) * self.machine.tiny
         out = through(self.machine, values, t["W_O"], head.columns, [read] * values.width, exact)
-        return self._compared(out, tops, words, q.ids), self._pads(head, most, len(keys.at))
+        return self._compared(out, tops, words, q.ids), self._pads(head, peaks, len(keys.at))
 
     def _compared(self, out: Output, tops: list[int], words: list[Column], ids: list[dict[int, int]]) -> list[arb]:
         """The largest differences between what is written, row by row, and what columns mean."""
@@ -370,20 +371,19 @@ class Prover:
             found.append((middle + moved + machine.gamma(q.width) * total + (q.width + 1) * machine.tiny).upper())
         return found
 
-    def _values(self, head: Head, nodes: list[int]) -> tuple[Rows, arb]:
-        """The values of tokens, and how large any value that is averaged is at most, padding's and slots' too."""
+    def _values(self, head: Head, nodes: list[int]) -> tuple[Rows, list[arb]]:
+        """The values of tokens, and how large coordinates of all that is averaged are, padding's and slots' too."""
         t, machine = head.tables, self.machine
         v = self._rows(t["W_V"], t["b_V"], nodes)
-        peaks = v.most()
-        for c, bias in enumerate(t["b_V"]):
+        peaks = []
+        for c, (own, bias) in enumerate(zip(v.most(), t["b_V"], strict=True)):
             reach = sum((size(arb(row[c])) * col.pad for row, col in zip(t["W_V"], self.state, strict=True)), ZERO)
             reach += size(arb(bias))
-            peaks.append(reach * (1 + machine.gamma(len(self.state) + 1)) + (len(self.state) + 2) * machine.tiny)
-        peaks += [size(arb(x)) for row in t["M_V"] for x in row]
-        most = largest(peaks)
-        if not most < machine.huge:
+            pad = reach * (1 + machine.gamma(len(self.state) + 1)) + (len(self.state) + 2) * machine.tiny
+            peaks.append(largest([own, pad, *(size(arb(row[c])) for row in t["M_V"])]))
+        if not largest(peaks) < machine.huge:
             raise NotProved("values may overflow")
-        return v, most
+        return v, peaks
 
     def _aggregate(self, head: Head, words: list[Column]) -> tuple[list[arb], list[arb]]:
         """K24: selected keys are ahead of all others, or the slots are, where nothing is selected."""
@@ -420,7 +420,8 @@ class Prover:
         longest = self.domain.length + count
         weight, dead = self._lost(least, longest, "a selected key")
         operand = op.children[1]
-        v, most = self._values(head, [operand])
+        v, peaks = self._values(head, [operand])
+        most = largest(peaks)
         tiny = ZERO if dead else 2 * longest * (1 + most) * self.machine.tiny
         gamma, u = self.machine.gamma, self.machine.u
         if single:
@@ -449,7 +450,7 @@ class Prover:
             for n, word in enumerate(words):
                 off = [abs(row[n] - self._default(word)) for row in sunk.at]
                 errors[n] = largest([errors[n], size(arb(max(off))) + sunk.error[n]])
-        return errors, self._pads(head, most, longest)
+        return errors, self._pads(head, peaks, longest)
 
     def _hit(self, parts: list[int], query: dict[int, int], key: dict[int, int]) -> bool | None:
         found = [self.facts.selected(part, query, key) for part in parts]
@@ -460,7 +461,7 @@ class Prover:
         if not pad > arb.neg_inf():
             return arb.pos_inf()
         low = min(logits.at[row][j] - logits.moved_query[j] for j in chosen) - logits.moved_key[row]
-        return (logits.real(low) - logits.rounding(max(logits.sizes[row])) - pad).lower()
+        return (logits.real(low) - logits.rounding(row, chosen) - pad).lower()
 
     def _default(self, word: Column) -> fmpq:
         """What a column should be where nothing is selected."""
@@ -472,12 +473,16 @@ class Prover:
         number = fmpq(Fraction(value).numerator, Fraction(value).denominator)  # type: ignore[arg-type]
         return number * number if word.kind == "square" else number
 
-    def _pads(self, head: Head, most: arb, slots: int) -> list[arb]:
-        """How large what a head writes is at most, whatever its weights."""
+    def _pads(self, head: Head, peaks: list[arb], slots: int) -> list[arb]:
+        """How large what a head writes is at most, whatever its weights, of values up to `peaks`."""
         W, machine = head.tables["W_O"], self.machine
-        by = [sum((size(arb(row[c])) for row in W), ZERO) for c in head.columns]
-        slack = machine.gamma(2 * slots + 2 * len(W) + 8)
-        return [((x * most) * (1 + slack) + (4 * slots + 8) * (1 + most) * (1 + x) * machine.tiny).upper() for x in by]
+        slack, most = machine.gamma(2 * slots + 2 * len(W) + 8), largest(peaks)
+        found = []
+        for c in head.columns:
+            by = [size(arb(row[c])) for row in W]
+            reach, total = sum((x * y for x, y in zip(by, peaks, strict=True)), ZERO), sum(by, ZERO)
+            found.append((reach * (1 + slack) + (4 * slots + 8) * (1 + most) * (1 + total) * machine.tiny).upper())
+        return found
 
     def _count(self, head: Head, words: list[Column]) -> tuple[list[arb], list[arb]]:
         """K25: selected keys have a little weight each beside a sink that has the rest."""
@@ -497,13 +502,13 @@ class Prover:
             least = least.min(logits.lead(i, sink, misses)).min(self._over(logits, i, [sink], pads[i]))
             for j in (j for j, one in enumerate(asked) if one):
                 below = logits.real(logits.at[i][j] - logits.at[i][sink])
-                off = -(logits.lead(i, sink, [j]) + below)  # all that is taken off the exact difference
-                off = off.upper()
+                off = logits.off(i, j, sink)
                 low, high = low.min((below - off).lower()), high.max((below + off).upper())
         longest = self.domain.length + 1
         weight, dead = self._lost(least, longest, "the sink of a count")
         most = int(max(self.facts.values(head.op)))  # type: ignore[type-var, arg-type]
-        _, peak = self._values(head, [])
+        _, peaks = self._values(head, [])
+        peak = largest(peaks)
         if not high > arb.neg_inf():  # nothing is ever selected
             low = high = arb(-1)
         if not high < 0:
@@ -526,7 +531,7 @@ class Prover:
             lost = sum((size(arb(w)) for w in weights), ZERO) * (2 * weight + 4 * longest * machine.tiny) * (1 + peak)
             off = most * one + most * most_one * sizes * relative + rest * (1 + relative) + lost
             errors.append((off + affine_rounding(machine, weights, 0.0, reach + lost)).upper())
-        return errors, self._pads(head, peak, longest)
+        return errors, self._pads(head, peaks, longest)
 
     # ---- the output
 

@@ -21,8 +21,8 @@ Monomial = tuple[int, ...]
 Selection = frozenset[tuple[frozenset[int], int]]  # a polynomial of selects
 
 MOST = 4096  # monomials of a polynomial: disjunctions of twelve selects
-SAME = {"eq": 1, "leq": 1, "lt": 0}  # what comparing a value with itself gives
-OPPOSITE = {"ne": "eq", "gt": "leq", "geq": "lt"}
+SAME = {"eq": 1, "lt": 0, "gt": 0}  # what comparing a value with itself gives
+OPPOSITE = {"ne": "eq", "leq": "gt", "geq": "lt"}
 BITS = {*SAME, *OPPOSITE, "true", "false", "logical_and", "logical_or", "logical_not"}
 NUMBERS = {*BITS, "mul", "div", "mod", "pow"}  # operators that give numbers, or nothing
 KEPT = {"sub", "neg", "abs", "min", "max", "floordiv"}  # and those that give numbers for numbers
@@ -184,11 +184,11 @@ class Terms:
             name = self._compared(function)
         if name in ("true", "false"):
             return ALL if name == "true" else frozenset()
-        if name in OPPOSITE:
+        if name in OPPOSITE and not (name == "leq" and keys == queries == self.indices):
             turned = OPPOSITE[name]
             return _sum((1, ALL), (-1, self.select(Function(turned, turned, None), keys, queries)))
-        if name == "lt" and keys == queries == self.indices:
-            return _sum((1, self.leq), (-1, self.same))
+        if name in ("lt", "gt") and keys == queries == self.indices:
+            return _sum((1, self.leq), (-1, self.same)) if name == "lt" else _sum((1, ALL), (-1, self.leq))
         return self._leaf((name or function.key, keys, queries))
 
     def _compared(self, function: Function) -> str:
