@@ -99,30 +99,31 @@ class Logits:
         self.moved_key = [
             sum((q + e) * f for q, e, f in zip(row, self.by_query, self.by_key, strict=True)) for row in sizes[0]
         ]
-        used = [
-            c for c in range(queries.width) if any(row[c] for row in queries.at) and any(row[c] for row in keys.at)
-        ]
-        loose = any(self.by_query) or any(self.by_key) or not (queries.sure and keys.sure)
-        terms = [
-            gcd(*(row[c] for row in queries.at)) * gcd(*(row[c] for row in keys.at)) for c in used
-        ]  # every product of a coordinate is a multiple of this
-        reach = max((max(row, default=0) for row in self.sizes), default=0)
-        self.exact = not loose and exact_sums(dtype, terms, reach, self.scale)
-        self.count = queries.width if loose else max(len(used), 1)
+        asked = [gcd(*(row[c] for row in queries.at)) for c in range(queries.width)]
+        sure = queries.sure and keys.sure and not any(self.by_key)
+        reach = [max((row[j] for row in self.sizes), default=0) for j in range(len(keys.at))]
+        self.exact: list[bool] = []
+        self.counts: list[int] = []
+        for key, moved, most in zip(keys.at, self.moved_query, reach, strict=True):
+            terms = [g * abs(x) for g, x in zip(asked, key, strict=True) if g and x]  # products are multiples of these
+            self.exact.append(sure and not moved and exact_sums(dtype, terms, most, self.scale))
+            self.counts.append(
+                sum((g or e) != 0 and (x or f) != 0
+                    for g, e, x, f in zip(asked, self.by_query, key, self.by_key, strict=True))
+            )  # fmt: skip
         self.apart: dict[int, list[int]] = {}
-        if not arb(reach + max(self.moved_query, default=0) + max(self.moved_key, default=0)) < machine.huge * arb(
-            fmpz(1) << self.scale
-        ):
+        top = max(reach, default=0) + max(self.moved_query, default=0) + max(self.moved_key, default=0)
+        if not self.real(top) < machine.huge:
             raise NotProved("logits may overflow")
 
     def rounding(self, row: int, chosen: Sequence[int] | None = None) -> arb:
         """What rounding does to the logits of a query and some keys, or all."""
-        if self.exact:
+        loose = [j for j in (range(len(self.exact)) if chosen is None else chosen) if not self.exact[j]]
+        if not loose:
             return ZERO
-        sizes, moved = self.sizes[row], self.moved_query
-        keys = range(len(sizes)) if chosen is None else chosen
-        most = self.real(max(sizes[j] + moved[j] for j in keys) + self.moved_key[row])
-        return self.machine.gamma(self.count) * most + (self.count + 1) * self.machine.tiny
+        sizes, moved, count = self.sizes[row], self.moved_query, max(self.counts[j] for j in loose)
+        most = self.real(max(sizes[j] + moved[j] for j in loose) + self.moved_key[row])
+        return self.machine.gamma(count) * most + (count + 1) * self.machine.tiny
 
     def off(self, row: int, a: int, b: int) -> arb:
         """How far the computed difference of two logits can be from the exact one."""
