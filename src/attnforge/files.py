@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +33,8 @@ networks.HOMES.update(
         "theorem-cells": "attnforge.theorems.partition",
     }
 )
+#: Who writes the derivation of a family that the kernel covers, and runs the kernel.
+PROVED = {"network": "attnforge.compiler.derivation", "program": "attnforge.rasp.network.derivation"}
 
 
 def load(path: str | Path) -> Any:
@@ -51,13 +54,9 @@ def check(path: str | Path) -> Any:
         return _conversions().check(path)
     found, net = networks.check(path), networks.load(path)
     stated = net.certificate
-    if net.family != "network" or found.bound is None or stated.bound is None:
+    if net.family not in PROVED or found.bound is None or stated.bound is None:
         return replace(found, remark=f"the kernel does not cover files of the family '{net.family}' yet")
-    from .compiler.compiled import CompiledNetwork
-    from .compiler.derivation import proved
-
-    assert isinstance(net, CompiledNetwork)
-    again = proved(net, found)
+    again = import_module(PROVED[net.family]).proved(net, found)
     if stated.proof != "kernel":
         return again
     if again.kernel is None or again.kernel > stated.bound:

@@ -195,7 +195,8 @@ class Certificate:
         if self.lemmas:
             lines.append(f"by {', '.join(self.lemmas)}")
         if self.kernel is not None:
-            again = f"the kernel proves {upper_text(self.kernel, 4)} from the stored numbers"
+            what = "it" if self.kind == "exact" else upper_text(self.kernel, 4)
+            again = f"the kernel proves {what} from the stored numbers"
             lines.append(again if self.proof == "kernel" else f"by the analysis; {again}")
         elif self.remark:
             lines.append(f"by the analysis alone: {self.remark}")

@@ -70,6 +70,7 @@ def compile(
     box: Sequences,
     *,
     dtype: torch.dtype | str = torch.float32,
+    proof: Proof = "analysis",
     progress: Callable[[str], None] | None = None,
 ) -> CompiledProgram: ...
 
@@ -100,16 +101,16 @@ def compile(
     >>> net.certificate.kind, net.bound <= 1e-3, net(torch.tensor([[0.5, 1.0]])).shape
     ('certified', True, torch.Size([1]))
     """
+    if proof not in ("analysis", "kernel"):
+        raise ArgumentError(f"proof must be 'analysis' or 'kernel', got {proof!r}")
     if not isinstance(box, (Box, tuple)):
         from ..rasp.domain import Sequences as Domain
 
         if isinstance(box, Domain):
             from ..rasp.network.pipeline import compile_program as compile_tokens
 
-            return compile_tokens(target, box, shipped(dtype), progress)
+            return compile_tokens(target, box, shipped(dtype), progress, proof)
     boxes = boxes_of(box)
-    if proof not in ("analysis", "kernel"):
-        raise ArgumentError(f"proof must be 'analysis' or 'kernel', got {proof!r}")
     tolerance, several = tolerance_of(eps, rtol, dtype), boxes if len(boxes) > 1 else ()
     net = compiled(ways(target, boxes), tolerance, several, progress)
     if proof == "kernel":

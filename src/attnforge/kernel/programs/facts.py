@@ -527,7 +527,7 @@ class Facts:
                     ((monomial, _),) = moving
                     one = frozenset({(monomial, Fraction(1))})
                     other = self.by_term.get(one, i)
-                    if self.permutes(one) or (other != i and self.distinct(other)):
+                    if self.permutes(one) or (other < i and self.distinct(other)):
                         return True
             if self.ops[i].kind == "Map":
                 self.values(i)

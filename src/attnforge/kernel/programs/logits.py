@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd
 from typing import Any
 
@@ -93,7 +94,6 @@ class Logits:
         self.scale = queries.scale + keys.scale
         self.at: list[list[int]] = _product(queries.at, keys.at)
         sizes = [[abs(x) for x in row] for row in queries.at], [[abs(x) for x in row] for row in keys.at]
-        self.sizes: list[list[int]] = _product(*sizes)
         self.by_query, self.by_key = queries.units(), keys.units()
         self.moved_query = [sum(e * k for e, k in zip(self.by_query, row, strict=True)) for row in sizes[1]]
         self.moved_key = [
@@ -101,7 +101,8 @@ class Logits:
         ]
         asked = [gcd(*(row[c] for row in queries.at)) for c in range(queries.width)]
         sure = queries.sure and keys.sure and not any(self.by_key)
-        reach = [max((row[j] for row in self.sizes), default=0) for j in range(len(keys.at))]
+        widest = [max((row[c] for row in sizes[0]), default=0) for c in range(queries.width)]
+        reach = [sum(w * k for w, k in zip(widest, key, strict=True)) for key in sizes[1]]  # or more
         self.exact: list[bool] = []
         self.counts: list[int] = []
         for key, moved, most in zip(keys.at, self.moved_query, reach, strict=True):
@@ -111,14 +112,22 @@ class Logits:
                 sum((g or e) != 0 and (x or f) != 0
                     for g, e, x, f in zip(asked, self.by_query, key, self.by_key, strict=True))
             )  # fmt: skip
+        self.loose = [j for j, one in enumerate(self.exact) if not one]
         self.apart: dict[int, list[int]] = {}
         top = max(reach, default=0) + max(self.moved_query, default=0) + max(self.moved_key, default=0)
         if not self.real(top) < machine.huge:
             raise NotProved("logits may overflow")
 
+    @cached_property
+    def sizes(self) -> list[list[int]]:
+        """Inner products of the sizes of coordinates."""
+        a, b = ([[abs(x) for x in row] for row in rows.at] for rows in (self.queries, self.keys))
+        found: list[list[int]] = _product(a, b)
+        return found
+
     def rounding(self, row: int, chosen: Sequence[int] | None = None) -> arb:
         """What rounding does to the logits of a query and some keys, or all."""
-        loose = [j for j in (range(len(self.exact)) if chosen is None else chosen) if not self.exact[j]]
+        loose = self.loose if chosen is None else [j for j in chosen if not self.exact[j]]
         if not loose:
             return ZERO
         sizes, moved, count = self.sizes[row], self.moved_query, max(self.counts[j] for j in loose)

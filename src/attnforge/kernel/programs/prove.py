@@ -401,9 +401,7 @@ class Prover:
         memory = list(range(tokens, tokens + count))
         least, spread = arb.pos_inf(), ZERO
         for i in range(len(q.at)):
-            asked = [self._hit(parts, q.ids[i], key) for key in k.ids]
-            hits = [j for j, one in enumerate(asked) if one]
-            misses = [j for j, one in enumerate(asked) if one is False]
+            hits, misses = self._hits(parts, q.ids[i], k)
             if hits:
                 others = misses + memory
                 least = least.min(
@@ -452,9 +450,18 @@ class Prover:
                 errors[n] = largest([errors[n], size(arb(max(off))) + sunk.error[n]])
         return errors, self._pads(head, peaks, longest)
 
-    def _hit(self, parts: list[int], query: dict[int, int], key: dict[int, int]) -> bool | None:
-        found = [self.facts.selected(part, query, key) for part in parts]
-        return None if any(one is None for one in found) else all(found)
+    def _hits(self, parts: list[int], query: dict[int, int], keys: Rows) -> tuple[list[int], list[int]]:
+        """The keys that a query selects, and those that it does not; the others never stand in one sequence with it."""
+        found: list[bool | None] = [True] * len(keys.ids)
+        for part in parts:
+            op = self.facts.ops[part]
+            if op.kind == "Select":
+                row = self.facts.truth(part)[query[op.children[1]]]
+                here = [row[key[op.children[0]]] for key in keys.ids]
+            else:
+                here = [self.facts.selected(part, query, key) for key in keys.ids]
+            found = [None if a is None or b is None else a and b for a, b in zip(found, here, strict=True)]
+        return [j for j, one in enumerate(found) if one], [j for j, one in enumerate(found) if one is False]
 
     def _over(self, logits: Logits, row: int, chosen: Sequence[int], pad: arb) -> arb:
         """How far chosen keys are ahead of padding."""
@@ -497,10 +504,9 @@ class Prover:
         pads, sink = self._padding(head, q), len(k.at)
         least, low, high = arb.pos_inf(), arb.pos_inf(), arb.neg_inf()
         for i in range(len(q.at)):
-            asked = [self._hit(parts, q.ids[i], key) for key in k.ids]
-            misses = [j for j, one in enumerate(asked) if one is False]
+            hits, misses = self._hits(parts, q.ids[i], k)
             least = least.min(logits.lead(i, sink, misses)).min(self._over(logits, i, [sink], pads[i]))
-            for j in (j for j, one in enumerate(asked) if one):
+            for j in hits:
                 below = logits.real(logits.at[i][j] - logits.at[i][sink])
                 off = logits.off(i, j, sink)
                 low, high = low.min((below - off).lower()), high.max((below + off).upper())

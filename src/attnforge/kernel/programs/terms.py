@@ -212,20 +212,26 @@ class Terms:
         (same, _), *_ = self.same
         parts = []
         for monomial, c in selection:
-            if same <= monomial:
-                own = self.constant(1)
-                for leaf in monomial - same:
-                    _, key, *sides = self.keys[leaf]
-                    function = Function(key, key, None) if isinstance(key, str) else Function(key, "", dict(key))
-                    self.asked.add((base(function), *sides))
-                    own = self._product(own, self.map(function, sides))
-                parts.append((c, own))
-            else:
-                parts.append((c, self._atom(("width", monomial), True)))
+            here = same <= monomial
+            parts.append((c, self._own(monomial - same) if here else self._atom(("width", monomial), True)))
         return _added(*parts)
+
+    def _own(self, monomial: frozenset[int]) -> Term:
+        """1 where selects all select the own position, 0 elsewhere."""
+        own = self.constant(1)
+        for leaf in monomial:
+            _, key, *sides = self.keys[leaf]
+            function = Function(key, key, None) if isinstance(key, str) else Function(key, "", dict(key))
+            self.asked.add((base(function), *sides))
+            own = self._product(own, self.map(function, sides))
+        return own
 
     def aggregate(self, selection: Selection, operand: Term, default: Value) -> Term:
         """What is selected: linear in numbers, and the default where nothing is."""
+        if not isinstance(operand, int) and not is_number(default):  # which does not count where the own key is selected
+            own = _added(*((c, self._own(monomial)) for monomial, c in selection))
+            constant = next((c for monomial, c in operand if monomial == ()), 0)
+            default = constant if own == self.constant(1) else default
         if isinstance(operand, int) or not is_number(default):
             return self._atom(("aggregate", selection, operand, default), False)
         parts: list[tuple[Any, Term]] = []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from ...census import structural
+from ...certificates.certificate import Proof
 from ...dtypes import dtype_name, shipped
 from ...errors import AttnforgeError, DomainError, PrecisionError
 from ...progress import stages
@@ -17,6 +19,7 @@ from ..text import as_program
 from .assemble import assemble
 from .compiled import CompiledProgram
 from .data import tabulated
+from .derivation import proved
 from .facts import Facts
 from .normal import normal
 from .plan import make_plan
@@ -31,8 +34,11 @@ def compile_program(
     domain: Sequences,
     dtype: torch.dtype = torch.float32,
     progress: Callable[[str], None] | None = None,
+    proof: Proof = "analysis",
 ) -> CompiledProgram:
     """An attention-only network that computes a token program on every sequence of a domain, with the proof.
+
+    With `proof="kernel"` the kernel proves it too, from what a file of it holds (docs/kernel.md).
 
     >>> from attnforge import rasp
     >>> net = compile_program(rasp.library.reverse(), rasp.Sequences("abcd", max_length=10))
@@ -45,6 +51,8 @@ def compile_program(
             net = _built(given, domain, shipped(dtype), say)
             say("certify")
             net.attach(net.recertify())
+            if proof == "kernel":
+                _by_kernel(net)
         except HeadError as error:
             raise _unproved(given, domain, dtype, error) from error
         except RecursionError:
@@ -74,6 +82,16 @@ def _ask_all(facts: Facts) -> None:
     for node in facts.order:
         if isinstance(node, Select) and not isinstance(node.predicate, Operator):
             facts.table(node)
+
+
+def _by_kernel(net: CompiledProgram) -> None:
+    """Attach what the kernel proves; `PrecisionError` where that is nothing."""
+    found = proved(net, net.certificate)
+    if found.kernel is None:
+        raise PrecisionError(f"the kernel proves nothing of the program: {found.remark}; leave proof='kernel' out")
+    bound, chosen = max(found.kernel, found.bound or 0.0), net.derivation
+    net.attach(replace(found, bound=bound, proof="kernel"))
+    net.derivation = chosen
 
 
 def _unproved(program: SOp, domain: Sequences, dtype: torch.dtype, error: HeadError) -> PrecisionError:
