@@ -29,7 +29,7 @@ FLOAT32, FLOAT64 = MACHINES["float32"], MACHINES["float64"]
 
 def test_every_lemma_names_functions_that_exist() -> None:
     page = (ROOT / "docs" / "kernel.md").read_text("utf-8")
-    named = re.findall(r"`kernel\.(\w+)\.([\w.]+)`", page)
+    named = re.findall(r"`kernel\.((?:programs\.)?\w+)\.([\w.]+)`", page)
     assert len(named) > 15
     for module, path in named:
         found = importlib.import_module(f"attnforge.kernel.{module}")
@@ -38,7 +38,7 @@ def test_every_lemma_names_functions_that_exist() -> None:
     labels = re.findall(r"^\*\*(K\d+)\*\*", page, re.MULTILINE)
     assert labels == [f"K{i}" for i in range(1, len(labels) + 1)]
     cited = {
-        label for path in (ROOT / "src" / "attnforge" / "kernel").glob("*.py")
+        label for path in (ROOT / "src" / "attnforge" / "kernel").rglob("*.py")
         for label in re.findall(r"\bK\d+\b", path.read_text("utf-8"))
     }  # fmt: skip
     assert cited and cited <= set(labels)

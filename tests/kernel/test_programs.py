@@ -20,7 +20,7 @@ from attnforge.errors import CertificateError
 from attnforge.kernel.balls import working
 from attnforge.kernel.file import Saved, parse, read
 from attnforge.kernel.programs.facts import Facts
-from attnforge.kernel.programs.language import Domain, read_ops, reached
+from attnforge.kernel.programs.language import Domain, reached, read_ops
 from attnforge.kernel.programs.logits import Logits, exact_sums, rows_of
 from attnforge.kernel.programs.terms import Terms
 from attnforge.kernel.prove import prove
@@ -120,7 +120,8 @@ def test_changed_numbers_are_refused_or_change_nothing(name: str, compiled: Any)
                 continue
             kept += 1
             assert wrong(again(net, mutant), PROGRAMS[name]) <= found.bound
-    assert refused > 20 and refused > kept / 4
+    full = sum(bool(t.numbers) for t in saved.tensors.values())  # each had a NaN; a bound may cover all else
+    assert refused >= (full if net.outputs is None else 2 * full) and kept
 
 
 def test_changed_headers_are_refused_or_change_nothing(compiled: Any) -> None:
@@ -217,8 +218,9 @@ SAME = [
      selector_width(select(indices, indices, "<") | select(tokens, "a"))),
     (selector_width(select(tokens, tokens) & select(indices, indices, "<")),
      selector_width(select(tokens, tokens) & select(indices, indices, "<=")) - 1),
-    (selector_width(select(indices, indices, ">")), length - indices * 0 - selector_width(select(indices, indices, "<="))),
-    (aggregate(select(indices, indices, "<="), indices) * 2, aggregate(select(indices, indices, "<="), indices + indices)),
+    (selector_width(select(indices, indices, ">")), length - selector_width(select(indices, indices, "<="))),
+    (aggregate(select(indices, indices, "<="), indices) * 2,
+     aggregate(select(indices, indices, "<="), indices + indices)),
 ]  # fmt: skip
 
 
@@ -310,8 +312,8 @@ def test_leads_cover_computed_logits(size: float) -> None:
                 q, k = (torch.randn(n, 3, generator=generator, dtype=dtype) * 2**6 for n in (4, 5))
                 moves = [(2 * torch.rand(x.shape, generator=generator, dtype=torch.float64) - 1) * size for x in (q, k)]
                 errors = [[arb(size) + MACHINES[name].u * 2**10] * 3] * 2
-                rows = [rows_of([[fmpq(*x.as_integer_ratio()) for x in row] for row in t.double().tolist()], e, [{}] * 5)
-                        for t, e in zip((q, k), errors, strict=True)]  # fmt: skip
+                exact = [[[fmpq(*x.as_integer_ratio()) for x in row] for row in t.double().tolist()] for t in (q, k)]
+                rows = [rows_of(t, e, [{}] * 5) for t, e in zip(exact, errors, strict=True)]
                 logits = Logits(MACHINES[name], name, rows[0], rows[1])
                 seen = (q.double() + moves[0]).to(dtype) @ (k.double() + moves[1]).to(dtype).T
                 for i, j in itertools.product(range(4), range(5)):
@@ -319,8 +321,8 @@ def test_leads_cover_computed_logits(size: float) -> None:
                     least = float(seen[i, j] - seen[i, others].max())
                     assert logits.lead(i, j, others) <= arb(least) + abs(least) * 2 * MACHINES[name].u
                     apart = Fraction(float(seen[i, j])) - Fraction(float(seen[i, 0]))
-                    exact = logits.real(logits.at[i][j] - logits.at[i][0])
-                    assert abs(arb(fmpq(apart.numerator, apart.denominator)) - exact) <= logits.off(i, j, 0)
+                    real = logits.real(logits.at[i][j] - logits.at[i][0])
+                    assert abs(arb(fmpq(apart.numerator, apart.denominator)) - real) <= logits.off(i, j, 0)
 
 
 def test_sums_on_a_grid_are_not_rounded() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..balls import NotProved
 from .language import Domain, Op, Undefined, Value, hit, in_order, is_number
-from .terms import ALL, Term, Terms, base
+from .terms import ALL, Term, Terms, base, combined
 
 VALUES = 1 << 16  # of one op
 COMBINATIONS = 1 << 20  # of values at one position: seconds
@@ -418,7 +418,7 @@ class Facts:
                 return False
             values = self.values(operand)
             if not all(map(is_number, values)) and self.term[i] not in self.given:
-                raise NotProved("the rewritten program aggregates values that are not numbers, and the program does not")
+                raise NotProved("the rewritten program aggregates what is no number, and the program does not")
             if sum(map(is_number, values)) < 2 or self._ranked(i):
                 return False
             queries, keys = self.sides(selector)
@@ -540,15 +540,6 @@ class Facts:
             return False
 
         return bool(self.remembered("distinct", i, ask))
-
-
-def combined(*parts: tuple[Any, Term]) -> Term:
-    """A linear combination of numbers."""
-    total: dict[Any, Fraction] = {}
-    for by, term in parts:
-        for monomial, c in term:
-            total[monomial] = total.get(monomial, Fraction(0)) + by * c
-    return frozenset((monomial, c) for monomial, c in total.items() if c)
 
 
 def _ordered(table: list[list[bool | None]]) -> bool:

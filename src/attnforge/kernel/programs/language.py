@@ -1,8 +1,8 @@
 """Token programs out of a file: ops in a numbered list, functions as names of operators or as finite tables.
 
-Values are None, whole numbers, other numbers as `Fraction`, texts, and tuples of values. A function that cannot be asked
-for some values, or gives none of these, makes the program undefined on every sequence in which they meet: no claim is
-made of such sequences.
+Values are None, whole numbers, other numbers as `Fraction`, texts, and tuples of values. A function that cannot be
+asked for some values, or gives none of these, makes the program undefined on every sequence in which they meet: no
+claim is made of such sequences.
 """
 
 from __future__ import annotations

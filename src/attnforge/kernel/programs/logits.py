@@ -200,10 +200,10 @@ def through(machine: Machine, values: Rows, W: Sequence[Sequence[float]], column
             read: Sequence[arb], exact: Any) -> Output:  # fmt: skip
     """Values times W, where each value was read up to `read` (in place of its own error)."""
     by = [[exact(row[c]) for c in columns] for row in W]
-    at = [
-        [sum((values.number(i, r) * by[r][n] for r in range(len(by)) if by[r][n]), fmpq(0)) for n in range(len(columns))]
-        for i in range(len(values.at))
-    ]
+    at = []
+    for i in range(len(values.at)):
+        own = [values.number(i, r) for r in range(len(by))]
+        at.append([sum((x * w[n] for x, w in zip(own, by, strict=True) if w[n]), fmpq(0)) for n in range(len(columns))])
     peak = [m - e + r for m, e, r in zip(values.most(), values.error, read, strict=True)]
     error, most = [], []
     for n, c in enumerate(columns):

@@ -214,7 +214,8 @@ class Prover:
         for head in heads:
             self.used.append(head.kind)
             words = [after[c] for c in head.columns]
-            errors, pads = {"map": self._map, "aggregate": self._aggregate, "count": self._count}[head.kind](head, words)
+            rule = {"map": self._map, "aggregate": self._aggregate, "count": self._count}[head.kind]
+            errors, pads = rule(head, words)
             for c, word, error, pad in zip(head.columns, words, errors, pads, strict=True):
                 found[c] = self._kept(word, error, pad)
         return [column for column in found if column is not None]
@@ -358,7 +359,8 @@ class Prover:
         for c in range(q.width):
             moved = sum((size(arb(row[c])) * col.pad for row, col in zip(t["W_K"], self.state, strict=True)), ZERO)
             total = moved + size(arb(bias[c]))
-            reach.append((moved + machine.gamma(len(self.state) + 1) * total + (len(self.state) + 2) * machine.tiny).upper())
+            rounding = machine.gamma(len(self.state) + 1) * total + (len(self.state) + 2) * machine.tiny
+            reach.append((moved + rounding).upper())
         found = []
         for i in range(len(q.at)):
             at = [q.number(i, c) for c in range(q.width)]

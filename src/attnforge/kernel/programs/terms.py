@@ -127,23 +127,23 @@ class Terms:
         polynomials = not any(isinstance(term, int) for term in given)
         if name in OPPOSITE:
             turned = OPPOSITE[name]
-            return self._bit(_added((1, self.constant(1)), (-1, self.map(Function(turned, turned, None), given))))
+            return self._bit(combined((1, self.constant(1)), (-1, self.map(Function(turned, turned, None), given))))
         if name in SAME and given[0] == given[1]:
             return self.constant(SAME[name])
         if name in ("add", "sub", "neg") and polynomials:
             signs = {"add": (1, 1), "sub": (1, -1), "neg": (-1,)}[name]
-            return _added(*zip(signs, given, strict=True))
+            return combined(*zip(signs, given, strict=True))
         if name in ("mul", "div") and polynomials:
             for scale, term in ((values[1], given[0]), (values[0], given[1])):
                 if scale is not None and (name == "mul" or (scale is values[1] and scale[0] != 0)):
                     by = Fraction(scale[0])  # type: ignore[arg-type]
-                    return _added((by if name == "mul" else 1 / by, term))
+                    return combined((by if name == "mul" else 1 / by, term))
         # a truth value may be a sum of atoms that are not: products are worked out of single ones alone
         if name.startswith("logical_") and all(map(self._is_bit, given)) and all(map(self._plain, given)):
             if name == "logical_not":
-                return self._bit(_added((1, self.constant(1)), (-1, given[0])))
+                return self._bit(combined((1, self.constant(1)), (-1, given[0])))
             both = self._product(given[0], given[1])
-            either = _added((1, given[0]), (1, given[1]), (-1, both))
+            either = combined((1, given[0]), (1, given[1]), (-1, both))
             return self._bit(both if name == "logical_and" else either)
         results = list(function.table.values()) if function.table is not None else None
         bit = name in BITS or (results is not None and all(v in (0, 1) and is_number(v) for v in results))
@@ -214,7 +214,7 @@ class Terms:
         for monomial, c in selection:
             here = same <= monomial
             parts.append((c, self._own(monomial - same) if here else self._atom(("width", monomial), True)))
-        return _added(*parts)
+        return combined(*parts)
 
     def _own(self, monomial: frozenset[int]) -> Term:
         """1 where selects all select the own position, 0 elsewhere."""
@@ -228,8 +228,8 @@ class Terms:
 
     def aggregate(self, selection: Selection, operand: Term, default: Value) -> Term:
         """What is selected: linear in numbers, and the default where nothing is."""
-        if not isinstance(operand, int) and not is_number(default):  # which does not count where the own key is selected
-            own = _added(*((c, self._own(monomial)) for monomial, c in selection))
+        if not isinstance(operand, int) and not is_number(default):  # it does not count where the own key is selected
+            own = combined(*((c, self._own(monomial)) for monomial, c in selection))
             constant = next((c for monomial, c in operand if monomial == ()), 0)
             default = constant if own == self.constant(1) else default
         if isinstance(operand, int) or not is_number(default):
@@ -244,7 +244,7 @@ class Terms:
         empty = Fraction(default) - constant  # type: ignore[arg-type]
         if empty:
             parts.append((empty, self._atom(("nothing", selection), True, bit=True)))
-        return _added(*parts, (constant, self.constant(1)))
+        return combined(*parts, (constant, self.constant(1)))
 
 
 def base(function: Function) -> object:
@@ -252,7 +252,8 @@ def base(function: Function) -> object:
     return OPPOSITE.get(function.name, function.key) if function.name else function.key
 
 
-def _added(*parts: tuple[Any, Term]) -> Term:
+def combined(*parts: tuple[Any, Term]) -> Term:
+    """A linear combination of numbers."""
     total: dict[Monomial, Fraction] = {}
     for by, term in parts:
         for monomial, c in term:
