@@ -34,7 +34,24 @@ networks.HOMES.update(
     }
 )
 #: Who writes the derivation of a family that the kernel covers, and runs the kernel.
-PROVED = {"network": "attnforge.compiler.derivation", "program": "attnforge.rasp.network.derivation"}
+PROVED = {
+    "network": "attnforge.compiler.derivation", "program": "attnforge.rasp.network.derivation",
+    **dict.fromkeys(("anchor", "gate", "product", "token"), "attnforge.compiler.alone"),
+}  # fmt: skip
+
+#: Why it does not cover the others.
+BEYOND = {
+    "norm": "a norm on its own adds its rows up in two stages",
+    "fast": "one exponential per element is read by polynomials, and no softmax is computed",
+    "chain": "heads follow each other without affine maps between them",
+    "plain": "memory slots are tokens there; the network that was exported can be proved",
+    **dict.fromkeys(
+        ("blackbox-grid", "blackbox-table", "blackbox-ridge"), "their target is known by samples and by its steepness"
+    ),
+    **dict.fromkeys(
+        ("theorem-ramp", "theorem-universal", "theorem-cells"), "their target is known by samples and by its steepness"
+    ),
+}
 
 
 def load(path: str | Path) -> Any:
@@ -55,7 +72,8 @@ def check(path: str | Path) -> Any:
     found, net = networks.check(path), networks.load(path)
     stated = net.certificate
     if net.family not in PROVED or found.bound is None or stated.bound is None:
-        return replace(found, remark=f"the kernel does not cover files of the family '{net.family}' yet")
+        why = BEYOND.get(net.family, "there is nothing to prove" if net.family in PROVED else "it has no rule for them")
+        return replace(found, remark=f"the kernel does not cover files of the family '{net.family}': {why}")
     again = import_module(PROVED[net.family]).proved(net, found)
     if stated.proof != "kernel":
         return again

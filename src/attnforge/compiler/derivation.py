@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..certificates.certificate import Certificate
+from ..certificates.proof import settled
 from ..dtypes import Array
-from ..errors import CertificateError
 from ..functions.piecewise import clipped
 from ..heads.anchor.site import AnchorSite
 from ..heads.gate.site import GateSite
 from ..heads.norm.site import NormSite
 from ..heads.product.site import ProductSite
 from ..heads.rule import first_cells
+from ..heads.self_head import SelfSpec
 from ..heads.site import Site
 from ..heads.stored import StoredHeads
-from ..kernel.balls import NotProved, up, working
-from ..kernel.file import Saved, parse
-from ..kernel.prove import Prover, prove
+from ..kernel.balls import up, working
+from ..kernel.file import Saved
+from ..kernel.prove import Prover
 from ..kernel.scalar import Cell, Table, cell_error
 from ..kernel.values import MOST_SYMBOLS, Blind, values
 from ..programs.ops import Apply
@@ -46,25 +46,13 @@ SLOW, PATIENCE = 0.99, 500  # splitting ends when so many more parts do not lowe
 
 
 def proved(net: CompiledNetwork, certificate: Certificate) -> Certificate:
-    """A network's certificate after the kernel has been run on what `save` writes of it.
+    """A network's certificate after the kernel has been run on what `save` writes of it."""
 
-    The network keeps the derivation. Where the kernel proves the bound, that is what the bound comes from; where it
-    refuses a derivation that was made here, the remark says why, and the bound is the analysis's alone.
-    """
-    bound = certificate.bound
-    assert bound is not None
-    try:
-        saved = parse(net.written())
-        chosen = net.derivation if net.derivation is not None else derive(net, saved, bound)
-        if chosen["scopes"] != structure(net, tables=False)["scopes"]:
-            raise CertificateError("the derivation of the file has other scopes than its heads")
-        found = prove(saved, chosen)
-    except CertificateError as error:
-        if net.derivation is not None and not isinstance(error, NotProved):
-            raise  # the file's own choices do not fit it
-        return replace(certificate, proof="analysis", kernel=None, remark=str(error))
-    net.derivation = chosen
-    return replace(certificate, proof="kernel" if found.bound <= bound else "analysis", kernel=found.bound, remark="")
+    def wrong(chosen: dict[str, Any]) -> str:
+        same = chosen["scopes"] == structure(net, tables=False)["scopes"]
+        return "" if same else "the derivation of the file has other scopes than its heads"
+
+    return settled(net, certificate, lambda saved, bound: derive(net, saved, bound), wrong)
 
 
 def structure(net: CompiledNetwork, tables: bool = True) -> dict[str, Any]:
@@ -122,13 +110,12 @@ def _edges(net: CompiledNetwork, site: Site, heads: StoredHeads) -> tuple[float,
         # 0 is an edge: next to a removable singularity a quotient has a series around the middle of a cell, not closer
         inner = np.append(np.array(site.edges)[:: max(1, (len(site.edges) - 1) // wanted)], 0.0)
     else:
-        inner = np.concatenate([np.linspace(low, high, SMOOTH_CELLS + 1), *_crossings(heads)])
+        inner = np.concatenate([np.linspace(low, high, SMOOTH_CELLS + 1), *crossings(heads.self_spec())])
     return tuple(first_cells(target, low, high, inner[(inner > low) & (inner < high)]).tolist())
 
 
-def _crossings(heads: StoredHeads) -> list[Array]:
+def crossings(spec: SelfSpec) -> list[Array]:
     """Edges around the places where two logits of a gate cross."""
-    spec = heads.self_spec()
     keys = np.concatenate([spec.b_K[:, None], spec.M_K], 1)
     slope = np.einsum("hk,hsk->hs", spec.W_Q[:, 0], keys)
     offset = np.einsum("hk,hsk->hs", spec.b_Q, keys)
@@ -149,6 +136,11 @@ def derive(net: CompiledNetwork, saved: Saved, goal: float, effort: int | None =
         numbers = sum(op.width for op in net.program.ops) * net.program.tokens
         effort = max(FEWEST, min(EFFORT, WORK // (numbers * (1 + min(net.program.box.dim, MOST_SYMBOLS)))))
     reach = {site.op: max(map(abs, site.intervals[0])) for site in net.layout.sites if isinstance(site, ProductSite)}
+    return finished(saved, chosen, goal, effort, reach)
+
+
+def finished(saved: Saved, chosen: dict[str, Any], goal: float, effort: int, reach: dict[int, float]) -> dict[str, Any]:
+    """Choices with finer edges where these help, and a tree; `reach` is how large what products are scaled by is."""
     with working():
         prover = Prover.of(saved, chosen)
         refined = _refined(prover, reach)

@@ -12,6 +12,8 @@ on the box, in ball arithmetic. It shares with the rest of the package the file 
     scalar.py       the one lemma of heads that read one scalar: anchors, gates, squares, products
     tokens.py       heads over tokens and channels: attention, mixing, maxima, softmax, norms
     values.py       ranges of all values of the program on a part of the box
+    heads.py        heads on their own as networks of one operation
+    programs/       token programs, a part of its own
     prove.py        errors from layer to layer, the split tree of the box, the bound
 """
 

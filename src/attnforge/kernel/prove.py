@@ -20,6 +20,7 @@ from .balls import ZERO, NotProved, down, largest, size, up, working
 from .derivation import Derivation, Place
 from .file import Saved, outward
 from .functions import Function, function
+from .heads import FAMILIES, Scopes, alone
 from .layers import Errors, Layer, constants_of, layer_of
 from .program import Column, Form, Program, exact
 from .programs.prove import prove_program
@@ -82,23 +83,30 @@ class Prover:
     @classmethod
     def of(cls, saved: Saved, chosen: Any = None) -> Prover:
         """Read a file for a proof, strictly."""
-        header = saved.header
-        if header.get("family") != "network":
+        header, tensors = saved.header, dict(saved.tensors)
+        scopes: Scopes | None = None
+        if header.get("family") in FAMILIES:
+            head = alone(saved)
+            program, tensors, scopes, dtype = head.program, head.tensors, head.scopes, head.dtype
+        elif header.get("family") == "network":
+            config = header.get("config")
+            if not isinstance(config, dict) or not isinstance(config.get("dtype"), str):
+                raise CertificateError("the file does not describe a network")
+            program, dtype = programs.read(config), config["dtype"]
+        else:
             raise NotProved(f"the kernel does not cover files of the family {header.get('family')!r} yet")
-        config = header.get("config")
-        if not isinstance(config, dict) or not isinstance(config.get("dtype"), str):
-            raise CertificateError("the file does not describe a network")
-        program, dtype = programs.read(config), config["dtype"]
-        if dtype not in MACHINES or any(tensor.dtype != dtype for tensor in saved.tensors.values()):
+        if dtype not in MACHINES or any(tensor.dtype != dtype for tensor in tensors.values()):
             raise NotProved(f"the kernel speaks of networks stored and run in float32 or float64, not {dtype!r}")
         given = header.get("derivation") if chosen is None else chosen
         if given is None:
             raise CertificateError("the file holds no derivation, and none was given")
         derivation = choices.read(given, program)
-        for name, tensor in saved.tensors.items():
+        if scopes is not None and derivation.scopes != scopes:
+            raise CertificateError("the derivation has other scopes than the head")
+        for name, tensor in tensors.items():
             if not all(map(math.isfinite, tensor.numbers)):
                 raise CertificateError(f"no bound holds for weights that are not finite: {name}")
-        left = dict(saved.tensors)
+        left = dict(tensors)
         constants = constants_of(program, left.pop("constants", None))
         first = tuple(
             (i, c) for i, op in enumerate(program.ops) if op.word in ("input", "constant") for c in range(op.width)
@@ -106,8 +114,8 @@ class Prover:
         layers = []
         for number, after in enumerate(derivation.states):
             places = tuple(place for place in derivation.places if place.layer == number)
-            scopes = derivation.scopes[number] if number < len(derivation.scopes) else ()
-            layers.append(layer_of(left, number, first, after, scopes, places))
+            seen = derivation.scopes[number] if number < len(derivation.scopes) else ()
+            layers.append(layer_of(left, number, first, after, seen, places))
             first = after
         if left:
             raise CertificateError(f"the derivation says nothing of the tensors {', '.join(sorted(left)[:4])}")

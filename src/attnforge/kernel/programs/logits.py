@@ -56,7 +56,9 @@ def units(error: arb, scale: int) -> int:
     """An upper bound in units of 2^-scale."""
     if not error.is_finite():
         raise NotProved("an error of a column is not known")
-    return int((error.upper() * arb(fmpz(1) << scale)).upper().ceil().upper().unique_fmpz())
+    found = (error.upper() * arb(fmpz(1) << scale)).upper().ceil().upper().unique_fmpz()
+    assert found is not None
+    return int(found)
 
 
 def rows_of(numbers: Sequence[Sequence[fmpq]], error: Sequence[arb], ids: list[dict[int, int]]) -> Rows:

@@ -280,7 +280,7 @@ class Prover:
         if moved == 0 and all(int(x.q) & (int(x.q) - 1) == 0 for x in terms):
             scale = max((int(x.q).bit_length() - 1 for x in terms), default=0)
             units = [int(x * (1 << scale)) for x in terms]
-            if exact_sums(self.dtype, units, math.ceil(reach * (1 << scale)), scale):
+            if exact_sums(self.dtype, units, int((reach * (1 << scale)).ceil()), scale):
                 return ZERO
         return moved + affine_rounding(self.machine, weights, bias, most)
 

@@ -6,14 +6,10 @@ and which value each logit stands for.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ...certificates.certificate import Certificate
-from ...errors import CertificateError
-from ...kernel.balls import NotProved
-from ...kernel.file import parse
-from ...kernel.prove import prove
+from ...certificates.proof import settled
 from ..language import Map, Node, Select, indices, tokens, walk
 from .compiled import CompiledProgram
 from .data import op_json, value_json
@@ -23,23 +19,14 @@ from .normal import Packed, pack
 
 
 def proved(net: CompiledProgram, certificate: Certificate) -> Certificate:
-    """A program's certificate after the kernel has been run on what `save` writes of it.
+    """A program's certificate after the kernel has been run on what `save` writes of it."""
+    words = derive(net)
 
-    The network keeps the derivation. Where the kernel refuses one that was made here, the remark says why.
-    """
-    bound = certificate.bound
-    assert bound is not None
-    chosen = derive(net)
-    try:
-        if net.derivation is not None and net.derivation.get("outputs") != chosen["outputs"]:
-            raise CertificateError("the derivation of the file names other outputs than its network puts out")
-        found = prove(parse(net.written()), net.derivation or chosen)
-    except CertificateError as error:
-        if net.derivation is not None and not isinstance(error, NotProved):
-            raise  # the file's own words do not fit it
-        return replace(certificate, proof="analysis", kernel=None, remark=str(error))
-    net.derivation = net.derivation or chosen
-    return replace(certificate, proof="kernel" if found.bound <= bound else "analysis", kernel=found.bound, remark="")
+    def wrong(chosen: dict[str, Any]) -> str:
+        same = chosen["outputs"] == words["outputs"]
+        return "" if same else "the derivation of the file names other outputs than its network puts out"
+
+    return settled(net, certificate, lambda saved, bound: words, wrong)
 
 
 def derive(net: CompiledProgram) -> dict[str, Any]:
