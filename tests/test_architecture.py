@@ -39,6 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("blackbox",),
     ("report",),
     ("conversion", "export"),
+    ("groundtruth",),
     ("files",),
     ("lab",),
     ("demo",),

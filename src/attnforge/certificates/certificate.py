@@ -234,8 +234,13 @@ def upper_text(value: float | None, digits: int = 3) -> str:
 
 def weights_hash(module: torch.nn.Module) -> str:
     """A hash of every parameter and buffer of a module: names, dtypes, shapes and bytes."""
+    return hashed(module.state_dict())
+
+
+def hashed(tensors: Mapping[str, torch.Tensor]) -> str:
+    """A hash of tensors: names, dtypes, shapes and bytes, in the order of the names."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")

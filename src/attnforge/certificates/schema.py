@@ -4,6 +4,7 @@ A form is written like the JSON it describes:
 
     str, bool, float         a text, true or false, a finite number
     Whole(least, most)       a whole number
+    Word("a", "b")           one of these texts
     None                     null
     [form]                   a list of any length;  (form, form): a list of exactly so many
     {"key": form}            an object; keys that end with ? may be missing, keys that are not named are left alone
@@ -43,6 +44,13 @@ class Either(tuple[Any, ...]):
 
     def __new__(cls, *forms: Any) -> Either:
         return super().__new__(cls, forms)
+
+
+class Word(tuple[str, ...]):
+    """One of several texts."""
+
+    def __new__(cls, *words: str) -> Word:
+        return super().__new__(cls, words)
 
 
 PAIR = (float, float)
@@ -109,7 +117,7 @@ def _problem(value: object, form: Any, name: str) -> str | None:
             found_here = _problem(value[plain], inner, f"{name}.{plain}") if plain in value else None
             if found_here is not None:
                 return found_here
-    if isinstance(form, (list, tuple)):
+    if isinstance(form, (list, tuple)) and not isinstance(form, Word):
         assert isinstance(value, list)
         forms = form if isinstance(form, tuple) else form * len(value)
         for i, (each, inner) in enumerate(zip(value, forms, strict=True)):
@@ -123,6 +131,8 @@ def _wanted(value: object, form: Any) -> str | None:
     """What a value must be, if it is not, by its type alone."""
     if isinstance(form, Whole):
         return None if is_whole(value, form.least, form.most) else f"a whole number from {form.least} to {form.most}"
+    if isinstance(form, Word):
+        return None if isinstance(value, str) and value in form else f"one of {', '.join(form)}"
     if isinstance(form, tuple):
         return None if isinstance(value, list) and len(value) == len(form) else f"a list of {len(form)}"
     if isinstance(form, (list, dict)):
