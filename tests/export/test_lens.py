@@ -125,8 +125,7 @@ def test_files_hold_model_and_ground_truth(lens: Lens, tmp_path: Path) -> None:
 def test_a_broken_weight_is_found() -> None:  # that whole ones are verified, docs/export.md shows
     net = af.compile("x*y", BOX, 1e-3)
     lens = to_lens(net, verify=False)
-    with torch.no_grad():
-        lens.model.blocks[0].attn.W_O *= 1.01
+    lens.weights["blocks.0.attn.W_O"].mul_(1.01)
     with pytest.raises(af.CertificateError, match="lens DIFFERS"):
         verify(lens, net, points=64)
 
@@ -138,7 +137,7 @@ def test_an_affine_network_has_no_heads() -> None:
 
 @pytest.mark.parametrize(
     ("installed", "words"),
-    [(None, r"attnforge\[lens\]"), ("4.0.1", r"transformer-lens 4\.0\.1 .*no HookedTransformer: version 4 removed")],
+    [(None, r"attnforge\[lens\]"), ("9.0.1", r"transformer-lens 9\.0\.1 .*neither TransformerBridge.boot_native nor")],
 )
 def test_without_the_right_package(installed: str | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = af.compile("x*y", BOX, 1e-3)

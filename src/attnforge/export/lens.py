@@ -1,8 +1,11 @@
-"""Networks as TransformerLens models: attention only, no norm, inputs at the residual stream.
+"""Networks as TransformerLens models: attention only, no norm, inputs at the residual stream or as token ids.
 
-`to_lens(net)` gives a `Lens`. `lens.model` is a `HookedTransformer` whose blocks are those of the plain transformer;
-`lens.residual(x)` makes the stream that enters block 0 from the network's own inputs, since these are numbers and not
-token ids. TransformerLens wants one head size and one number of heads for all blocks, so blocks are padded with zeros.
+`to_lens(net)` gives a `Lens`. `lens.model` is a `TransformerBridge` around TransformerLens' own model (version 4), or a
+`HookedTransformer` (version 3), whose blocks are those of the plain transformer. `lens.residual(x)` makes the stream
+that enters block 0, since inputs are numbers; a token program has embedding and unembedding, and takes `lens.ids(ids)`.
+TransformerLens wants one head size and one number of heads for all blocks, so blocks are padded with zeros.
+
+Weights have the names of version 3 here and in files, whichever is installed: a file of one is read by the other.
 """
 
 from __future__ import annotations
@@ -25,17 +28,17 @@ from ..rasp.network.compiled import token_rows
 from ..saving import free_file, write_whole
 from .fresh import MOST
 from .plain.build import to_plain
-from .plain.spec import PlainHead, PlainSpec
+from .plain.spec import FLAG, PlainHead, PlainSpec
 from .plain.transformer import PlainTransformer
 from .verification import LENS_HEADER, Verification, is_lens_file
 from .verification import verify as compare
 from .writing import quiet, steps
 
 if TYPE_CHECKING:
-    from transformer_lens import ActivationCache, HookedTransformer
+    from transformer_lens import ActivationCache
 
-FORMAT = 1  # of the file; another one is refused
-NEEDED = "transformer-lens>=3.9,<4"
+FORMAT = 2  # of the file, whose unembedding is the read-out; in 1 it was none for networks of numbers
+NEEDED = "transformer-lens>=3.9"
 ENTRIES = 1 << 24  # of attention patterns at once, which TransformerLens keeps: 128 MB in float64
 
 
@@ -48,7 +51,7 @@ class Lens:
 
     kind = "lens"
 
-    def __init__(self, plain: PlainTransformer, model: HookedTransformer, verification: Verification | None = None):
+    def __init__(self, plain: PlainTransformer, model: Any, verification: Verification | None = None):
         self.plain, self.model, self.verification = plain, model, verification
 
     @property
@@ -80,19 +83,27 @@ class Lens:
         rows = self.plain.readout(stream[..., self.registers :, :])
         return self.plain._lay_out(rows)
 
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors of the model by the names that version 3 gives them, such as `blocks.0.attn.W_Q`."""
+        return _weights(self.model)
+
     def __call__(self, *inputs: Tensor) -> Tensor:
-        return self.readout(self.model(self.residual(*inputs), **self._through()))
+        return self._rows(self.model(self.residual(*inputs), start_at_layer=0))
 
     def run_with_cache(self, *inputs: Tensor, **options: Any) -> tuple[Tensor, ActivationCache]:
         """The output and the cache of activations: `cache["pattern", 0]` is (batch, head, query, key)."""
-        run = cast(Any, self.model.run_with_cache)
-        stream, cache = run(self.residual(*inputs), **self._through(), **options)
-        return self.readout(stream), cache
+        logits, cache = self.model.run_with_cache(self.residual(*inputs), start_at_layer=0, **options)
+        return self._rows(logits), cache
 
     def run_with_hooks(self, *inputs: Tensor, fwd_hooks: list[Any], **options: Any) -> Tensor:
         """The output with hooks in place, such as `("blocks.0.attn.hook_z", ablate)`."""
-        run = cast(Any, self.model.run_with_hooks)
-        return self.readout(run(self.residual(*inputs), fwd_hooks=fwd_hooks, **self._through(), **options))
+        stream = self.residual(*inputs)
+        return self._rows(self.model.run_with_hooks(stream, fwd_hooks=fwd_hooks, start_at_layer=0, **options))
+
+    def _rows(self, logits: Tensor) -> Tensor:
+        """What the network returns, from what the model does: its unembedding is the read-out."""
+        return self.plain._lay_out(logits[..., self.registers :, :])
 
     def ids(self, ids: Tensor) -> Tensor:
         """Token ids of a program's sequences, padded to the longest, as `model` takes them: registers before them.
@@ -109,9 +120,6 @@ class Lens:
         """How many points are evaluated at once when the lens is compared with its network."""
         return max(1, min(MOST, ENTRIES // (self.cfg.n_heads * self.cfg.n_ctx**2)))
 
-    def _through(self) -> dict[str, int]:
-        return {"start_at_layer": 0, "stop_at_layer": self.model.cfg.n_layers}
-
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write model, embedding, read-out and ground truth to one safetensors file; `load_lens` reads it back.
 
@@ -125,22 +133,22 @@ class Lens:
         }
         tensors = {f"plain.{name}": t.detach().cpu().contiguous() for name, t in self.plain.state_dict().items()}
         # Clones: TransformerLens ties some tensors together, which a safetensors file cannot say.
-        tensors |= {f"lens.{name}": t.detach().cpu().clone() for name, t in _own_tensors(self.model).items()}
+        tensors |= {f"lens.{name}": t.cpu().contiguous().clone() for name, t in self.weights.items()}
         write_whole(target, to_bytes(tensors, metadata={LENS_HEADER: json.dumps(header, sort_keys=True)}))
 
 
 def to_lens(net: CertifiedModule, *, tokens: int | None = None, verify: bool = True) -> Lens:
-    """A network as a TransformerLens model; needs transformer-lens 3.9 or later, before 4.
+    """A network as a TransformerLens model; needs transformer-lens 3.9 or later.
 
     A network in tier `memory` is put into plain form first. Unless `verify=False`, the model is written to a file,
     loaded by a fresh process and compared with the network.
     """
     with steps() as step:
         step("loading TransformerLens")
-        hooked = _hooked_transformer()
+        _library()
         step("plain form")
         plain = net if isinstance(net, PlainTransformer) else to_plain(net, tokens)
-        lens = Lens(plain, _filled(hooked, plain))
+        lens = Lens(plain, _filled(plain))
         if verify:
             lens.verification = compare(lens, net)
     return lens
@@ -148,7 +156,7 @@ def to_lens(net: CertifiedModule, *, tokens: int | None = None, verify: bool = T
 
 def load_lens(path: str | Path) -> Lens:
     """Read back what `lens.save(path)` wrote; raises `CertificateError` for anything else."""
-    hooked = _hooked_transformer()
+    _library()
     source = Path(path)
     if not is_lens_file(source):
         raise CertificateError(f"{source.name} does not hold a TransformerLens model written by attnforge")
@@ -156,7 +164,7 @@ def load_lens(path: str | Path) -> Lens:
         with safe_open(str(source), framework="pt") as file:
             header = json.loads(file.metadata()[LENS_HEADER])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if header["format"] != FORMAT:
+        if header["format"] not in (1, FORMAT):
             raise CertificateError(f"{source.name}: expected format {FORMAT}; upgrade attnforge, or write it again")
         _refuse_other_sizes(source, PlainSpec.from_json(header["plain"]), tensors)
         plain = PlainTransformer.rebuild(header["plain"], _part(tensors, "plain."))
@@ -164,11 +172,15 @@ def load_lens(path: str | Path) -> Lens:
         if weights_hash(plain) != certificate.weights:
             raise CertificateError(f"{source.name}: its weights are not those that were certified: it was changed")
         plain.attach(certificate)
-        model = _filled(hooked, plain)
-        unknown = set(_part(tensors, "lens.")) ^ set(_own_tensors(model))
-        if unknown:
-            raise CertificateError(f"{source.name}: missing or unknown tensors {sorted(unknown)[:4]}")
-        model.load_state_dict(_part(tensors, "lens."), strict=False)
+        model = _filled(plain)
+        known, given = _weights(model), _part(tensors, "lens.")
+        if header["format"] == 1:
+            given = {**{n: t for n, t in given.items() if n in known}, "unembed.W_U": known["unembed.W_U"]}
+        wrong = {n for n in known.keys() | given.keys() if n not in known or n not in given}
+        wrong |= {n for n in known.keys() & given.keys() if known[n].shape != given[n].shape}
+        if wrong:
+            raise CertificateError(f"{source.name}: missing or unknown tensors {sorted(wrong)[:4]}")
+        _put(model, given)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, CertificateError):
             raise
@@ -184,24 +196,26 @@ def _refuse_other_sizes(source: Path, spec: PlainSpec, tensors: dict[str, Tensor
         raise CertificateError(f"{source.name}: the description does not fit the tensors, {found} in the file")
 
 
-def _hooked_transformer() -> type[HookedTransformer]:
-    """The class, or words on what to install: version 4 of the package no longer has it."""
+def _library() -> tuple[Any, bool]:
+    """The class of models and whether it is that of version 4, or words on what to install."""
     with quiet():
         package = require("transformer_lens", "lens")
-    found = getattr(package, "HookedTransformer", None)
-    if found is None:
-        error = MissingExtra(NEEDED, "lens")
-        version = getattr(package, "__version__", None) or importlib.metadata.version("transformer-lens")
-        error.msg = (
-            f"transformer-lens {version} is installed, and it has no HookedTransformer: version 4 removed that class; "
-            f"install {NEEDED}, for example by pip install 'attnforge[lens]'"
-        )
-        raise error
-    return cast("type[HookedTransformer]", found)
+        bridge = getattr(package, "TransformerBridge", None)
+    if hasattr(bridge, "boot_native"):
+        return bridge, True
+    if "HookedTransformer" in vars(package):
+        return package.HookedTransformer, False
+    error = MissingExtra(NEEDED, "lens")
+    version = getattr(package, "__version__", None) or importlib.metadata.version("transformer-lens")
+    error.msg = (
+        f"transformer-lens {version} is installed, and it has neither TransformerBridge.boot_native nor "
+        f"HookedTransformer; install {NEEDED}, for example by pip install 'attnforge[lens]'"
+    )
+    raise error
 
 
-def _filled(hooked: type[HookedTransformer], plain: PlainTransformer) -> HookedTransformer:
-    """A HookedTransformer whose blocks compute what the blocks of a plain transformer do."""
+def _filled(plain: PlainTransformer) -> Any:
+    """A TransformerLens model whose blocks compute what the blocks of a plain transformer do."""
     blocks = [cast(nn.MultiheadAttention, block.attention) for block in plain.blocks]
     if not blocks:
         raise ArgumentError("this network has no attention at all (it is affine): there is nothing to look at")
@@ -209,25 +223,26 @@ def _filled(hooked: type[HookedTransformer], plain: PlainTransformer) -> HookedT
     spec = plain.spec
     known = len(spec.inputs) + plain.registers if spec.ids else 1
     config = {
-        "d_vocab_out": spec.outputs if spec.ids else 1,
         "n_layers": len(blocks), "d_model": plain.spec.stream, "n_ctx": plain.registers + plain.tokens, "d_head": width,
-        "n_heads": count, "d_vocab": known, "attn_only": True, "normalization_type": None, "act_fn": None,
-        "attention_dir": "causal" if plain.causal else "bidirectional", "dtype": plain.dtype, "device": "cpu",
-        "positional_embedding_type": "standard", "init_weights": False,
+        "n_heads": count, "d_vocab": known, "d_vocab_out": spec.outputs, "attn_only": True, "normalization_type": None,
+        "act_fn": None, "attention_dir": "causal" if plain.causal else "bidirectional", "dtype": plain.dtype,
+        "device": "cpu", "positional_embedding_type": "standard", "init_weights": False,
     }  # fmt: skip
+    kind, native = _library()
     with quiet():
-        model = hooked(config, move_to_device=False)
-    state = {name: torch.zeros_like(tensor) for name, tensor in _own_tensors(model).items()}
+        model = kind.boot_native(config, dtype=plain.dtype) if native else kind(config, move_to_device=False)
+    state = {name: torch.zeros_like(tensor) for name, tensor in _weights(model).items()}
     state["pos_embed.W_pos"] = plain.positions.detach().clone()
     if spec.ids:  # registers are tokens with ids of their own, after those of the vocabulary and of padding
         rows = token_rows(torch.arange(len(spec.inputs)), len(spec.inputs) - 1, plain.dtype)
         registers = state["pos_embed.W_pos"][: plain.registers].clone()
         state["embed.W_E"] = torch.cat([rows @ plain.embed.weight.detach().T, registers])
         state["pos_embed.W_pos"][: plain.registers] = 0.0
-        state["unembed.W_U"], state["unembed.b_U"] = plain.readout.weight.detach().T, plain.readout.bias.detach()
+    state["unembed.W_U"] = plain.readout.weight.detach().T.clone()
+    state["unembed.W_U"][FLAG] += plain.readout.bias.detach()  # version 4 has no bias here, and the flag is 1 on tokens
     for index, block in enumerate(blocks):
         state.update({f"blocks.{index}.attn.{key}": value for key, value in _padded(block, count, width).items()})
-    model.load_state_dict(state, strict=False)
+    _put(model, state)
     return model.eval()
 
 
@@ -249,9 +264,53 @@ def _padded(block: nn.MultiheadAttention, count: int, width: int) -> dict[str, T
     return found
 
 
-def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters; buffers such as masks follow from the configuration."""
-    return dict(model.named_parameters())
+#: The names of a weight in version 4, and in version 3.
+NAMES = {"embed.weight": "embed.W_E", "pos_embed.weight": "pos_embed.W_pos", "unembed.weight": "unembed.W_U"}
+
+
+def _weights(model: Any) -> dict[str, Tensor]:
+    """The tensors of a model by the names and in the shapes of version 3: W_Q is (head, channel, d_head)."""
+    if not hasattr(model, "original_model"):
+        found = {name: tensor.detach() for name, tensor in model.named_parameters()}
+        found["unembed.W_U"] = found["unembed.W_U"].clone()
+        found["unembed.W_U"][FLAG] += found.pop("unembed.b_U")
+        return found
+    heads, found = model.cfg.n_heads, {}
+    for name, tensor in model.state_dict().items():
+        *place, part, kind = name.split(".")
+        if name in NAMES:
+            found[NAMES[name]] = tensor.T if part == "unembed" else tensor
+        elif part == "o":
+            found[".".join([*place, f"{'W' if kind == 'weight' else 'b'}_O"])] = (
+                tensor.T.unflatten(0, (heads, -1)) if kind == "weight" else tensor
+            )
+        elif part in ("q", "k", "v"):
+            split = tensor.unflatten(0, (heads, -1))
+            found[".".join([*place, f"{'W' if kind == 'weight' else 'b'}_{part.upper()}"])] = (
+                split.transpose(-2, -1) if kind == "weight" else split
+            )
+    return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def _put(model: Any, weights: dict[str, Tensor]) -> None:
+    """Write tensors as `_weights` gives them into a model."""
+    if not hasattr(model, "original_model"):
+        model.load_state_dict({**weights, "unembed.b_U": torch.zeros_like(model.unembed.b_U)}, strict=False)
+        return
+    back = {name: key for key, name in NAMES.items()}
+    state = {}
+    for name, tensor in weights.items():
+        *place, last = name.split(".")
+        if name in back:
+            state[back[name]] = tensor.T if name == "unembed.W_U" else tensor
+            continue
+        letter, kind = last[-1].lower(), "weight" if last[0] == "W" else "bias"
+        if kind == "weight":
+            tensor = tensor.flatten(0, 1).T if letter == "o" else tensor.transpose(-2, -1).flatten(0, 1)
+        elif letter != "o":
+            tensor = tensor.flatten()
+        state[".".join([*place, letter, kind])] = tensor
+    model.load_state_dict(state, strict=False)
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
