@@ -15,9 +15,9 @@ import pytest
 import attnforge as af
 
 SRC = Path(__file__).resolve().parents[1] / "src"
-FUNCTIONS = ("approximate", "certify", "check", "compile", "convert", "load", "plan", "purity", "quantise")
+FUNCTIONS = ("approximate", "certify", "check", "compile", "convert", "load", "manifest", "plan", "purity", "quantise")
 CLASSES = ("AnchorHead", "Box", "Certificate", "GateHead", "NormHead", "ProductHead", "TokenHead")
-PACKAGES = ("export", "incontext", "lab", "rasp", "theorems")
+PACKAGES = ("export", "groundtruth", "incontext", "lab", "rasp", "theorems")
 
 
 def fresh(code: str) -> str:

@@ -29,7 +29,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from . import export, incontext, lab, rasp, theorems
+    from . import export, groundtruth, incontext, lab, rasp, theorems
     from .blackbox import approximate
     from .box import Box
     from .census import purity
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .compiler.routes import plan
     from .conversion import convert
     from .files import check, load
+    from .groundtruth.evidence import manifest
     from .heads import AnchorHead, GateHead, NormHead, ProductHead, TokenHead
 
 __version__ = "0.1.0"
@@ -59,9 +60,11 @@ _LAZY = {
     "compile": ".compiler.pipeline",
     "convert": ".conversion",
     "export": ".export",
+    "groundtruth": ".groundtruth",
     "incontext": ".incontext",
     "lab": ".lab",
     "load": ".files",
+    "manifest": ".groundtruth.evidence",
     "plan": ".compiler.routes",
     "purity": ".census",
     "quantise": ".compiler.quantise",
@@ -95,9 +98,11 @@ __all__ = [
     "compile",
     "convert",
     "export",
+    "groundtruth",
     "incontext",
     "lab",
     "load",
+    "manifest",
     "plan",
     "purity",
     "quantise",

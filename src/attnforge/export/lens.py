@@ -28,7 +28,7 @@ from ..rasp.network.compiled import token_rows
 from ..saving import free_file, write_whole
 from .fresh import MOST
 from .plain.build import to_plain
-from .plain.spec import FLAG, PlainHead, PlainSpec
+from .plain.spec import PlainHead, PlainSpec
 from .plain.transformer import PlainTransformer
 from .verification import LENS_HEADER, Verification, is_lens_file
 from .verification import verify as compare
@@ -175,7 +175,7 @@ def load_lens(path: str | Path) -> Lens:
         model = _filled(plain)
         known, given = _weights(model), _part(tensors, "lens.")
         if header["format"] == 1:
-            given = {**{n: t for n, t in given.items() if n in known}, "unembed.W_U": known["unembed.W_U"]}
+            given |= {name: known[name] for name in ("unembed.W_U", "unembed.b_U")}
         wrong = {n for n in known.keys() | given.keys() if n not in known or n not in given}
         wrong |= {n for n in known.keys() & given.keys() if known[n].shape != given[n].shape}
         if wrong:
@@ -238,8 +238,7 @@ def _filled(plain: PlainTransformer) -> Any:
         registers = state["pos_embed.W_pos"][: plain.registers].clone()
         state["embed.W_E"] = torch.cat([rows @ plain.embed.weight.detach().T, registers])
         state["pos_embed.W_pos"][: plain.registers] = 0.0
-    state["unembed.W_U"] = plain.readout.weight.detach().T.clone()
-    state["unembed.W_U"][FLAG] += plain.readout.bias.detach()  # version 4 has no bias here, and the flag is 1 on tokens
+    state["unembed.W_U"], state["unembed.b_U"] = plain.readout.weight.detach().T, plain.readout.bias.detach()
     for index, block in enumerate(blocks):
         state.update({f"blocks.{index}.attn.{key}": value for key, value in _padded(block, count, width).items()})
     _put(model, state)
@@ -265,21 +264,19 @@ def _padded(block: nn.MultiheadAttention, count: int, width: int) -> dict[str, T
 
 
 #: The names of a weight in version 4, and in version 3.
-NAMES = {"embed.weight": "embed.W_E", "pos_embed.weight": "pos_embed.W_pos", "unembed.weight": "unembed.W_U"}
+NAMES = {"embed.weight": "embed.W_E", "pos_embed.weight": "pos_embed.W_pos", "unembed.weight": "unembed.W_U",
+         "unembed.bias": "unembed.b_U"}  # fmt: skip
 
 
 def _weights(model: Any) -> dict[str, Tensor]:
     """The tensors of a model by the names and in the shapes of version 3: W_Q is (head, channel, d_head)."""
     if not hasattr(model, "original_model"):
-        found = {name: tensor.detach() for name, tensor in model.named_parameters()}
-        found["unembed.W_U"] = found["unembed.W_U"].clone()
-        found["unembed.W_U"][FLAG] += found.pop("unembed.b_U")
-        return found
+        return {name: tensor.detach() for name, tensor in model.named_parameters()}
     heads, found = model.cfg.n_heads, {}
     for name, tensor in model.state_dict().items():
         *place, part, kind = name.split(".")
         if name in NAMES:
-            found[NAMES[name]] = tensor.T if part == "unembed" else tensor
+            found[NAMES[name]] = tensor.T if name == "unembed.weight" else tensor
         elif part == "o":
             found[".".join([*place, f"{'W' if kind == 'weight' else 'b'}_O"])] = (
                 tensor.T.unflatten(0, (heads, -1)) if kind == "weight" else tensor
@@ -295,7 +292,7 @@ def _weights(model: Any) -> dict[str, Tensor]:
 def _put(model: Any, weights: dict[str, Tensor]) -> None:
     """Write tensors as `_weights` gives them into a model."""
     if not hasattr(model, "original_model"):
-        model.load_state_dict({**weights, "unembed.b_U": torch.zeros_like(model.unembed.b_U)}, strict=False)
+        model.load_state_dict(weights, strict=False)  # masks are buffers, and follow from the configuration
         return
     back = {name: key for key, name in NAMES.items()}
     state = {}

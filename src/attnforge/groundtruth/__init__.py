@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from .manifest import ROLES, Claim, Edge, HeadEntry, Inputs, Manifest, Output, Witness, schema
+from .counterfactual import Pair, Pairs, pairs
+from .evidence import Checked, check
+from .manifest import ROLES, Channel, Claim, Edge, HeadEntry, Inputs, Manifest, Output, Witness, schema
 
-__all__ = ["ROLES", "Claim", "Edge", "HeadEntry", "Inputs", "Manifest", "Output", "Witness", "schema"]
+__all__ = [
+    "ROLES", "Channel", "Checked", "Claim", "Edge", "HeadEntry", "Inputs", "Manifest", "Output", "Pair", "Pairs",
+    "Witness", "check", "pairs", "schema",
+]  # fmt: skip

@@ -11,7 +11,7 @@ maps as a sum of normed rows times folded weights, plus a rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -158,12 +158,16 @@ class Range:
         return np.maximum(np.maximum(self.low, -self.high), 0.0)
 
 
-def ranges(program: Program, low: Array, high: Array) -> list[Range]:
-    """The range of every value on the cells [low_i, high_i]; low and high have shape (cell, token, channel)."""
+def ranges(program: Program, low: Array, high: Array, given: Mapping[int, Range] | None = None) -> list[Range]:
+    """The range of every value on the cells [low_i, high_i]; low and high have shape (cell, token, channel).
+
+    Values that are `given` have that range, whatever they would be computed from.
+    """
     found: list[Range] = []
     for i, op in enumerate(program.ops):
         reads = [found[j] for j in op.inputs]
-        found.append(_in_ball(i, op, reads, RULES[type(op)](op, reads, low, high)))
+        fixed = None if given is None else given.get(i)
+        found.append(fixed or _in_ball(i, op, reads, RULES[type(op)](op, reads, low, high)))
     return found
 
 

@@ -686,15 +686,22 @@ def walk(program: Node) -> list[Node]:
     return list(order)
 
 
-def evaluate(program: Node, sequence: Iterable[object]) -> dict[Node, tuple[Value, ...] | Rows]:
-    """What every op of a program means on a sequence: values for s-ops, rows for selectors."""
+def evaluate(
+    program: Node, sequence: Iterable[object], fixed: Mapping[Node, tuple[Value, ...]] | None = None
+) -> dict[Node, tuple[Value, ...] | Rows]:
+    """What every op of a program means on a sequence: values for s-ops, rows for selectors.
+
+    Ops that are `fixed` have those values, whatever they would be computed from.
+    """
     if not isinstance(sequence, Iterable):
         raise ArgumentError(f"a program runs on a sequence of tokens, got {type(sequence).__name__}")
     given = tuple(canonical(token) for token in sequence)
     if not given:
         raise DomainError("the sequence is empty; a program runs on one token or more")
-    found: dict[Node, tuple[Value, ...] | Rows] = {}
+    found: dict[Node, tuple[Value, ...] | Rows] = dict(fixed or {})
     for node in walk(program):
+        if node in found:
+            continue
         operands = [found[child] for child in node.children]
         found[node] = node.values(given, operands) if isinstance(node, SOp) else node.rows(operands)  # type: ignore[attr-defined]
     return found

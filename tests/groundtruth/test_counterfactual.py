@@ -1,0 +1,103 @@
+"""Counterfactual pairs: variables differ, effects are those of the target, and networks that are patched obey them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attnforge as af
+from attnforge import rasp
+from attnforge.export import to_plain
+from attnforge.groundtruth import Pairs, pairs
+from attnforge.groundtruth.circuit import circuit_of
+
+BOX = af.Box(x=(-1, 1), y=(0.5, 2))
+
+
+@pytest.fixture(scope="module")
+def sort() -> Any:
+    return af.compile(rasp.library.sort(), rasp.Sequences([1, 2, 3], max_length=5))
+
+
+def inside(interval: list[float], value: float) -> bool:
+    """Float64 evaluates to a few roundings; the enclosure has its own."""
+    slip = 1e-14 * max(1.0, abs(value))
+    return interval[0] - slip <= value <= interval[1] + slip and interval[1] - interval[0] < 1e-12
+
+
+def test_formulas_are_enclosed() -> None:
+    net = af.compile("sin(x)*exp(y) + x", BOX, 1e-2)
+    found = pairs(net, 5, seed=3)
+    assert {pair.variable for pair in found.pairs} == {"sin(x)", "exp(y)", "exp(y)*sin(x)"} and found.missing == ()
+    assert len(found.pairs) == 15 and all(pair.only for pair in found.pairs)
+    for pair in found.of("sin(x)"):
+        (x, y), (other, same) = pair.base, pair.source
+        assert y == same and inside(pair.before[0], math.sin(x)) and inside(pair.after[0], math.sin(other))
+        assert inside(pair.output[0], math.sin(x) * math.exp(y) + x)
+        assert inside(pair.patched[0], math.sin(other) * math.exp(y) + x), "x itself stays: only the sine is replaced"
+        assert inside(pair.effect[0], (math.sin(other) - math.sin(x)) * math.exp(y))
+
+
+def test_what_cannot_differ_alone_is_not_said_to() -> None:
+    found = pairs(af.compile("sin(x)*y + exp(x)", BOX, 1e-2), 4)
+    assert not any(pair.only for pair in (*found.of("sin(x)"), *found.of("exp(x)"))), "both are functions of x alone"
+    assert any(pair.only for pair in found.of("y*sin(x)")), "y changes it, and nothing else"
+
+
+def test_units_of_a_module_are_variables() -> None:
+    torch.manual_seed(1)
+    first, last = torch.nn.Linear(2, 3).double(), torch.nn.Linear(3, 1).double()
+    module = torch.nn.Sequential(first, torch.nn.ReLU(), last)
+    net = af.compile(module, af.Box.cube(-1, 1, shape=(2,)), 1e-2, dtype=torch.float64)
+    found = pairs(to_plain(net), 3)
+    assert found.pairs and {len(found.of(name)) for name in found.missing} <= {0}
+    for pair in found.pairs:
+        unit = int(pair.variable[-2])
+        with torch.no_grad():
+            base, source = torch.relu(first(torch.tensor([pair.base, pair.source], dtype=torch.float64)))
+            base[unit] = source[unit]
+            assert inside(pair.patched[0], float(last(base)))
+
+
+def test_programs_are_interpreted_and_networks_obey(sort: Any) -> None:
+    """All heads that compute a variable, patched together: the network decodes what the interpreter says."""
+    found, circuit = pairs(sort, 8), circuit_of(sort)
+    seen = set()
+    with torch.no_grad():
+        for pair in (pair for pair in found.pairs if pair.known):
+            spots = [spot for spot in circuit.spots if spot.op == pair.variable]
+            if not spots:
+                continue  # a sum of counts is no head's work
+            Z, *_ = circuit.states(torch.tensor([pair.base]))
+            others = circuit.states(torch.tensor([pair.source]))
+            for number, layer in enumerate(circuit.layers):
+                patches = [circuit.alone(s)(others[number]) - circuit.alone(s)(Z) for s in spots if s.layer == number]
+                Z = sum(patches, layer(Z))
+            got = [sort.outputs[i] for i in circuit.output(Z)[0].argmax(-1).tolist()][: len(pair.output)]
+            assert got == pair.patched
+            seen.add(pair.variable)
+    assert len(seen) >= 2
+    assert any(pair.effect > 0 and pair.only for pair in found.pairs)
+    for pair in found.pairs:
+        tokens = [sort.vocabulary[int(i)] for i in pair.base if i < 3]
+        assert pair.output == sort(tokens) == sorted(tokens) and pair.before != pair.after
+        assert pair.effect == sum(a != b for a, b in zip(pair.output, pair.patched, strict=True))
+
+
+def test_seeds_files_and_mistakes(sort: Any, tmp_path: Path) -> None:
+    found = pairs(sort, 2, seed=5)
+    assert isinstance(found, Pairs) and found == pairs(sort, 2, seed=5) != pairs(sort, 2, seed=6)
+    data = json.loads(found.save(tmp_path / "pairs.json").read_text())
+    assert data["version"] == 1 and len(data["pairs"]) == len(found.pairs)
+    for wrong in (0, -1, 2.5, True):
+        with pytest.raises(af.ArgumentError, match="count must be a whole number"):
+            pairs(sort, wrong)  # type: ignore[arg-type]
+    with pytest.raises(af.ArgumentError, match="expected a network built by attnforge"):
+        pairs("net")
+    with pytest.raises(af.UnsupportedOperation, match="no intermediate variables"):
+        pairs(af.AnchorHead.fit("sin", -1, 1, anchors=8))
