@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -66,14 +67,53 @@ class Proof:
     bound: float
 
 
-def prove(facts: Facts, layout: Layout, network: AttentionOnly, positions: torch.Tensor) -> Proof:
-    """Prove that a network computes a program, or raise `CertificateError` that names the head which does not."""
-    return _Checker(facts, layout, network, positions).run()
+@dataclass(frozen=True, eq=False)
+class Loose:
+    """How far the coordinates of one head can be from what its tables make of the state, where others compute them.
+
+    `query`, `key` and `value` are for tokens, a number for each coordinate; `pad_key` and `pad_value` are for padding,
+    `slot_key` (slot, coordinate) and `slot_value` for memory slots and whatever else a head may read instead; `logit`
+    is what else may move a logit, and `terms` how many products are added up to one.
+    """
+
+    query: Array
+    key: Array
+    pad_key: Array
+    slot_key: Array
+    value: Array
+    pad_value: Array
+    slot_value: Array
+    logit: float
+    terms: int
+
+
+class Simulation(Protocol):
+    """Another network that computes what this one does, up to errors that it bounds layer by layer."""
+
+    def head(self, layer: int, group: int, state: Sequence[Column]) -> Loose:
+        """How loose a head is, given the columns before its layer."""
+
+    def after(self, layer: int, state: Sequence[Column], sizes: Sequence[float]) -> None:
+        """Told of the columns after a layer and how large what they stand for is, when its heads were looked at."""
+
+    def readout(self, state: Sequence[Column]) -> Array:
+        """How far the coordinates of the output can be off."""
+
+
+def prove(
+    facts: Facts, layout: Layout, network: AttentionOnly, positions: torch.Tensor, by: Simulation | None = None
+) -> Proof:
+    """Prove that a network, or another one that simulates it, computes a program, or raise `CertificateError` that
+    names the head which does not."""
+    return _Checker(facts, layout, network, positions, by).run()
 
 
 class _Checker:
-    def __init__(self, facts: Facts, layout: Layout, network: AttentionOnly, positions: torch.Tensor):
-        self.facts, self.layout, self.network = facts, layout, network
+    def __init__(
+        self, facts: Facts, layout: Layout, network: AttentionOnly, positions: torch.Tensor, by: Simulation | None
+    ):
+        self.facts, self.layout, self.network, self.by = facts, layout, network, by
+        self.loose: Loose | None = None  # of the head that is looked at
         self.dtype = positions.dtype
         self.u, self.dead, self.digits = UNIT[self.dtype], DEAD[self.dtype], DIGITS[self.dtype]
         self.margins: list[Margin] = []
@@ -94,10 +134,12 @@ class _Checker:
         if len(layers) != len(self.layout.layers) + 1:
             raise CertificateError(f"the network has {len(layers)} layers, its layout {len(self.layout.layers) + 1}")
         state = self._first()
-        for plan, module in zip(self.layout.layers, layers, strict=False):
+        for number, (plan, module) in enumerate(zip(self.layout.layers, layers, strict=False)):
             assert isinstance(module, AttentionLayer)
             require_shapes(module, len(state), len(plan.after))
-            state = self._through(state, plan.heads, plan.after, module)
+            state = self._through(number, state, plan.heads, plan.after, module)
+            if self.by is not None:
+                self.by.after(number, state, [self._size(column.feature) for column in state])
         last = layers[-1]
         assert isinstance(last, AttentionLayer)
         bound = self._readout(state, last)
@@ -189,10 +231,10 @@ class _Checker:
         moved = EQ @ np.abs(K).T + (np.abs(Q) + EQ) @ EK.T
         low = min((_grid(q.at[:, c]) + _grid(K[:, c]) for c in range(Q.shape[1])), default=math.inf)
         fits = size.max(initial=0.0) <= 2.0 ** min(self.digits + low, 1000) and low >= math.log2(TINY[self.dtype])
-        if fits and not moved.any():
+        if fits and not moved.any() and self.loose is None:
             return logits, moved, np.zeros_like(logits)
-        terms = Q.shape[1]
-        rounding = gamma(terms, self.u) * (size + moved) + 4 * (terms + 2) * U64 * size
+        terms, more = (Q.shape[1], 0.0) if self.loose is None else (self.loose.terms, self.loose.logit)
+        rounding = more + gamma(terms, self.u) * (size + moved + more) + 4 * (terms + 2) * U64 * size
         return logits, _up(moved), _up(rounding + TINY[self.dtype])
 
     def _ahead(self, q: Rows, k: Rows, top: Ids, part: slice) -> tuple[Array, Array]:
@@ -226,7 +268,7 @@ class _Checker:
     # ---- layers
 
     def _through(
-        self, state: Sequence[Column], seats: Sequence[Seat], after: Sequence[Feature], layer: AttentionLayer
+        self, number: int, state: Sequence[Column], seats: Sequence[Seat], after: Sequence[Feature], layer: AttentionLayer
     ) -> list[Column]:
         """The columns after a layer. Each is carried on, or written by one head, and never both."""
         groups = layer.heads()
@@ -252,13 +294,15 @@ class _Checker:
                 off += 0.0 if _powers(np.array(by)) else 2 * self.u * (self._size(feature) + off)
                 off += 0.0 if by == 1 else TINY[self.dtype]
                 found[c] = Column(feature, float(_up(np.array(off))), abs(by) * old.pad)
-        for group, seat, columns in zip(groups, seats, writers, strict=True):
+        for g, (group, seat, columns) in enumerate(zip(groups, seats, writers, strict=True)):
+            self.loose = None if self.by is None else self.by.head(number, g, state)
             self._refuse_overflow(state, group)
             written = [after[c] for c in columns.tolist()]
             rule = {"map": self._map, "aggregate": self._aggregate, "count": self._count}[seat.kind]
             errors, pads = rule(state, group, seat, written, columns)
             for c, feature, error, pad in zip(columns.tolist(), written, errors, pads, strict=True):
                 found[c] = Column(feature, float(error), float(pad))
+        self.loose = None
         if any(column.pad > LARGEST[self.dtype] or not math.isfinite(column.error) for column in found if column):
             raise CertificateError("numbers of a layer may overflow")
         return [column for column in found if column is not None]
@@ -330,9 +374,9 @@ class _Checker:
             raise CertificateError(f"'{group.purpose}' must see memory slots only")
         t = self._tables(group, len(state))
         nodes = [*dict.fromkeys(self._op(f) for f in written)]
-        q = self._rows(state, t["W_Q"], t["b_Q"], nodes, group.purpose)
-        slots = Rows(t["M_K"], np.zeros_like(t["M_K"]), {})
-        out, slip = self._out(t["M_V"], np.zeros_like(t["M_V"]), t, columns)
+        q = self._loosened("query", self._rows(state, t["W_Q"], t["b_Q"], nodes, group.purpose))
+        slots = self._loosened("slot_key", Rows(t["M_K"], np.zeros_like(t["M_K"]), {}))
+        out, slip = self._out(t["M_V"], self._slack("slot_value", t["M_V"]), t, columns)
         least, gap, errors = math.inf, math.inf, np.zeros(len(columns))
         for part in self._parts(len(q.at), len(slots.at)):
             top = (q.at[part] @ slots.at.T).argmax(1)
@@ -348,6 +392,14 @@ class _Checker:
         self._note(group, gap, least, self.dead, f"{len(slots.at)} slots, {len(q.at)} combinations")
         pads = np.abs(out).max(0, initial=0.0) + slip.max(0, initial=0.0)
         return errors, _up(pads * (1 + gamma(2 * len(slots.at) + 8, self.u)))
+
+    def _slack(self, name: str, like: Array) -> Array:
+        """How loose coordinates are, in the shape of a table of them."""
+        return np.zeros_like(like) if self.loose is None else np.broadcast_to(getattr(self.loose, name), like.shape)
+
+    def _loosened(self, name: str, rows: Rows) -> Rows:
+        """Rows that are computed by whoever simulates this network."""
+        return rows if self.loose is None else replace(rows, error=_up(rows.error + self._slack(name, rows.error)))
 
     def _op(self, feature: Feature) -> SOp:
         if feature.op < 0:
@@ -369,22 +421,26 @@ class _Checker:
                 raise CertificateError(f"'{group.purpose}' is masked, and its selector may select later keys")
             selector = rest
         queries, keys = self.facts.sides(selector)
-        q = self._rows(state, t["W_Q"], t["b_Q"], queries, group.purpose)
+        q = self._loosened("query", self._rows(state, t["W_Q"], t["b_Q"], queries, group.purpose))
         nodes = [*dict.fromkeys((*keys, *more))]
         if more:  # what is read as value must be known of every key, and the key coordinates beside it
             k = self._rows(state, t["W_K"], t["b_K"], nodes, group.purpose)
         else:
             k = self._rows(state, t["W_K"], t["b_K"], keys, group.purpose)
+        k = self._loosened("key", k)
         pads = np.full(len(q.at), -np.inf)
         if not group.causal:
-            reach = np.array([column.pad for column in state]) @ np.abs(t["W_K"])
+            reach = np.array([column.pad for column in state]) @ np.abs(t["W_K"]) + self._slack("pad_key", t["b_K"])
             size = np.abs(q.at) + q.error
             most = q.at @ t["b_K"] + q.error @ np.abs(t["b_K"]) + size @ reach
             terms = len(reach) + len(state)
-            pads = _up(most + gamma(4 * terms + 16, self.u) * (size @ (reach + np.abs(t["b_K"]))) + 1e-9)
+            terms, more = 4 * terms + 16, 0.0
+            if self.loose is not None:
+                terms, more = terms + self.loose.terms, self.loose.logit
+            pads = _up(most + more + gamma(terms, self.u) * (size @ (reach + np.abs(t["b_K"])) + more) + 1e-9)
         every = np.ones((len(q.at), len(k.at)), dtype=bool)
         chosen = every if selector == ALL else self.facts.selected(selector, q.ids, k.ids)
-        return q, k, Rows(t["M_K"], np.zeros_like(t["M_K"]), {}), pads, chosen
+        return q, k, self._loosened("slot_key", Rows(t["M_K"], np.zeros_like(t["M_K"]), {})), pads, chosen
 
     def _aggregate(
         self, state: Sequence[Column], group: Heads, seat: Seat, written: Sequence[Feature], columns: Ids
@@ -442,9 +498,10 @@ class _Checker:
         """How far what is read from the selected values can be from what the columns mean."""
         facts = self.facts
         v = self._rows(state, t["W_V"], t["b_V"], [node.operand] if facts.listed(node.operand) else [], "")
+        v = self._loosened("value", v)
         out, slip = self._out(v.at, v.error, t, columns)
         most = facts.domain.max_length
-        sinks, sink_slip = self._out(t["M_V"], np.zeros_like(t["M_V"]), t, columns)
+        sinks, sink_slip = self._out(t["M_V"], self._slack("slot_value", t["M_V"]), t, columns)
         errors = np.zeros(len(columns))
         place = np.zeros(0, dtype=np.int64)
         if not mean:
@@ -473,6 +530,7 @@ class _Checker:
                 error = max(error, sink_error)
             errors[i] = float(_up(np.array(error)))
         pads = np.array([column.pad for column in state]) @ np.abs(t["W_V"]) + np.abs(t["b_V"])
+        pads = np.maximum(pads + self._slack("pad_value", pads), self._slack("slot_value", pads))
         reach = pads @ np.abs(t["W_O"][:, columns])
         size = np.maximum(np.abs(out).max(0, initial=0.0) + slip.max(0, initial=0.0), reach)
         size = np.maximum(size, np.abs(sinks).max(0, initial=0.0) + sink_slip.max(0, initial=0.0))
@@ -489,8 +547,8 @@ class _Checker:
         if len(t["M_K"]) != 1 or t["W_V"].any():
             raise CertificateError(f"'{group.purpose}' must have one sink, and one value for all tokens")
         q, k, slots, pads, chosen = self._selection(state, group, t, node, [])
-        gain, slip = self._out(t["b_V"][None], np.zeros((1, len(t["b_V"]))), t, columns)
-        rest, rest_slip = self._out(t["M_V"], np.zeros_like(t["M_V"]), t, columns)
+        gain, slip = self._out(t["b_V"][None], self._slack("value", t["b_V"][None]), t, columns)
+        rest, rest_slip = self._out(t["M_V"], self._slack("slot_value", t["M_V"]), t, columns)
         most = float(facts.span(node)[1])
         errors = np.zeros(len(columns))
         least = gap = math.inf
@@ -524,6 +582,7 @@ class _Checker:
                 errors[i] = max(errors[i], float(_up(np.array(each + abs(rest[0, i]) + rest_slip[0, i]))))
         self._note(group, gap, least, self.dead, f"counts to {most:g}, each within {errors.max(initial=0.0):.2g}")
         size = np.maximum(np.abs(gain[0]) + slip[0], np.abs(rest[0]) + rest_slip[0])
+        size = size + self._out(t["b_V"][None], self._slack("pad_value", t["b_V"][None]), t, columns)[1][0]
         return errors, _up(size * (1 + gamma(4 * facts.domain.max_length + 64, self.u)))
 
     # ---- the output
@@ -538,14 +597,15 @@ class _Checker:
         W, b = stored(layer.S), stored(layer.s)
         if not _most(self._reach(state) @ np.abs(W) + np.abs(b)) <= LARGEST[self.dtype]:
             raise CertificateError(f"the read-out may meet numbers above {LARGEST[self.dtype]:.3g}, which may overflow")
+        slack = np.zeros(width) if self.by is None else self.by.readout(state)
         if facts.numeric_output and all(
             c.feature.kind in ("number", "clean") for w, c in zip(W[:, 0], state, strict=True) if w
         ):
-            return self._sum(state, W[:, 0], float(b[0]))
+            return float(_up(np.array(self._sum(state, W[:, 0], float(b[0])) + slack[0])))
         if facts.numeric_output:
             rows = self._rows(state, W, b, [output], "read-out")
             right = rows.ids[output]
-            off = rows.error[:, 0] + facts.rounded(output)
+            off = rows.error[:, 0] + facts.rounded(output) + slack[0]
             return _most(_up(np.abs(rows.at[:, 0] - facts.numbers(output)[right]) + off))
         used = np.flatnonzero(W.any(1))
         codes = self._rows(state, np.eye(len(state))[:, used], np.zeros(len(used)), [output], "read-out")
@@ -556,6 +616,7 @@ class _Checker:
         for part in self._parts(len(q.at), width):
             right = codes.ids[output][part]
             lead, plain = self._ahead(q, Rows(keys, np.zeros_like(keys), {}), right, part)
+            lead = lead - _up(slack[right][:, None] + slack)
             lead[np.arange(len(right)), right] = np.inf
             worst = np.unravel_index(int(lead.argmin()), lead.shape)
             if lead[worst] < least:
