@@ -73,7 +73,7 @@ class Loose:
 
     `query`, `key` and `value` are for tokens, a number for each coordinate; `pad_key` and `pad_value` are for padding,
     `slot_key` (slot, coordinate) and `slot_value` for memory slots and whatever else a head may read instead; `logit`
-    is what else may move a logit, and `terms` how many products are added up to one.
+    is what else may move a logit, `pad_logit` one of padding, and `terms` how many products are added up to one.
     """
 
     query: Array
@@ -84,6 +84,7 @@ class Loose:
     pad_value: Array
     slot_value: Array
     logit: float
+    pad_logit: float
     terms: int
 
 
@@ -436,7 +437,7 @@ class _Checker:
             terms = len(reach) + len(state)
             terms, more = 4 * terms + 16, 0.0
             if self.loose is not None:
-                terms, more = terms + self.loose.terms, self.loose.logit
+                terms, more = terms + self.loose.terms, self.loose.pad_logit
             pads = _up(most + more + gamma(terms, self.u) * (size @ (reach + np.abs(t["b_K"])) + more) + 1e-9)
         every = np.ones((len(q.at), len(k.at)), dtype=bool)
         chosen = every if selector == ALL else self.facts.selected(selector, q.ids, k.ids)

@@ -1,0 +1,338 @@
+"""`vary`: a network as one that is harder to read and computes the same, with a certificate of its own.
+
+Kinds of change, in any combination:
+
+- "permuted": heads of a block in another order, columns of the stream in another order and with other signs;
+- "split": a head that writes several columns becomes two heads with equal attention, which share the columns;
+- "distractor": heads that attend to tokens and write directions that nobody reads;
+- "idle": heads that attend and would write what others read, but find values that are always 0;
+- "rotated": the stream in a random orthonormal basis;
+- "superposed": one-hot codes as unit vectors, more of them than they have dimensions, then a rotation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ...arguments import whole
+from ...certificates.certified import CertifiedModule
+from ...certificates.rounding import up
+from ...dtypes import Array, stored
+from ...errors import ArgumentError, CertificateError, PrecisionError, closest
+from ...export.plain.build import LIMIT, power_of_four, source_of, to_plain
+from ...export.plain.spec import PlainHead, PlainSpec, scale_of
+from ...export.plain.stream import Stream
+from ...export.plain.transformer import PlainTransformer
+from ...heads.token.bound import DEAD
+from ...rasp.network.compiled import CompiledProgram
+from ...rasp.network.proof import Column, Loose, prove
+from .simulation import Table, Virtual, reaches, wanted_tables
+from .variant import KINDS, Variant, free_head
+
+MIXING = ("rotated", "superposed")
+SPARE = 2  # virtual columns that stay 0, which idle heads read: one would be plain to see
+WRITTEN = 2  # columns that a distractor writes, of its own
+SHARP = 8.0  # logits of distractors: attention that is neither uniform nor one-hot
+ROOM = 1.25  # of what hides keys beyond what content can do: rounding of a rotated stream eats some of it
+
+
+@dataclass(frozen=True, eq=False)
+class Seat:
+    """A head to be put into a block: tables over the virtual columns, (column, coordinate), output (coordinate, column);
+    queries have no scale yet."""
+
+    about: PlainHead
+    query: Array
+    key: Array
+    value: Array
+    output: Array
+
+    @property
+    def width(self) -> int:
+        """The head dimension that it needs."""
+        used = [np.flatnonzero(np.abs(t).sum(0)) for t in (self.query, self.key, self.value, self.output.T)]
+        return max((int(u[-1]) + 1 for u in used if len(u)), default=1)
+
+
+def vary(net: CertifiedModule, kinds: str | Iterable[str] = ("rotated",), seed: int = 0) -> Variant:
+    """A network that computes what `net` does and is harder to read, certified from its own weights.
+
+    >>> from attnforge import rasp
+    >>> import attnforge as af
+    >>> net = af.compile(rasp.library.reverse(), rasp.Sequences("ab", max_length=4), dtype=torch.float64)
+    >>> hidden = vary(net, ["rotated", "distractor"], seed=1)
+    >>> hidden.certificate.kind, bool((hidden.embed.weight != 0).all())
+    ('exact', True)
+
+    Kinds are "permuted", "split", "distractor", "idle", "rotated" and "superposed". Equal seeds give equal weights.
+    Where the margins of a program do not survive in its dtype, `PrecisionError` names the head.
+    """
+    wanted = _kinds(kinds)
+    seed = whole("seed", seed, 0)
+    if not isinstance(net, CertifiedModule) or isinstance(net, Variant):
+        raise ArgumentError(f"vary takes a network of attnforge.compile, or its plain form, got {type(net).__name__}")
+    plain = net if isinstance(net, PlainTransformer) else to_plain(net)
+    if not plain.blocks:
+        raise ArgumentError("this network has no attention at all (it is affine): there is nothing to vary")
+    source = plain.source
+    if source is None:
+        raise ArgumentError("vary takes the network itself: this plain form was read from a file; load that network")
+    rng = np.random.default_rng([seed, len(wanted), *(KINDS.index(kind) for kind in wanted)])
+    mixing = any(kind in MIXING for kind in wanted)
+    if mixing and not isinstance(source, CompiledProgram):
+        raise ArgumentError(
+            f"'{next(k for k in wanted if k in MIXING)}' is for token programs; formulas and theorems take 'permuted', "
+            "'split', 'distractor' and 'idle'"
+        )
+    used = _used(plain.spec)
+    layers = _program_seats(plain, source) if isinstance(source, CompiledProgram) and mixing else _plain_seats(plain, used)
+    if "split" in wanted:
+        layers = [[part for seat in layer for part in _split(seat, rng)] for layer in layers]
+    inputs = _inputs(plain)
+    extra: list[str] = []  # names of virtual columns beyond those of the plain form
+    for i, layer in enumerate(layers):
+        if "distractor" in wanted:
+            layer.append(_distractor(inputs, used + len(extra), rng))
+            extra += [f"distractor {len(extra) + j}" for j in range(WRITTEN)]
+    if "idle" in wanted:
+        spare = range(used + len(extra), used + len(extra) + SPARE)
+        extra += [f"nothing {j}" for j in range(SPARE)]
+        for layer in layers:
+            layer.append(_idle(layer[0], inputs, spare, rng))
+    count = used + len(extra)
+    layers = [[_padded(seat, count) for seat in layer] for layer in layers]
+    if "permuted" in wanted:
+        layers = [[layer[i] for i in rng.permutation(len(layer))] for layer in layers]
+    width, dims = _sizes(layers, count)
+    if mixing:
+        basis = _rotation(width, rng)[:count]
+    elif "permuted" in wanted:
+        basis = np.zeros((count, width))
+        basis[range(count), rng.permutation(width)[:count]] = rng.choice([-1.0, 1.0], count)
+    else:
+        basis = np.eye(count, width)
+    built = _built(plain, layers, dims, basis, basis, wanted, seed)
+    try:
+        built.attach(built.recertify())
+    except CertificateError as error:
+        raise PrecisionError(f"no variant of this kind can be proved: {error}") from error
+    return built
+
+
+def _kinds(kinds: str | Iterable[str]) -> tuple[str, ...]:
+    asked = [kinds] if isinstance(kinds, str) else list(kinds)
+    for kind in asked:
+        if kind not in KINDS:
+            raise ArgumentError(f"there is no kind of variant {kind!r}{closest(str(kind), KINDS)}; there are {', '.join(KINDS)}")
+    if not asked:
+        raise ArgumentError(f"name one kind of variant at least: {', '.join(KINDS)}")
+    return tuple(kind for kind in KINDS if kind in asked)
+
+
+def _used(spec: PlainSpec) -> int:
+    return max((i for i, name in enumerate(spec.channels) if name != "unused"), default=-1) + 1
+
+
+def _inputs(plain: PlainTransformer) -> list[int]:
+    """The columns of the plain form that the embedding writes, or all that positions write where it writes none."""
+    return [int(c) for c in torch.nonzero(plain.embed.weight.abs().sum(1))[:, 0]]
+
+
+# ---- the heads there are
+
+
+def _plain_seats(plain: PlainTransformer, used: int) -> list[list[Seat]]:
+    """The heads of a plain form, bit by bit, those of one layer together."""
+    layers: dict[int, list[Seat]] = {}
+    for block, row in zip(plain.blocks, plain.heads, strict=True):
+        attention = block.attention
+        d = plain.spec.stream // len(row)
+        into = stored(attention.in_proj_weight).reshape(3, len(row), d, -1)  # type: ignore[union-attr, operator]
+        back = stored(attention.out_proj.weight).T.reshape(len(row), d, -1)  # type: ignore[union-attr]
+        for h, about in enumerate(row):
+            if about.purpose:
+                query, key, value = (into[third, h, :, :used].T for third in range(3))
+                seat = Seat(about, query / scale_of(d), key, value, back[h, :, :used])
+                layers.setdefault(about.place[0], []).append(seat)
+    return [layers[number] for number in sorted(layers)]
+
+
+def _program_seats(plain: PlainTransformer, net: CompiledProgram) -> list[list[Seat]]:
+    """The heads of a program, with what hides keys chosen anew: as little as the program's own sizes ask for."""
+    about = {head.place: head for row in plain.heads for head in row}
+    stream = Variant(plain.spec, plain.spec, torch.eye(1), (), 0, plain.dtype)
+    stream.made_from(net, source_of)
+    recorder = _Recorder(stream.stream_of(net), net)
+    prove(net.facts, net.layout, net.network, net.positions, recorder)
+    layers = []
+    for heads in (heads for heads in recorder.stream.layers if heads):
+        seats = []
+        for head in heads:
+            omega, width = recorder.omega[head.place], recorder.stream.width
+            d = max(head.used, head.value.shape[1])
+            query, key, value = wanted_tables(recorder.stream, head, omega, d, width)
+            output = np.zeros((d, width))
+            fresh = list(recorder.stream.fresh[head.place[0]].values())
+            output[: len(head.output), fresh] = head.output
+            described = replace(about[head.place], omega=omega, hiding=head.hiding, width=head.used)
+            seats.append(Seat(described, query, key, value, output))
+        layers.append(seats)
+    return layers
+
+
+class _Recorder:
+    """Follows the proof of a program's own network, and chooses for every head what hides keys."""
+
+    def __init__(self, stream: Stream, net: CompiledProgram):
+        self.stream = stream
+        self.virtual = Virtual(stream, net.layout.positions, stream.width)
+        self.omega: dict[tuple[int, int, int], float] = {}
+
+    def head(self, layer: int, group: int, state: Sequence[Column]) -> Loose:
+        head = next(h for h in self.stream.layers[layer] if h.place[1] == group)
+        k, v = head.query.shape[1], head.value.shape[1]
+        query, key, _ = wanted_tables(self.stream, head, 0.0, head.width, self.stream.width)
+        tables = [Table(t, np.zeros_like(t), np.zeros(t.shape[1])) for t in (query, key)]
+        nothing = [np.zeros(head.width)] * 3
+        needed = ROOM * max(reaches(self.virtual, head, tables, nothing, nothing)) + 2 * DEAD[self.stream.dtype]
+        self.omega[head.place] = 2.0 ** math.ceil(math.log2(needed))
+        return Loose(np.zeros(k), np.zeros(k), np.zeros(k), np.zeros((head.slots, k)), np.zeros(v), np.zeros(v),
+                     np.zeros(v), 0.0, 0.0, k)  # fmt: skip
+
+    def after(self, layer: int, state: Sequence[Column], sizes: Sequence[float]) -> None:
+        self.virtual.grow(self.stream.fresh[layer], state, sizes)
+
+    def readout(self, state: Sequence[Column]) -> Array:
+        return np.zeros(self.stream.readout.shape[1])
+
+
+# ---- heads that are added
+
+
+def _split(seat: Seat, rng: np.random.Generator) -> list[Seat]:
+    """Two heads that attend alike and share the columns; one that writes a single column stays whole."""
+    columns = np.flatnonzero(np.abs(seat.output).sum(0))
+    if len(columns) < 2:
+        return [seat]
+    chosen = rng.permutation(columns)
+    parts = (chosen[: len(chosen) // 2], chosen[len(chosen) // 2 :])
+    found = []
+    for part in parts:
+        output = np.zeros_like(seat.output)
+        output[:, part] = seat.output[:, part]
+        about = replace(seat.about, writes=tuple(sorted(int(c) for c in part)))
+        found.append(replace(seat, about=about, output=output))
+    return found
+
+
+def _distractor(inputs: Sequence[int], start: int, rng: np.random.Generator) -> Seat:
+    """Attends to what tokens hold, by a random form of them, and writes a mean of them where nobody looks."""
+    total, k = start + WRITTEN, 2
+    query, key, value, output = np.zeros((total, k)), np.zeros((total, k)), np.zeros((total, WRITTEN)), np.zeros((WRITTEN, total))
+    size = math.sqrt(SHARP) / max(1.0, math.sqrt(len(inputs)))
+    query[inputs], key[inputs] = _coarse(rng.normal(size=(2, len(inputs), k)) * size)
+    value[inputs] = _coarse(rng.normal(size=(len(inputs), WRITTEN)))
+    output[range(WRITTEN), range(start, total)] = 1.0
+    about = free_head("distractor: a mean of inputs that nobody reads", "tokens", tuple(range(start, total)))
+    return Seat(about, query, key, value, output)
+
+
+def _idle(like: Seat, inputs: Sequence[int], spare: range, rng: np.random.Generator) -> Seat:
+    """Attends to tokens, and would write what another head writes, of values that are always 0."""
+    total, k = spare.stop, 2
+    query, key, value, output = np.zeros((total, k)), np.zeros((total, k)), np.zeros((total, k)), np.zeros((k, total))
+    size = math.sqrt(SHARP) / max(1.0, math.sqrt(len(inputs)))
+    query[inputs], key[inputs] = _coarse(rng.normal(size=(2, len(inputs), k)) * size)
+    value[list(spare)] = _coarse(rng.normal(size=(len(spare), k)))
+    columns = np.flatnonzero(np.abs(like.output).sum(0))
+    output[:, columns] = _coarse(rng.normal(size=(k, len(columns))))
+    return Seat(free_head("idle: reads what is always 0", "tokens"), query, key, value, output)
+
+
+def _coarse(x: Array) -> Array:
+    """Numbers of 12 binary digits: both dtypes hold them as they are."""
+    mantissa, exponent = np.frexp(x)
+    return np.asarray(np.ldexp(np.round(mantissa * 4096) / 4096, exponent))
+
+
+def _padded(seat: Seat, count: int) -> Seat:
+    more = {name: np.zeros((count, getattr(seat, name).shape[1])) for name in ("query", "key", "value")}
+    for name, table in more.items():
+        table[: len(getattr(seat, name))] = getattr(seat, name)
+    output = np.zeros((len(seat.output), count))
+    output[:, : seat.output.shape[1]] = seat.output
+    return replace(seat, output=output, **more)
+
+
+# ---- bases and blocks
+
+
+def _sizes(layers: Sequence[Sequence[Seat]], count: int) -> tuple[int, list[int]]:
+    """The width of the stream, and the head dimension of each block: all heads of a layer stand in one."""
+    dims = [power_of_four(max(seat.width for seat in layer)) for layer in layers]
+    unit = max(dims)
+    width = max(count, *(len(layer) * d for layer, d in zip(layers, dims, strict=True)))
+    width = -(-width // unit) * unit
+    if width > LIMIT:
+        raise ArgumentError(f"this variant would have {width} channels, and the limit is {LIMIT}: choose a smaller network")
+    for i, layer in enumerate(layers):
+        while width % (4 * dims[i]) == 0 and width // (4 * dims[i]) >= len(layer):
+            dims[i] *= 4
+    return width, dims
+
+
+def _rotation(width: int, rng: np.random.Generator) -> Array:
+    """A random orthogonal matrix: a product of reflections, by operations whose results no library of matrices changes."""
+    found = np.diag(rng.choice([-1.0, 1.0], width))
+    for i in range(width):
+        v = np.zeros(width)
+        v[i:] = rng.normal(size=width - i)
+        v /= math.sqrt(math.fsum((v * v).tolist()))
+        found -= 2.0 * v[:, None] * (v[:, None] * found).sum(0)
+    return found
+
+
+def _times(a: Array, b: Array) -> Array:
+    return np.einsum("ij,jk->ik", a, b)
+
+
+@torch.no_grad()
+def _built(
+    plain: PlainTransformer, layers: Sequence[Sequence[Seat]], dims: Sequence[int], basis: Array, dual: Array,
+    kinds: tuple[str, ...], seed: int,
+) -> Variant:  # fmt: skip
+    """The module: reads go through `dual`, writes through `basis`."""
+    base, count, width = plain.spec, len(basis), basis.shape[1]
+    rows = [tuple([seat.about for seat in layer] + [PlainHead()] * (width // d - len(layer)))
+            for layer, d in zip(layers, dims, strict=True)]  # fmt: skip
+    names = tuple(f"direction {i}" for i in range(width))
+    spec = replace(base, stream=width, channels=names, heads=tuple(rows))
+    built = Variant(spec, base, torch.from_numpy(basis.copy()), kinds, seed, plain.dtype)
+    built.strict = plain.strict
+    tensors = {name: np.zeros(t.shape) for name, t in built.state_dict().items() if name != "basis"}
+    used = min(count, base.stream)
+    state = {name: stored(t) for name, t in plain.state_dict().items()}
+    tensors["embed.weight"] = _times(basis[:used].T, state["embed.weight"][:used])
+    tensors["positions"] = _times(state["positions"][:, :used], basis[:used])
+    tensors["readout.weight"] = _times(state["readout.weight"][:, :used], dual[:used])
+    tensors["readout.bias"] = state["readout.bias"]
+    for b, (layer, d) in enumerate(zip(layers, dims, strict=True)):
+        into = tensors[f"blocks.{b}.attention.in_proj_weight"].reshape(3, -1, d, width)
+        back = tensors[f"blocks.{b}.attention.out_proj.weight"].T.reshape(-1, d, width)
+        for h, seat in enumerate(layer):
+            for third, (table, scale) in enumerate(((seat.query, scale_of(d)), (seat.key, 1.0), (seat.value, 1.0))):
+                w = min(d, table.shape[1])
+                into[third, h, :w] = scale * _times(table[:, :w].T, dual)
+            w = min(d, len(seat.output))
+            back[h, :w] = _times(seat.output[:w], basis)
+        tensors[f"blocks.{b}.attention.out_proj.weight"] = np.ascontiguousarray(back.reshape(-1, width).T)
+    given = {name: torch.from_numpy(np.ascontiguousarray(table)).to(plain.dtype) for name, table in tensors.items()}
+    built.load_state_dict({**given, "basis": torch.from_numpy(basis.copy())})
+    assert plain.source is not None
+    built.made_from(plain.source, source_of)
+    return built.eval()

@@ -1,0 +1,365 @@
+"""How far a network in another basis can be from the one it was made from (lemma H6 of docs/theory.md).
+
+The stream of a variant is written X' = X B + E: X are *virtual* columns, those of the plain form and some more that only
+distractors write, B is the stored basis (column, direction), any numbers at all, and E is what is left, kept as the
+2-norm of a row. A head of the variant reads X' W' where the head it stands for reads X W, so that its coordinates differ
+by X (B W' - W) + E W' and by rounding, all of it computed from what is stored. What heads write is X by definition, up to
+z (W_O' - W_O B) and rounding, which go to E. So E does not depend on what the program computes; what errors of
+coordinates do to the program's heads is said by its own proof (`rasp.network.proof`), which takes them from margins.
+
+Rows are of three kinds: tokens, whose columns are known from the program, padding, whose columns are only bounded, and
+registers, whose rows nothing should change. Numbers are float64, and every one that is rounded is moved up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...certificates.rounding import TINY, UNIT, gamma, up
+from ...dtypes import Array, stored
+from ...errors import CertificateError
+from ...export.plain.spec import FLAG, PlainHead, PlainSpec, scale_of
+from ...export.plain.stream import HeadTables, Stream, first_rows
+from ...heads.token.bound import DEAD
+from ...rasp.network.layout import Feature
+from ...rasp.network.proof import LARGEST, Column, HeadError, Loose
+
+TOKEN, PADDING, REGISTER = range(3)  # the kinds of rows
+U64 = 2.0**-53  # the roundoff of what is computed here
+CLOSE = 1.0 + 2.0**-30  # more than all roundings of one bound together: sums of some thousand terms that are not negative
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A stored table of a head: what it is in the virtual columns, how far that is from what it should be, its norms."""
+
+    wanted: Array  # (virtual column, coordinate)
+    off: Array
+    norm: Array  # (coordinate,), of the stored columns
+
+    @classmethod
+    def of(cls, basis: Array, found: Array, wanted: Array) -> Table:
+        """`found` is (direction, coordinate) as it is stored."""
+        slip = (len(found) + 4) * U64 * (np.abs(basis) @ np.abs(found))
+        return cls(wanted, (np.abs(basis @ found - wanted) + slip) * CLOSE, np.linalg.norm(found, axis=0) * CLOSE)
+
+
+class Virtual:
+    """What is known of the virtual columns on each kind of row: sizes, and which of them are one-hot codes."""
+
+    def __init__(self, stream: Stream, positions: Sequence[Feature], width: int):
+        columns = stream.columns
+        self.size = np.zeros((3, width))
+        self.error = np.zeros(width)  # of columns on tokens, where they are parts of codes
+        self.size[[TOKEN, PADDING], FLAG] = 1.0
+        self.size[REGISTER, list(columns.ids)] = 1.0
+        self.size[TOKEN, list(columns.inputs)] = 1.0
+        self.size[:2, list(columns.positions)] = 1.0
+        if stream.source.constants is not None:
+            self.size[:2, list(columns.constants)] = np.abs(stored(stream.source.constants)).max(0)
+        self.ids, self.real = list(columns.ids), columns.inputs[-1]
+        self.codes: dict[object, list[int]] = {"token": list(columns.inputs[:-1])}
+        for feature, place in zip(positions, columns.constants, strict=True):
+            if feature.kind == "is":
+                self.codes.setdefault(feature.op, []).append(place)
+
+    def grow(self, fresh: Mapping[int, int], state: Sequence[Column], sizes: Sequence[float]) -> None:
+        """Columns that the heads of a layer have written."""
+        for c, place in fresh.items():
+            column = state[c]
+            self.size[TOKEN, place] = sizes[c] + column.error
+            self.size[PADDING, place] = column.pad
+            if column.feature.kind == "is":
+                self.error[place] = column.error
+                self.codes.setdefault(column.feature.op, []).append(place)
+
+    def mass(self, kind: int, weights: Array) -> Array:
+        """A bound of |sum of columns times weights|, weights (column, coordinate)."""
+        weights = weights.copy()
+        if kind == TOKEN:  # both flags are exactly 1 there
+            weights[FLAG] += weights[self.real]
+            weights[self.real] = 0.0
+        weights = np.abs(weights)
+        if kind == PADDING:
+            return np.asarray(self.size[kind] @ weights * CLOSE)
+        groups = [self.ids] if kind == REGISTER else [*self.codes.values()]
+        alone, found = self.size[kind].copy(), np.zeros(weights.shape[1])
+        for group in groups:
+            alone[group] = self.error[group] if kind == TOKEN else 0.0
+            found = found + weights[group].max(0, initial=0.0)
+        return np.asarray((found + alone @ weights) * CLOSE)
+
+    def norm(self, kind: int, spread: float) -> float:
+        """A bound of the norm of a row, where the basis stretches by at most `spread`."""
+        size = self.size[kind].copy()
+        for group in [] if kind == PADDING else [self.ids] if kind == REGISTER else self.codes.values():
+            rest = self.error[group].sum() if kind == TOKEN else 0.0
+            size[group] = 0.0
+            size[group[:1]] = 1.0 + rest
+        return float(np.linalg.norm(size) * spread * CLOSE)
+
+
+class Simulated:
+    """A variant, read off its tensors, as something that simulates the network of a program."""
+
+    def __init__(
+        self, stream: Stream, positions: Sequence[Feature], spec: PlainSpec, tensors: Mapping[str, Array], basis: Array
+    ):
+        self.stream, self.spec, self.basis = stream, spec, basis
+        self.tensors = tensors
+        self.dtype = stream.dtype
+        self.u, self.tiny, self.dead = UNIT[self.dtype], TINY[self.dtype], DEAD[self.dtype]
+        self.width = basis.shape[1]
+        self.rate = float(gamma(self.width + 8, self.u))
+        self.virtual = Virtual(stream, positions, len(basis))
+        gram = np.abs(basis) @ np.abs(basis.T) * (self.width + 4) * U64 + np.abs(basis @ basis.T)
+        self.spread = math.sqrt(float(gram.sum(1).max()) * CLOSE)
+        self.blocks = _seats(stream, spec)
+        self.error = self._first()
+        self.written: list[tuple[Array, Array]] = []  # of the present layer: sizes of z by kind, and how it is stored
+        self.known: list[tuple[int, Array, Array]] = []  # place in `written`, and the columns that tell its size better
+        self.begun = -1
+
+    def _first(self) -> Array:
+        """How far the rows are off that enter the first block."""
+        embed, rows = first_rows(self.stream)
+        count, directions = self.stream.columns.registers, self.basis[: self.stream.width]
+        found = _distance(self.tensors["positions"], rows, directions)
+        given = _distance(self.tensors["embed.weight"].T, embed.T, directions)
+        positions, tokens = found[count:].max(), given[:-1].max() + given[-1]
+        sizes = np.linalg.norm(self.tensors["positions"][count:], axis=1).max()
+        sizes += 2 * np.linalg.norm(self.tensors["embed.weight"], axis=0).max()
+        rounding = float(gamma(8, self.u)) * sizes + self.width * self.tiny
+        return np.array([positions + tokens + rounding, positions, found[:count].max(initial=0.0)]) * CLOSE
+
+    # ---- what one head reads
+
+    def _loose(self, table: Table, kind: int) -> Array:
+        """How far computed coordinates can be from what they should be, on rows of a kind."""
+        error, norm = float(self.error[kind]), self._norm(kind)
+        found = self.virtual.mass(kind, table.off) + (error + self.rate * norm) * table.norm
+        return np.asarray((found + self.width * self.tiny) * CLOSE)
+
+    def _norm(self, kind: int) -> float:
+        return (self.virtual.norm(kind, self.spread) + float(self.error[kind])) * CLOSE
+
+    def head(self, layer: int, group: int, state: Sequence[Column]) -> Loose:
+        """The worst over the heads that share what one head of the network does; takes in what they write, too."""
+        if self.begun != layer:
+            self._begin(layer)
+        found = [self._look(layer, block, seat) for block, seat in self.blocks[layer][1][group]]
+        worst = {name: np.maximum.reduce([getattr(one, name) for one in found]) for name in Loose.__annotations__}
+        return Loose(**worst)
+
+    def _begin(self, layer: int) -> None:
+        """The heads of a layer that compute nothing which is needed, and the addition to the stream."""
+        self.begun, self.written, self.known = layer, [], []
+        for block, seat in self.blocks[layer][2]:
+            query, key, value, back = self._thirds(block, seat)
+            table = Table.of(self.basis, value, self.basis @ value)
+            norm = max(self._norm(kind) for kind in range(3)) ** 2 * np.linalg.norm(query) * np.linalg.norm(key)
+            if not max(norm, np.linalg.norm(value) * norm) < LARGEST[self.dtype]:
+                raise CertificateError(f"numbers of head {seat} of block {block} may overflow")
+            sizes = [self.virtual.mass(k, table.wanted) + self._loose(table, k) for k in range(3)]
+            most = np.maximum.reduce(sizes) * self._room()
+            writes = list(self.spec.heads[block][seat].writes)
+            if any(c < self.stream.width for c in writes):
+                raise CertificateError(f"head {seat} of block {block} says that it writes what others read")
+            wanted = np.zeros((len(back), len(self.basis)))
+            if writes:
+                wanted[:, writes] = back @ np.linalg.pinv(self.basis[writes])
+            self._write(np.stack([most] * 3), back, wanted)
+            self.virtual.size[:, writes] += most @ np.abs(wanted[:, writes]) * CLOSE
+
+    def _room(self) -> float:
+        rows = self.spec.registers + self.spec.tokens
+        return (1 + float(gamma(rows + 16, self.u))) ** 2
+
+    def _write(self, sizes: Array, back: Array, wanted: Array) -> None:
+        off = _distance(back, wanted, self.basis)
+        self.written.append((sizes, (off + self.rate * np.linalg.norm(back, axis=1)) * CLOSE))
+
+    def _thirds(self, block: int, seat: int) -> tuple[Array, Array, Array, Array]:
+        """Query, key and value (direction, coordinate) and output (coordinate, direction) of a head."""
+        d = self.width // len(self.spec.heads[block])
+        into = self.tensors[f"blocks.{block}.attention.in_proj_weight"].reshape(3, -1, d, self.width)[:, seat]
+        back = self.tensors[f"blocks.{block}.attention.out_proj.weight"].T.reshape(-1, d, self.width)[seat]
+        return into[0].T / scale_of(d), into[1].T, into[2].T, back
+
+    def _look(self, layer: int, block: int, seat: int) -> Loose:
+        about, (query, key, value, back) = self.spec.heads[block][seat], self._thirds(block, seat)
+        head = self.stream.layers[layer][self._index(layer, about)]
+        d = query.shape[1]
+        k, v = head.query.shape[1], head.value.shape[1]
+        if max(k + head.hiding, v) > d:
+            raise CertificateError(f"'{about.purpose}' has {d} coordinates, which is too few for what it computes")
+        wanted = wanted_tables(self.stream, head, about.omega, d, len(self.basis))
+        tables = [Table.of(self.basis, *pair) for pair in zip((query, key, value), wanted, strict=True)]
+        q, ks, vs = ([self._loose(table, kind) for kind in range(3)] for table in tables)
+        outside = vs[REGISTER] if about.scope == "tokens" else np.maximum.reduce(vs)
+        logits = self._hidden(head, about, tables, q, ks)
+        sizes = [self.virtual.mass(kind, tables[2].wanted) + vs[kind] for kind in range(3)]
+        most = np.stack([np.maximum(sizes[TOKEN], sizes[REGISTER]), np.maximum.reduce(sizes), np.maximum.reduce(vs)])
+        output = np.zeros((d, len(self.basis)))
+        fresh = list(self.stream.fresh[layer].values())
+        mine = [i for i, place in enumerate(fresh) if place in about.writes]
+        output[:v, [fresh[i] for i in mine]] = head.output[:, mine]
+        self.known.append((len(self.written), head.output[:, mine], np.array([fresh[i] for i in mine], dtype=int)))
+        self._write(most * self._room(), back, output)
+        slots = self._slots(head, tables[1])[:, :k]
+        return Loose(q[TOKEN][:k], ks[TOKEN][:k], ks[PADDING][:k], slots, vs[TOKEN][:v], vs[PADDING][:v], outside[:v],
+                     *logits, d + 8)  # fmt: skip
+
+    def _index(self, layer: int, about: PlainHead) -> int:
+        return next(i for i, head in enumerate(self.stream.layers[layer]) if head.place == about.place)
+
+    def _slots(self, head: HeadTables, table: Table) -> Array:
+        """How far the keys of the registers that a head sees can be off, (slot, coordinate)."""
+        rest = (float(self.error[REGISTER]) + self.rate * self._norm(REGISTER)) * table.norm + self.width * self.tiny
+        more = self.virtual.size[REGISTER, self.stream.width :] @ table.off[self.stream.width :]
+        return np.asarray((table.off[self.virtual.ids[1 : head.slots + 1]] + rest + more) * CLOSE)
+
+    def _hidden(
+        self, head: HeadTables, about: PlainHead, tables: Sequence[Table], q: Sequence[Array], ks: Sequence[Array]
+    ) -> tuple[float, float]:
+        """What exclusion can add to the logit of a key that is seen, and of padding; raises unless all keys that must
+        not be seen weigh an exact 0."""
+        k, d = head.query.shape[1], len(q[0])
+        most_q, most_k = ([self.virtual.mass(kind, table.wanted) for kind in range(3)] for table in tables[:2])
+        rest, rate = slice(k, d), float(gamma(d + 8, self.u))
+
+        def moved(row: int, kind: int) -> float:
+            one = most_q[row][rest] @ ks[kind][rest]
+            return float(one + q[row][rest] @ (most_k[kind] + ks[kind])[rest]) * CLOSE
+
+        for row, low in zip((TOKEN, REGISTER), reaches(self.virtual, head, tables, q, ks), strict=True):
+            products = [float((most_q[row] + q[row]) @ (most_k[kind] + ks[kind])) for kind in range(3)]
+            noise = max(moved(row, kind) for kind in range(3)) + rate * sum(products)
+            lead = about.omega - (low + 2 * noise) * CLOSE
+            if not lead > self.dead:
+                raise HeadError(
+                    f"'{about.purpose}': keys that it must not see are behind by {lead:.4g}, of which {self.dead:.4g} "
+                    "are needed; the basis mixes too much into too few digits",
+                    about.purpose, lead, self.dead,
+                )  # fmt: skip
+        return max(moved(TOKEN, TOKEN), moved(TOKEN, REGISTER)), moved(TOKEN, PADDING)
+
+    # ---- what a layer writes
+
+    def after(self, layer: int, state: Sequence[Column], sizes: Sequence[float]) -> None:
+        """The rows after a layer."""
+        if self.begun != layer:
+            self._begin(layer)
+        self.virtual.grow(self.stream.fresh[layer], state, sizes)
+        for at, output, places in self.known:
+            found = self.written[at][0]
+            for j, row in enumerate(output):
+                only = np.flatnonzero(row)
+                if len(only) == 1 and (output[:, only[0]] != 0).sum() == 1:
+                    known = self.virtual.size[TOKEN, places[only[0]]] / abs(row[only[0]]) * CLOSE
+                    found[TOKEN, j] = min(found[TOKEN, j], known)
+        if not self.blocks[layer][0]:
+            return
+        for most, stored_off in self.written:
+            self.error = self.error + most @ stored_off
+        added = [self.u * self._norm(kind) + self.width * self.tiny for kind in range(3)]
+        self.error = (self.error + np.array(added)) * CLOSE
+        if not np.isfinite(self.error).all():
+            raise CertificateError("numbers of a variant may overflow")
+
+    def readout(self, state: Sequence[Column]) -> Array:
+        """How far the outputs are off, on tokens."""
+        weight, bias = self.tensors["readout.weight"].T, self.tensors["readout.bias"]
+        wanted = np.zeros((len(self.basis), weight.shape[1]))
+        wanted[: self.stream.width] = self.stream.readout
+        wanted[FLAG] = 0.0
+        slack = self._loose(Table.of(self.basis, weight, wanted), TOKEN)
+        return np.asarray(up(slack + np.abs(bias - self.stream.readout[FLAG]) + self.rate * np.abs(bias), 16))
+
+
+def wanted_tables(stream: Stream, head: HeadTables, omega: float, d: int, width: int) -> tuple[Array, Array, Array]:
+    """What query, key and value are of the virtual columns: content, then what hides keys, then nothing."""
+    group, k = stream.source.layers[head.place[0]].heads()[head.place[1]], head.query.shape[1]
+    hides = stream.exclusion(group)
+    query, key, value = (np.zeros((width, d)) for _ in range(3))
+    query[: len(head.query), :k], key[: len(head.key), :k] = head.query, head.key
+    value[: len(head.value), : head.value.shape[1]] = head.value
+    query[: len(hides[0]), k : k + head.hiding] = omega * hides[0]
+    key[: len(hides[1]), k : k + head.hiding] = hides[1]
+    return query, key, value
+
+
+def reaches(
+    virtual: Virtual, head: HeadTables, tables: Sequence[Table], q: Sequence[Array], ks: Sequence[Array]
+) -> tuple[float, float]:
+    """By how much content alone can put a key that must not be seen ahead of those that are, for tokens and registers.
+
+    A token always sees itself, or the slots; a register has no content but errors.
+    """
+    content = slice(0, head.query.shape[1])
+    queries = [(virtual.mass(kind, tables[0].wanted) + q[kind])[content] for kind in range(3)]
+    keys = [(virtual.mass(kind, tables[1].wanted) + ks[kind])[content] for kind in range(3)]
+    slots = np.abs(head.key[virtual.ids[1 : head.slots + 1]]).max(0, initial=0.0) + ks[REGISTER][content]
+    seen = float(queries[TOKEN] @ (slots if head.scope == "memory" else keys[TOKEN]))
+    banned = float(queries[TOKEN] @ ks[REGISTER][content])
+    if head.scope == "memory" or head.hiding > 1:
+        banned = max(banned, *(float(queries[TOKEN] @ keys[kind]) for kind in (TOKEN, PADDING)))
+    return (seen + banned) * CLOSE, 2 * max(float(queries[REGISTER] @ key) for key in keys) * CLOSE
+
+
+def _distance(found: Array, wanted: Array, basis: Array) -> Array:
+    """The norm of each row of found - wanted basis, from above."""
+    slip = (len(basis) + 4) * U64 * (np.abs(wanted) @ np.abs(basis) + np.abs(found))
+    return np.asarray(np.linalg.norm(np.abs(found - wanted @ basis) + slip, axis=1) * CLOSE)
+
+
+Seats = list[tuple[int, int]]
+
+
+def _seats(stream: Stream, spec: PlainSpec) -> list[tuple[list[int], dict[int, Seats], Seats]]:
+    """For every layer of the source its block, for every head there (by group) its seats, and the seats of all others.
+
+    Every column that a head writes must be written by one seat of it, no more and no less.
+    """
+    found: list[tuple[list[int], dict[int, Seats], Seats]] = []
+    block = 0
+    for number, heads in enumerate(stream.layers):
+        if not heads:
+            found.append(([], {}, []))
+            continue
+        if block == len(spec.heads):
+            raise CertificateError("the variant has fewer blocks than its network has layers with heads")
+        seats: dict[int, Seats] = {head.place[1]: [] for head in heads}
+        others: Seats = []
+        left = {head.place: [stream.fresh[number][c] for c, column in zip(
+            stream.fresh[number], head.output.T, strict=True) if column.any()] for head in heads}  # fmt: skip
+        for seat, about in enumerate(spec.heads[block]):
+            if about.place not in left:
+                others.append((block, seat))
+                continue
+            for column in about.writes:
+                if column not in left[about.place]:
+                    raise CertificateError(f"head {seat} of block {block} writes what is not its own, or was written")
+                left[about.place].remove(column)
+            seats[about.place[1]].append((block, seat))
+        missing = [place for place, columns in left.items() if columns] or [p for p in left if not seats[p[1]]]
+        if missing:
+            raise CertificateError(f"block {block} of the variant lacks a head of its network: {missing[0]}")
+        found.append(([block], seats, others))
+        block += 1
+    if block != len(spec.heads):
+        raise CertificateError("the variant has more blocks than its network has layers with heads")
+    return found
+
+
+def numbers(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+    """Stored tensors as float64 arrays; `CertificateError` where a number is not finite."""
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise CertificateError(f"no bound holds for weights that are not finite: {name}")
+    return {name: stored(tensor) for name, tensor in tensors.items()}

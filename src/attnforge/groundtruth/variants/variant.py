@@ -1,0 +1,243 @@
+"""`Variant`: a plain transformer that was made harder to read, its basis, and the certificate of what is stored.
+
+The stream of a variant holds the columns of a plain form in another basis. Where every column is a direction of its own,
+up to its sign, nothing is rounded that was not rounded before: the plain form is read back bit by bit, and its own
+analysis holds. In any other basis the simulation of lemma H6 says how far coordinates are off, and the proof of the
+program takes that from the margins of its heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...certificates.certificate import Certificate
+from ...certificates.schema import Whole
+from ...dtypes import DTYPES, Array, dtype_name, shipped
+from ...errors import CertificateError, PrecisionError, UnsupportedOperation
+from ...export.plain.certificate import EXPLICIT
+from ...export.plain.source import program_source
+from ...export.plain.spec import PlainHead, PlainSpec, scale_of
+from ...export.plain.stream import SHARED, Stream, folded, spare
+from ...export.plain.transformer import PlainTransformer, network_of
+from ...rasp.network.compiled import CompiledProgram
+from ...rasp.network.proof import HeadError, prove
+from .simulation import Simulated, numbers
+
+KINDS = ("permuted", "split", "distractor", "idle", "rotated", "superposed")
+FINITE = 2.0**-20  # of the largest number of a dtype: what idle and distractor heads may reach
+
+
+class Variant(PlainTransformer):
+    """A network that computes what another does, in another basis and among heads that do nothing.
+
+    `basis` is (virtual column, direction): the columns of the plain form, described by `base`, then those that only
+    distractors write, then those that stay 0. `heads[layer][h]` says what each head stands for; its `writes` are virtual
+    columns. `attnforge.groundtruth.vary` makes them.
+    """
+
+    family = "variant"
+    schema: ClassVar[Any] = {**PlainTransformer.schema, "base": {}, "kinds": [str], "seed": Whole()}
+    basis: Tensor
+
+    def __init__(
+        self, spec: PlainSpec, base: PlainSpec, basis: Tensor, kinds: Sequence[str], seed: int, dtype: torch.dtype
+    ):
+        super().__init__(spec, dtype)
+        self.base, self.kinds, self.seed = base, tuple(kinds), seed
+        self.register_buffer("basis", basis)
+
+    def recertify(self) -> Certificate:
+        """What can be proved for the weights as they are now."""
+        directions = aligned_rows(self.basis.detach().cpu().double().numpy())
+        found = self._simulated() if directions is None else self.unvaried().recertify()
+        return replace(found, lemmas=(*found.lemmas, "H6"))
+
+    def program_of(self) -> CompiledProgram:
+        """The program's network; `UnsupportedOperation` where it is none."""
+        net = network_of(self)
+        if not isinstance(net, CompiledProgram):
+            raise UnsupportedOperation(
+                "in a basis that mixes columns only token programs are certified; for a formula take the kinds "
+                "'permuted', 'split', 'distractor' and 'idle', which round nothing anew"
+            )
+        return net
+
+    def _simulated(self) -> Certificate:
+        net = self.program_of()
+        try:
+            proof = prove(net.facts, net.layout, net.network, net.positions, self.simulation(net))
+        except HeadError as error:
+            wider = "" if self.dtype == torch.float64 else "; compile with dtype=torch.float64"
+            raise PrecisionError(f"this variant cannot be proved in {dtype_name(self.dtype)}: {error}{wider}") from error
+        found = net.certificate_of(proof)
+        return replace(found, lemmas=(*found.lemmas, "B6"), assumptions=(*found.assumptions, EXPLICIT))
+
+    def simulation(self, net: CompiledProgram) -> Simulated:
+        """This, as something that simulates a program's network."""
+        stream = self.stream_of(net)
+        tensors = numbers(self.state_dict())
+        basis = tensors.pop("basis")
+        if basis.shape[1] != self.spec.stream or len(basis) < stream.width:
+            raise CertificateError(f"a basis of shape {basis.shape} does not fit a stream of {self.spec.stream} channels")
+        return Simulated(stream, net.layout.positions, self.spec, tensors, basis)
+
+    def stream_of(self, net: CompiledProgram) -> Stream:
+        """The stream of the plain form that this one is a variant of."""
+        source, spec = program_source(net), self.spec
+        if {t.dtype for name, t in self.state_dict().items() if name != "basis"} != {net.dtype}:
+            raise CertificateError("the tensors of a variant have one dtype, that of its network")
+        if any(getattr(spec, name) != getattr(source, name) for name in SHARED):
+            raise CertificateError("the description of the variant is not that of its network")
+        looking = [g for layer in source.layers for g in layer.heads() if g.scope == "tokens" and not g.causal]
+        if spec.causal and looking and source.tokens > 1:
+            raise CertificateError(f"a causal mask hides later tokens from '{looking[0].purpose}', which must see them")
+        stream = Stream(source, spec.causal, self.dtype, spare(spec.registers + spec.tokens, spec.stream, self.dtype))
+        if stream.columns.registers != spec.registers:
+            raise CertificateError("the variant has not the registers that its network asks for")
+        folded(stream, ())
+        return stream
+
+    # ---- where every column is a direction of its own
+
+    @torch.no_grad()
+    def unvaried(self) -> PlainTransformer:
+        """The plain form, read back bit by bit; `CertificateError` where heads that should do nothing may do something,
+        or columns are mixed."""
+        basis = self.basis.detach().cpu().double().numpy()
+        directions = aligned_rows(basis)
+        if directions is None:
+            raise CertificateError("this variant mixes columns: its plain form cannot be read back")
+        width, used = self._width(), len(basis)
+        place, sign = directions
+        tensors = {name: t.detach().cpu() for name, t in self.state_dict().items() if name != "basis"}
+        outside = torch.ones(self.spec.stream, dtype=torch.bool)
+        outside[torch.from_numpy(place[:width])] = False
+        written = {int(place[c]) for row in self.spec.heads for h in row if h.place[0] < 0 for c in h.writes if c < used}
+        base = PlainTransformer(self.base, self.dtype)
+        built = {name: torch.zeros_like(t) for name, t in base.state_dict().items()}
+
+        def back(table: Tensor) -> Tensor:
+            """(..., direction) as (..., column), where nothing else is read."""
+            if bool(table[..., outside].any()):
+                raise CertificateError("a variant's weights read or write directions that nothing may depend on")
+            found = table.new_zeros(*table.shape[:-1], self.base.stream)
+            found[..., :width] = table[..., torch.from_numpy(place[:width])] * torch.from_numpy(sign[:width]).to(table)
+            return found
+
+        built["embed.weight"] = back(tensors["embed.weight"].T).T
+        built["positions"] = back(tensors["positions"])
+        built["readout.weight"], built["readout.bias"] = back(tensors["readout.weight"]), tensors["readout.bias"]
+        seats = {h.place: (b, i) for b, row in enumerate(self.base.heads) for i, h in enumerate(row) if h.place[0] >= 0}
+        free = [self._read_seat(tensors, b, i, seats, built, back) for b, row in enumerate(self.spec.heads)
+                for i in range(len(row))]  # fmt: skip
+        self._refuse_effects([one for one in free if one is not None], tensors, ~outside, written)
+        base.load_state_dict(built)
+        if self.source is not None and self._layers is not None:
+            base.made_from(self.source, self._layers)
+        base._origin = self._origin
+        return base.eval()
+
+    def _width(self) -> int:
+        """The columns of the plain form that are used."""
+        names = self.base.channels
+        return max((i for i, name in enumerate(names) if name != "unused"), default=-1) + 1
+
+    def seat_tables(self, tensors: dict[str, Tensor], block: int, seat: int) -> tuple[Tensor, Tensor]:
+        """Query, key and value (third, coordinate, direction), queries without their scale, and output (coordinate,
+        direction) of a head."""
+        d = self.spec.stream // len(self.spec.heads[block])
+        into = tensors[f"blocks.{block}.attention.in_proj_weight"].reshape(3, -1, d, self.spec.stream)[:, seat].clone()
+        into[0] /= scale_of(d)
+        return into, tensors[f"blocks.{block}.attention.out_proj.weight"].T.reshape(-1, d, self.spec.stream)[seat]
+
+    def _read_seat(
+        self, tensors: dict[str, Tensor], block: int, seat: int, seats: dict[Any, tuple[int, int]],
+        built: dict[str, Tensor], back: Any,
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """Put a head where the plain form has it; None, or the tables of one that stands for nothing."""
+        about = self.spec.heads[block][seat]
+        into, out = self.seat_tables(tensors, block, seat)
+        if about.place[0] < 0:
+            return into, out
+        if about.place not in seats:
+            raise CertificateError(f"head {seat} of block {block} stands for one that the plain form does not have")
+        b, i = seats[about.place]
+        wide = self.base.stream // len(self.base.heads[b])
+        into, out = back(into), back(out)
+        if into.shape[1] > wide and bool(into[:, wide:].any() or out[wide:].any()):
+            raise CertificateError(f"head {seat} of block {block} has more coordinates than the one it stands for")
+        d = min(into.shape[1], wide)
+        target = built[f"blocks.{b}.attention.in_proj_weight"].reshape(3, -1, wide, self.base.stream)[:, i]
+        mine = into[:, :d] * torch.tensor([scale_of(wide), 1.0, 1.0], dtype=into.dtype)[:, None, None]
+        if bool(target.any()) and not torch.equal(target[:, :d], mine):
+            raise CertificateError(f"head {seat} of block {block} is not the other part of the head that it is split from")
+        target[:, :d] = mine
+        output = built[f"blocks.{b}.attention.out_proj.weight"].T.reshape(-1, wide, self.base.stream)[i]
+        columns = out[:d].abs().sum(0) > 0
+        if bool((output.abs().sum(0) > 0)[columns].any()):
+            raise CertificateError(f"head {seat} of block {block} writes what another part of its head writes")
+        output[:d] += out[:d]
+        return None
+
+    def _refuse_effects(
+        self, free: list[tuple[Tensor, Tensor]], tensors: dict[str, Tensor], used: Tensor, written: set[int]
+    ) -> None:
+        """Raise unless heads that stand for nothing read what is finite, and change nothing that anyone reads."""
+        touched = used.clone()
+        for _, out in free:
+            touched |= out.abs().sum(0) > 0
+        most = self.spec.largest_activation
+        for into, out in free:
+            idle = not bool(into[2][:, touched].any())  # its values are those of directions that stay 0
+            if not idle and bool(out[:, used].any()):
+                raise CertificateError("a head that should do nothing changes what other heads read")
+            if bool(into[:, :, touched & ~used].any()):
+                raise CertificateError("a head that stands for nothing reads what another one wrote")
+            sizes = into.double().abs().sum(-1).amax(-1) * most
+            reach = float(sizes[0] * sizes[1] * into.shape[1] + sizes[2] * (1 + out.double().abs().sum()))
+            if not reach < FINITE * torch.finfo(self.dtype).max:
+                raise CertificateError("a head that stands for nothing may overflow")
+
+    # ---- files
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "base": self.base.to_json(), "kinds": list(self.kinds), "seed": self.seed}
+
+    @classmethod
+    def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> Variant:
+        """The module that `config` and `state_dict` describe."""
+        dtype = shipped(DTYPES[config["dtype"]])
+        spec, base = PlainSpec.from_json(config), PlainSpec.from_json(config["base"])
+        basis = tensors["basis"]
+        with torch.device("meta"):  # shapes first: a description must not make us allocate what no file holds
+            shapes = {name: t.shape for name, t in PlainTransformer(spec, dtype).state_dict().items()}
+        if {**shapes, "basis": basis.shape} != {name: t.shape for name, t in tensors.items()} or basis.dim() != 2:
+            raise CertificateError("the tensors do not have the shapes that the description asks for")
+        if base.stream > 2 * spec.stream + len(basis) or base.registers + base.tokens > spec.registers + spec.tokens:
+            raise CertificateError("the description of the plain form does not fit the variant")
+        built = cls(spec, base, basis, [str(kind) for kind in config["kinds"]], config["seed"], dtype)
+        built.load_state_dict(tensors)
+        built.strict, built._origin = bool(config["strict"]), config["origin"]
+        return built.eval()
+
+    def extra_repr(self) -> str:
+        return f"{', '.join(self.kinds)}, seed {self.seed}; {super().extra_repr()}"
+
+
+def aligned_rows(basis: Array) -> tuple[Array, Array] | None:
+    """For each row the one place where it is 1 or -1, and which, if it is 0 elsewhere and no two share a place."""
+    if not bool(np.isin(basis, (-1.0, 0.0, 1.0)).all()) or not (np.abs(basis).sum(1) == 1).all():
+        return None
+    place = np.abs(basis).argmax(1)
+    return None if len(set(place.tolist())) < len(place) else (place, basis[np.arange(len(basis)), place])
+
+
+def free_head(purpose: str, scope: str, writes: tuple[int, ...] = ()) -> PlainHead:
+    """The description of a head that stands for none of the network's."""
+    return PlainHead(purpose, scope, writes=writes)
