@@ -25,6 +25,7 @@ networks.HOMES.update(
         "network": "attnforge.compiler.compiled",
         "program": "attnforge.rasp.network.compiled",
         "plain": "attnforge.export.plain.transformer",
+        "variant": "attnforge.groundtruth.variants.variant",
         "blackbox-grid": "attnforge.blackbox.grid",
         "blackbox-table": "attnforge.blackbox.result",
         "blackbox-ridge": "attnforge.blackbox.ridge",

@@ -21,9 +21,8 @@ import torch
 
 from ...arguments import whole
 from ...certificates.certified import CertifiedModule
-from ...certificates.rounding import up
 from ...dtypes import Array, stored
-from ...errors import ArgumentError, CertificateError, PrecisionError, closest
+from ...errors import ArgumentError, PrecisionError, closest
 from ...export.plain.build import LIMIT, power_of_four, source_of, to_plain
 from ...export.plain.spec import PlainHead, PlainSpec, scale_of
 from ...export.plain.stream import Stream
@@ -43,8 +42,8 @@ ROOM = 1.25  # of what hides keys beyond what content can do: rounding of a rota
 
 @dataclass(frozen=True, eq=False)
 class Seat:
-    """A head to be put into a block: tables over the virtual columns, (column, coordinate), output (coordinate, column);
-    queries have no scale yet."""
+    """A head to be put into a block: tables over the virtual columns, (column, coordinate), output (coordinate,
+    column); queries have no scale yet."""
 
     about: PlainHead
     query: Array
@@ -90,12 +89,14 @@ def vary(net: CertifiedModule, kinds: str | Iterable[str] = ("rotated",), seed: 
             "'split', 'distractor' and 'idle'"
         )
     used = _used(plain.spec)
-    layers = _program_seats(plain, source) if isinstance(source, CompiledProgram) and mixing else _plain_seats(plain, used)
+    layers = (
+        _program_seats(plain, source) if isinstance(source, CompiledProgram) and mixing else _plain_seats(plain, used)
+    )
     if "split" in wanted:
         layers = [[part for seat in layer for part in _split(seat, rng)] for layer in layers]
     inputs = _inputs(plain)
     extra: list[str] = []  # names of virtual columns beyond those of the plain form
-    for i, layer in enumerate(layers):
+    for layer in layers:
         if "distractor" in wanted:
             layer.append(_distractor(inputs, used + len(extra), rng))
             extra += [f"distractor {len(extra) + j}" for j in range(WRITTEN)]
@@ -110,17 +111,14 @@ def vary(net: CertifiedModule, kinds: str | Iterable[str] = ("rotated",), seed: 
         layers = [[layer[i] for i in rng.permutation(len(layer))] for layer in layers]
     width, dims = _sizes(layers, count)
     if mixing:
-        basis = _rotation(width, rng)[:count]
-    elif "permuted" in wanted:
+        return _mixed(plain, layers, dims, width, count, wanted, seed)
+    if "permuted" in wanted:
         basis = np.zeros((count, width))
         basis[range(count), rng.permutation(width)[:count]] = rng.choice([-1.0, 1.0], count)
     else:
         basis = np.eye(count, width)
     built = _built(plain, layers, dims, basis, basis, wanted, seed)
-    try:
-        built.attach(built.recertify())
-    except CertificateError as error:
-        raise PrecisionError(f"no variant of this kind can be proved: {error}") from error
+    built.attach(built.recertify())
     return built
 
 
@@ -128,7 +126,9 @@ def _kinds(kinds: str | Iterable[str]) -> tuple[str, ...]:
     asked = [kinds] if isinstance(kinds, str) else list(kinds)
     for kind in asked:
         if kind not in KINDS:
-            raise ArgumentError(f"there is no kind of variant {kind!r}{closest(str(kind), KINDS)}; there are {', '.join(KINDS)}")
+            raise ArgumentError(
+                f"there is no kind of variant {kind!r}{closest(str(kind), KINDS)}; there are {', '.join(KINDS)}"
+            )
     if not asked:
         raise ArgumentError(f"name one kind of variant at least: {', '.join(KINDS)}")
     return tuple(kind for kind in KINDS if kind in asked)
@@ -165,9 +165,7 @@ def _plain_seats(plain: PlainTransformer, used: int) -> list[list[Seat]]:
 def _program_seats(plain: PlainTransformer, net: CompiledProgram) -> list[list[Seat]]:
     """The heads of a program, with what hides keys chosen anew: as little as the program's own sizes ask for."""
     about = {head.place: head for row in plain.heads for head in row}
-    stream = Variant(plain.spec, plain.spec, torch.eye(1), (), 0, plain.dtype)
-    stream.made_from(net, source_of)
-    recorder = _Recorder(stream.stream_of(net), net)
+    recorder = _Recorder(_stream(plain, net), net)
     prove(net.facts, net.layout, net.network, net.positions, recorder)
     layers = []
     for heads in (heads for heads in recorder.stream.layers if heads):
@@ -233,7 +231,12 @@ def _split(seat: Seat, rng: np.random.Generator) -> list[Seat]:
 def _distractor(inputs: Sequence[int], start: int, rng: np.random.Generator) -> Seat:
     """Attends to what tokens hold, by a random form of them, and writes a mean of them where nobody looks."""
     total, k = start + WRITTEN, 2
-    query, key, value, output = np.zeros((total, k)), np.zeros((total, k)), np.zeros((total, WRITTEN)), np.zeros((WRITTEN, total))
+    query, key, value, output = (
+        np.zeros((total, k)),
+        np.zeros((total, k)),
+        np.zeros((total, WRITTEN)),
+        np.zeros((WRITTEN, total)),
+    )
     size = math.sqrt(SHARP) / max(1.0, math.sqrt(len(inputs)))
     query[inputs], key[inputs] = _coarse(rng.normal(size=(2, len(inputs), k)) * size)
     value[inputs] = _coarse(rng.normal(size=(len(inputs), WRITTEN)))
@@ -279,15 +282,64 @@ def _sizes(layers: Sequence[Sequence[Seat]], count: int) -> tuple[int, list[int]
     width = max(count, *(len(layer) * d for layer, d in zip(layers, dims, strict=True)))
     width = -(-width // unit) * unit
     if width > LIMIT:
-        raise ArgumentError(f"this variant would have {width} channels, and the limit is {LIMIT}: choose a smaller network")
+        raise ArgumentError(
+            f"this variant would have {width} channels, and the limit is {LIMIT}: choose a smaller network"
+        )
     for i, layer in enumerate(layers):
         while width % (4 * dims[i]) == 0 and width // (4 * dims[i]) >= len(layer):
             dims[i] *= 4
     return width, dims
 
 
+def _mixed(
+    plain: PlainTransformer, layers: Sequence[Sequence[Seat]], dims: Sequence[int], width: int, count: int,
+    kinds: tuple[str, ...], seed: int,
+) -> Variant:  # fmt: skip
+    """One rotation of the whole stream, or, where margins do not survive that, one for each kind of columns."""
+    problem: PrecisionError | None = None
+    for apart in _kinds_apart(plain, count):
+        rng = np.random.default_rng([seed, len(apart)])
+        basis, order, start = np.zeros((count, width)), rng.permutation(width), 0
+        for i, columns in enumerate(apart):
+            size = len(columns) if i < len(apart) - 1 else width - start
+            basis[np.ix_(columns, order[start : start + size])] = _rotation(size, rng)[: len(columns)]
+            start += size
+        built = _built(plain, layers, dims, basis, basis, kinds, seed)
+        try:
+            built.attach(built.recertify())
+        except PrecisionError as error:
+            problem = problem or error
+            continue
+        return built
+    assert problem is not None
+    raise problem
+
+
+def _kinds_apart(plain: PlainTransformer, count: int) -> list[list[list[int]]]:
+    """Ways to tell columns apart, from none to all: ids of registers, numbers with the rest, each by itself."""
+    net = plain.source
+    assert isinstance(net, CompiledProgram)
+    registers = list(range(1, 1 + plain.registers))
+    kinds = {}
+    stream = _stream(plain, net)
+    for feature, place in zip(net.layout.positions, stream.columns.constants, strict=True):
+        kinds[place] = feature.kind
+    for number, layer in enumerate(net.layout.layers):
+        kinds.update({place: layer.after[c].kind for c, place in stream.fresh[number].items()})
+    numbers = [c for c in range(count) if kinds.get(c, "is") not in ("is", "real")]
+    rest = [c for c in range(count) if c not in registers and c not in numbers]
+    found = [[list(range(count))], [registers, sorted([*numbers, *rest])], [registers, numbers, rest]]
+    return found if numbers else found[:2]
+
+
+def _stream(plain: PlainTransformer, net: CompiledProgram) -> Stream:
+    """The stream of a plain form, of a program's own tables."""
+    same = Variant(plain.spec, plain.spec, torch.eye(1), (), 0, plain.dtype)
+    return same.stream_of(net)
+
+
 def _rotation(width: int, rng: np.random.Generator) -> Array:
-    """A random orthogonal matrix: a product of reflections, by operations whose results no library of matrices changes."""
+    """A random orthogonal matrix: a product of reflections, without a library of matrices, whose digits may differ."""
     found = np.diag(rng.choice([-1.0, 1.0], width))
     for i in range(width):
         v = np.zeros(width)

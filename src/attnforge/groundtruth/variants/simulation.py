@@ -1,11 +1,12 @@
 """How far a network in another basis can be from the one it was made from (lemma H6 of docs/theory.md).
 
-The stream of a variant is written X' = X B + E: X are *virtual* columns, those of the plain form and some more that only
-distractors write, B is the stored basis (column, direction), any numbers at all, and E is what is left, kept as the
-2-norm of a row. A head of the variant reads X' W' where the head it stands for reads X W, so that its coordinates differ
-by X (B W' - W) + E W' and by rounding, all of it computed from what is stored. What heads write is X by definition, up to
-z (W_O' - W_O B) and rounding, which go to E. So E does not depend on what the program computes; what errors of
-coordinates do to the program's heads is said by its own proof (`rasp.network.proof`), which takes them from margins.
+The stream of a variant is written X' = X B + E: X are *virtual* columns, those of the plain form and some more that
+only distractors write, B is the stored basis (column, direction), any numbers at all, and E is what is left, kept as
+2-norms of parts of a row: directions that no column of the basis joins are parts of their own. A head of the variant
+reads X' W' where the head it stands for reads X W, so that its coordinates differ by X (B W' - W) + E W' and by
+rounding, all of it computed from what is stored. What heads write is X by definition, up to z (W_O' - W_O B) and
+rounding, which go to E. So E does not depend on what the program computes; what errors of coordinates do to the
+program's heads is said by its own proof (`rasp.network.proof`), which takes them from margins.
 
 Rows are of three kinds: tokens, whose columns are known from the program, padding, whose columns are only bounded, and
 registers, whose rows nothing should change. Numbers are float64, and every one that is rounded is moved up.
@@ -31,22 +32,66 @@ from ...rasp.network.proof import LARGEST, Column, HeadError, Loose
 
 TOKEN, PADDING, REGISTER = range(3)  # the kinds of rows
 U64 = 2.0**-53  # the roundoff of what is computed here
-CLOSE = 1.0 + 2.0**-30  # more than all roundings of one bound together: sums of some thousand terms that are not negative
+VANISHED = 1e-300  # more than what squares of a row's numbers lose that are too small for float64
+CLOSE = (
+    1.0 + 2.0**-30
+)  # more than all roundings of one bound together: sums of some thousand terms that are not negative
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """A stored basis (column, direction), and the parts of it that have nothing to do with each other."""
+
+    rows: Array
+    part: Array  # of each direction
+    column: Array  # the part of each column
+    spread: Array  # by how much each part can stretch a row
+
+    @classmethod
+    def of(cls, rows: Array) -> Basis:
+        """The finest parts: directions that a column joins are in one."""
+        part, column = np.arange(rows.shape[1]), np.zeros(len(rows), dtype=int)
+        joined = [np.flatnonzero(row) for row in rows]
+        for at in joined:
+            if len(at) > 1:
+                part[np.isin(part, part[at])] = part[at].min()
+        part = np.unique(part, return_inverse=True)[1].reshape(-1)
+        for c, at in enumerate(joined):
+            column[c] = part[at[0]] if len(at) else 0
+        gram = np.abs(rows @ rows.T) + np.abs(rows) @ np.abs(rows.T) * (rows.shape[1] + 4) * U64
+        most = gram.sum(1) * CLOSE
+        spread = [math.sqrt(most[column == p].max(initial=0.0)) * CLOSE for p in range(int(part.max()) + 1)]
+        return cls(rows, part, column, np.array(spread))
+
+    def norms(self, table: Array) -> Array:
+        """The norm of each part (part, row) of rows of directions."""
+        most, square = np.zeros((2, len(self.spread), len(table)))
+        np.maximum.at(most, self.part, np.abs(table).T)
+        share = np.abs(table).T / np.where(most == 0, 1.0, most)[self.part]  # squares of small numbers would vanish
+        np.add.at(square, self.part, share * share)
+        return np.asarray(most * np.sqrt(square) * CLOSE)
+
+    def distance(self, found: Array, wanted: Array) -> Array:
+        """The norm of each part (part, row) of found - wanted basis, from above; wanted is (row, column)."""
+        rows = self.rows[: wanted.shape[1]]
+        slip = (len(rows) + 4) * U64 * (np.abs(wanted) @ np.abs(rows) + np.abs(found))
+        slip = np.where((wanted @ rows == 0) & (np.abs(wanted) @ np.abs(rows) == 0), 0.0, slip)
+        return self.norms(np.abs(found - wanted @ rows) + slip)
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A stored table of a head: what it is in the virtual columns, how far that is from what it should be, its norms."""
+    """A stored table of a head: what it should be in the virtual columns, how far it is from that, and its norms."""
 
     wanted: Array  # (virtual column, coordinate)
     off: Array
-    norm: Array  # (coordinate,), of the stored columns
+    norm: Array  # (part, coordinate), of the stored columns
 
     @classmethod
-    def of(cls, basis: Array, found: Array, wanted: Array) -> Table:
+    def of(cls, basis: Basis, found: Array, wanted: Array) -> Table:
         """`found` is (direction, coordinate) as it is stored."""
-        slip = (len(found) + 4) * U64 * (np.abs(basis) @ np.abs(found))
-        return cls(wanted, (np.abs(basis @ found - wanted) + slip) * CLOSE, np.linalg.norm(found, axis=0) * CLOSE)
+        slip = (len(found) + 4) * U64 * (np.abs(basis.rows) @ np.abs(found))
+        return cls(wanted, (np.abs(basis.rows @ found - wanted) + slip) * CLOSE, basis.norms(found.T))
 
 
 class Virtual:
@@ -94,14 +139,16 @@ class Virtual:
             found = found + weights[group].max(0, initial=0.0)
         return np.asarray((found + alone @ weights) * CLOSE)
 
-    def norm(self, kind: int, spread: float) -> float:
-        """A bound of the norm of a row, where the basis stretches by at most `spread`."""
+    def norm(self, kind: int, basis: Basis) -> Array:
+        """A bound of the norm of each part of a row."""
         size = self.size[kind].copy()
+        square = np.zeros(len(basis.spread))
         for group in [] if kind == PADDING else [self.ids] if kind == REGISTER else self.codes.values():
             rest = self.error[group].sum() if kind == TOKEN else 0.0
             size[group] = 0.0
-            size[group[:1]] = 1.0 + rest
-        return float(np.linalg.norm(size) * spread * CLOSE)
+            square[np.unique(basis.column[group])] += (1.0 + rest) ** 2
+        np.add.at(square, basis.column, size * size)
+        return np.asarray(np.sqrt(square + VANISHED) * basis.spread * CLOSE)
 
 
 class Simulated:
@@ -110,15 +157,13 @@ class Simulated:
     def __init__(
         self, stream: Stream, positions: Sequence[Feature], spec: PlainSpec, tensors: Mapping[str, Array], basis: Array
     ):
-        self.stream, self.spec, self.basis = stream, spec, basis
+        self.stream, self.spec, self.basis = stream, spec, Basis.of(basis)
         self.tensors = tensors
         self.dtype = stream.dtype
         self.u, self.tiny, self.dead = UNIT[self.dtype], TINY[self.dtype], DEAD[self.dtype]
         self.width = basis.shape[1]
         self.rate = float(gamma(self.width + 8, self.u))
         self.virtual = Virtual(stream, positions, len(basis))
-        gram = np.abs(basis) @ np.abs(basis.T) * (self.width + 4) * U64 + np.abs(basis @ basis.T)
-        self.spread = math.sqrt(float(gram.sum(1).max()) * CLOSE)
         self.blocks = _seats(stream, spec)
         self.error = self._first()
         self.written: list[tuple[Array, Array]] = []  # of the present layer: sizes of z by kind, and how it is stored
@@ -128,25 +173,28 @@ class Simulated:
     def _first(self) -> Array:
         """How far the rows are off that enter the first block."""
         embed, rows = first_rows(self.stream)
-        count, directions = self.stream.columns.registers, self.basis[: self.stream.width]
-        found = _distance(self.tensors["positions"], rows, directions)
-        given = _distance(self.tensors["embed.weight"].T, embed.T, directions)
-        positions, tokens = found[count:].max(), given[:-1].max() + given[-1]
-        sizes = np.linalg.norm(self.tensors["positions"][count:], axis=1).max()
-        sizes += 2 * np.linalg.norm(self.tensors["embed.weight"], axis=0).max()
+        count = self.stream.columns.registers
+        found = self.basis.distance(self.tensors["positions"], rows)
+        given = self.basis.distance(self.tensors["embed.weight"].T, embed.T)
+        positions, tokens = found[:, count:].max(1), given[:, :-1].max(1) + given[:, -1]
+        sizes = self.basis.norms(self.tensors["positions"][count:]).max(1)
+        sizes = sizes + 2 * self.basis.norms(self.tensors["embed.weight"].T).max(1)
         rounding = float(gamma(8, self.u)) * sizes + self.width * self.tiny
-        return np.array([positions + tokens + rounding, positions, found[:count].max(initial=0.0)]) * CLOSE
+        return np.stack([positions + tokens + rounding, positions, found[:, :count].max(1, initial=0.0)]) * CLOSE
 
     # ---- what one head reads
 
     def _loose(self, table: Table, kind: int) -> Array:
         """How far computed coordinates can be from what they should be, on rows of a kind."""
-        error, norm = float(self.error[kind]), self._norm(kind)
-        found = self.virtual.mass(kind, table.off) + (error + self.rate * norm) * table.norm
+        found = self.virtual.mass(kind, table.off) + self._ball(kind) @ table.norm
         return np.asarray((found + self.width * self.tiny) * CLOSE)
 
-    def _norm(self, kind: int) -> float:
-        return (self.virtual.norm(kind, self.spread) + float(self.error[kind])) * CLOSE
+    def _norm(self, kind: int) -> Array:
+        return np.asarray((self.virtual.norm(kind, self.basis) + self.error[kind]) * CLOSE)
+
+    def _ball(self, kind: int) -> Array:
+        """For each part of a row, what its error and the rounding of a product come to, for weights of norm 1."""
+        return np.asarray(self.error[kind] + self.rate * self._norm(kind))
 
     def head(self, layer: int, group: int, state: Sequence[Column]) -> Loose:
         """The worst over the heads that share what one head of the network does; takes in what they write, too."""
@@ -161,8 +209,9 @@ class Simulated:
         self.begun, self.written, self.known = layer, [], []
         for block, seat in self.blocks[layer][2]:
             query, key, value, back = self._thirds(block, seat)
-            table = Table.of(self.basis, value, self.basis @ value)
-            norm = max(self._norm(kind) for kind in range(3)) ** 2 * np.linalg.norm(query) * np.linalg.norm(key)
+            table = Table.of(self.basis, value, self.basis.rows @ value)
+            norm = max(float(self._norm(kind).sum()) for kind in range(3)) ** 2
+            norm *= float(np.linalg.norm(query) * np.linalg.norm(key))
             if not max(norm, np.linalg.norm(value) * norm) < LARGEST[self.dtype]:
                 raise CertificateError(f"numbers of head {seat} of block {block} may overflow")
             sizes = [self.virtual.mass(k, table.wanted) + self._loose(table, k) for k in range(3)]
@@ -170,9 +219,9 @@ class Simulated:
             writes = list(self.spec.heads[block][seat].writes)
             if any(c < self.stream.width for c in writes):
                 raise CertificateError(f"head {seat} of block {block} says that it writes what others read")
-            wanted = np.zeros((len(back), len(self.basis)))
+            wanted = np.zeros((len(back), len(self.basis.rows)))
             if writes:
-                wanted[:, writes] = back @ np.linalg.pinv(self.basis[writes])
+                wanted[:, writes] = back @ np.linalg.pinv(self.basis.rows[writes])
             self._write(np.stack([most] * 3), back, wanted)
             self.virtual.size[:, writes] += most @ np.abs(wanted[:, writes]) * CLOSE
 
@@ -181,8 +230,8 @@ class Simulated:
         return (1 + float(gamma(rows + 16, self.u))) ** 2
 
     def _write(self, sizes: Array, back: Array, wanted: Array) -> None:
-        off = _distance(back, wanted, self.basis)
-        self.written.append((sizes, (off + self.rate * np.linalg.norm(back, axis=1)) * CLOSE))
+        off = self.basis.distance(back, wanted)
+        self.written.append((sizes, ((off + self.rate * self.basis.norms(back)) * CLOSE).T))
 
     def _thirds(self, block: int, seat: int) -> tuple[Array, Array, Array, Array]:
         """Query, key and value (direction, coordinate) and output (coordinate, direction) of a head."""
@@ -198,14 +247,14 @@ class Simulated:
         k, v = head.query.shape[1], head.value.shape[1]
         if max(k + head.hiding, v) > d:
             raise CertificateError(f"'{about.purpose}' has {d} coordinates, which is too few for what it computes")
-        wanted = wanted_tables(self.stream, head, about.omega, d, len(self.basis))
+        wanted = wanted_tables(self.stream, head, about.omega, d, len(self.basis.rows))
         tables = [Table.of(self.basis, *pair) for pair in zip((query, key, value), wanted, strict=True)]
         q, ks, vs = ([self._loose(table, kind) for kind in range(3)] for table in tables)
         outside = vs[REGISTER] if about.scope == "tokens" else np.maximum.reduce(vs)
         logits = self._hidden(head, about, tables, q, ks)
         sizes = [self.virtual.mass(kind, tables[2].wanted) + vs[kind] for kind in range(3)]
         most = np.stack([np.maximum(sizes[TOKEN], sizes[REGISTER]), np.maximum.reduce(sizes), np.maximum.reduce(vs)])
-        output = np.zeros((d, len(self.basis)))
+        output = np.zeros((d, len(self.basis.rows)))
         fresh = list(self.stream.fresh[layer].values())
         mine = [i for i, place in enumerate(fresh) if place in about.writes]
         output[:v, [fresh[i] for i in mine]] = head.output[:, mine]
@@ -220,7 +269,7 @@ class Simulated:
 
     def _slots(self, head: HeadTables, table: Table) -> Array:
         """How far the keys of the registers that a head sees can be off, (slot, coordinate)."""
-        rest = (float(self.error[REGISTER]) + self.rate * self._norm(REGISTER)) * table.norm + self.width * self.tiny
+        rest = self._ball(REGISTER) @ table.norm + self.width * self.tiny
         more = self.virtual.size[REGISTER, self.stream.width :] @ table.off[self.stream.width :]
         return np.asarray((table.off[self.virtual.ids[1 : head.slots + 1]] + rest + more) * CLOSE)
 
@@ -265,17 +314,17 @@ class Simulated:
                     found[TOKEN, j] = min(found[TOKEN, j], known)
         if not self.blocks[layer][0]:
             return
-        for most, stored_off in self.written:
-            self.error = self.error + most @ stored_off
-        added = [self.u * self._norm(kind) + self.width * self.tiny for kind in range(3)]
-        self.error = (self.error + np.array(added)) * CLOSE
+        for most, slips in self.written:
+            self.error = self.error + most @ slips
+        added = np.stack([self.u * self._norm(kind) for kind in range(3)])
+        self.error = (self.error + np.where(self.error > 0, added + self.width * self.tiny, 0.0)) * CLOSE
         if not np.isfinite(self.error).all():
             raise CertificateError("numbers of a variant may overflow")
 
     def readout(self, state: Sequence[Column]) -> Array:
         """How far the outputs are off, on tokens."""
         weight, bias = self.tensors["readout.weight"].T, self.tensors["readout.bias"]
-        wanted = np.zeros((len(self.basis), weight.shape[1]))
+        wanted = np.zeros((len(self.basis.rows), weight.shape[1]))
         wanted[: self.stream.width] = self.stream.readout
         wanted[FLAG] = 0.0
         slack = self._loose(Table.of(self.basis, weight, wanted), TOKEN)
@@ -310,12 +359,6 @@ def reaches(
     if head.scope == "memory" or head.hiding > 1:
         banned = max(banned, *(float(queries[TOKEN] @ keys[kind]) for kind in (TOKEN, PADDING)))
     return (seen + banned) * CLOSE, 2 * max(float(queries[REGISTER] @ key) for key in keys) * CLOSE
-
-
-def _distance(found: Array, wanted: Array, basis: Array) -> Array:
-    """The norm of each row of found - wanted basis, from above."""
-    slip = (len(basis) + 4) * U64 * (np.abs(wanted) @ np.abs(basis) + np.abs(found))
-    return np.asarray(np.linalg.norm(np.abs(found - wanted @ basis) + slip, axis=1) * CLOSE)
 
 
 Seats = list[tuple[int, int]]

@@ -1,7 +1,7 @@
 """`Variant`: a plain transformer that was made harder to read, its basis, and the certificate of what is stored.
 
-The stream of a variant holds the columns of a plain form in another basis. Where every column is a direction of its own,
-up to its sign, nothing is rounded that was not rounded before: the plain form is read back bit by bit, and its own
+The stream of a variant holds the columns of a plain form in another basis. Where every column is a direction of its
+own, up to its sign, nothing is rounded that was not rounded before: the plain form is read back bit by bit, and its own
 analysis holds. In any other basis the simulation of lemma H6 says how far coordinates are off, and the proof of the
 program takes that from the margins of its heads.
 """
@@ -37,8 +37,8 @@ class Variant(PlainTransformer):
     """A network that computes what another does, in another basis and among heads that do nothing.
 
     `basis` is (virtual column, direction): the columns of the plain form, described by `base`, then those that only
-    distractors write, then those that stay 0. `heads[layer][h]` says what each head stands for; its `writes` are virtual
-    columns. `attnforge.groundtruth.vary` makes them.
+    distractors write, then those that stay 0. `heads[layer][h]` says what each head stands for; its `writes` are
+    virtual columns. `attnforge.groundtruth.vary` makes them.
     """
 
     family = "variant"
@@ -74,7 +74,9 @@ class Variant(PlainTransformer):
             proof = prove(net.facts, net.layout, net.network, net.positions, self.simulation(net))
         except HeadError as error:
             wider = "" if self.dtype == torch.float64 else "; compile with dtype=torch.float64"
-            raise PrecisionError(f"this variant cannot be proved in {dtype_name(self.dtype)}: {error}{wider}") from error
+            raise PrecisionError(
+                f"this variant cannot be proved in {dtype_name(self.dtype)}: {error}{wider}"
+            ) from error
         found = net.certificate_of(proof)
         return replace(found, lemmas=(*found.lemmas, "B6"), assumptions=(*found.assumptions, EXPLICIT))
 
@@ -84,7 +86,9 @@ class Variant(PlainTransformer):
         tensors = numbers(self.state_dict())
         basis = tensors.pop("basis")
         if basis.shape[1] != self.spec.stream or len(basis) < stream.width:
-            raise CertificateError(f"a basis of shape {basis.shape} does not fit a stream of {self.spec.stream} channels")
+            raise CertificateError(
+                f"a basis of shape {basis.shape} does not fit a stream of {self.spec.stream} channels"
+            )
         return Simulated(stream, net.layout.positions, self.spec, tensors, basis)
 
     def stream_of(self, net: CompiledProgram) -> Stream:
@@ -118,7 +122,9 @@ class Variant(PlainTransformer):
         tensors = {name: t.detach().cpu() for name, t in self.state_dict().items() if name != "basis"}
         outside = torch.ones(self.spec.stream, dtype=torch.bool)
         outside[torch.from_numpy(place[:width])] = False
-        written = {int(place[c]) for row in self.spec.heads for h in row if h.place[0] < 0 for c in h.writes if c < used}
+        written = {
+            int(place[c]) for row in self.spec.heads for h in row if h.place[0] < 0 for c in h.writes if c < used
+        }
         base = PlainTransformer(self.base, self.dtype)
         built = {name: torch.zeros_like(t) for name, t in base.state_dict().items()}
 
@@ -176,7 +182,9 @@ class Variant(PlainTransformer):
         target = built[f"blocks.{b}.attention.in_proj_weight"].reshape(3, -1, wide, self.base.stream)[:, i]
         mine = into[:, :d] * torch.tensor([scale_of(wide), 1.0, 1.0], dtype=into.dtype)[:, None, None]
         if bool(target.any()) and not torch.equal(target[:, :d], mine):
-            raise CertificateError(f"head {seat} of block {block} is not the other part of the head that it is split from")
+            raise CertificateError(
+                f"head {seat} of block {block} is not the other part of the head that it is split from"
+            )
         target[:, :d] = mine
         output = built[f"blocks.{b}.attention.out_proj.weight"].T.reshape(-1, wide, self.base.stream)[i]
         columns = out[:d].abs().sum(0) > 0

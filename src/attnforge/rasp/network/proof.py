@@ -269,7 +269,12 @@ class _Checker:
     # ---- layers
 
     def _through(
-        self, number: int, state: Sequence[Column], seats: Sequence[Seat], after: Sequence[Feature], layer: AttentionLayer
+        self,
+        number: int,
+        state: Sequence[Column],
+        seats: Sequence[Seat],
+        after: Sequence[Feature],
+        layer: AttentionLayer,
     ) -> list[Column]:
         """The columns after a layer. Each is carried on, or written by one head, and never both."""
         groups = layer.heads()
