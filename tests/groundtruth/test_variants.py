@@ -113,7 +113,7 @@ def test_the_stream_is_where_the_lemma_says(name, dtype):
     net = compiled(name, 4, dtype)
     variant = vary(net, ("rotated",), 5)
     sim = variant.simulation(net)
-    watched = Watched(sim.stream, net.layout.positions, variant.spec, sim.tensors, sim.basis.rows)
+    watched = Watched(sim.stream, net, variant.spec, sim.tensors, sim.basis.rows)
     prove(net.facts, net.layout, net.network, net.positions, watched)
     plain = to_plain(compiled(name, 4, torch.float64))
     ids, every = everything(net)

@@ -188,14 +188,14 @@ class _Recorder:
 
     def __init__(self, stream: Stream, net: CompiledProgram):
         self.stream = stream
-        self.virtual = Virtual(stream, net.layout.positions, stream.width)
+        self.virtual = Virtual(stream, net, stream.width)
         self.omega: dict[tuple[int, int, int], float] = {}
 
     def head(self, layer: int, group: int, state: Sequence[Column]) -> Loose:
         head = next(h for h in self.stream.layers[layer] if h.place[1] == group)
         k, v = head.query.shape[1], head.value.shape[1]
         query, key, _ = wanted_tables(self.stream, head, 0.0, head.width, self.stream.width)
-        tables = [Table(t, np.zeros_like(t), np.zeros(t.shape[1])) for t in (query, key)]
+        tables = [Table(t, 0 * t, 0 * t, np.zeros((1, t.shape[1]))) for t in (query, key)]
         nothing = [np.zeros(head.width)] * 3
         needed = ROOM * max(reaches(self.virtual, head, tables, nothing, nothing)) + 2 * DEAD[self.stream.dtype]
         self.omega[head.place] = 2.0 ** math.ceil(math.log2(needed))

@@ -27,7 +27,8 @@ from ...errors import CertificateError
 from ...export.plain.spec import FLAG, PlainHead, PlainSpec, scale_of
 from ...export.plain.stream import HeadTables, Stream, first_rows
 from ...heads.token.bound import DEAD
-from ...rasp.network.layout import Feature
+from ...rasp.language import SOp
+from ...rasp.network.compiled import CompiledProgram
 from ...rasp.network.proof import LARGEST, Column, HeadError, Loose
 
 TOKEN, PADDING, REGISTER = range(3)  # the kinds of rows
@@ -84,21 +85,28 @@ class Table:
     """A stored table of a head: what it should be in the virtual columns, how far it is from that, and its norms."""
 
     wanted: Array  # (virtual column, coordinate)
-    off: Array
+    off: Array  # what it is less what it should be, and how far that may be rounded
+    slip: Array
     norm: Array  # (part, coordinate), of the stored columns
 
     @classmethod
     def of(cls, basis: Basis, found: Array, wanted: Array) -> Table:
         """`found` is (direction, coordinate) as it is stored."""
         slip = (len(found) + 4) * U64 * (np.abs(basis.rows) @ np.abs(found))
-        return cls(wanted, (np.abs(basis.rows @ found - wanted) + slip) * CLOSE, basis.norms(found.T))
+        off = basis.rows @ found - wanted
+        return cls(wanted, off, (slip + 2 * U64 * np.abs(off)) * CLOSE, basis.norms(found.T))
+
+    @property
+    def most(self) -> Array:
+        """A bound of |off|."""
+        return np.asarray(np.abs(self.off) + self.slip) * CLOSE
 
 
 class Virtual:
     """What is known of the virtual columns on each kind of row: sizes, and which of them are one-hot codes."""
 
-    def __init__(self, stream: Stream, positions: Sequence[Feature], width: int):
-        columns = stream.columns
+    def __init__(self, stream: Stream, net: CompiledProgram, width: int):
+        columns, facts = stream.columns, net.facts
         self.size = np.zeros((3, width))
         self.error = np.zeros(width)  # of columns on tokens, where they are parts of codes
         self.size[[TOKEN, PADDING], FLAG] = 1.0
@@ -108,8 +116,11 @@ class Virtual:
         if stream.source.constants is not None:
             self.size[:2, list(columns.constants)] = np.abs(stored(stream.source.constants)).max(0)
         self.ids, self.real = list(columns.ids), columns.inputs[-1]
-        self.codes: dict[object, list[int]] = {"token": list(columns.inputs[:-1])}
-        for feature, place in zip(positions, columns.constants, strict=True):
+        self.values = {op: len(facts.values(node)) for op, node in enumerate(facts.order)
+                       if isinstance(node, SOp) and facts.listed(node)}  # fmt: skip
+        self.codes: dict[int, list[int]] = {-1: list(columns.inputs[:-1])}  # columns by op; -1 are the tokens
+        self.values[-1] = len(self.codes[-1])
+        for feature, place in zip(net.layout.positions, columns.constants, strict=True):
             if feature.kind == "is":
                 self.codes.setdefault(feature.op, []).append(place)
 
@@ -124,20 +135,29 @@ class Virtual:
                 self.codes.setdefault(column.feature.op, []).append(place)
 
     def mass(self, kind: int, weights: Array) -> Array:
-        """A bound of |sum of columns times weights|, weights (column, coordinate)."""
-        weights = weights.copy()
-        if kind == TOKEN:  # both flags are exactly 1 there
-            weights[FLAG] += weights[self.real]
-            weights[self.real] = 0.0
-        weights = np.abs(weights)
-        if kind == PADDING:
-            return np.asarray(self.size[kind] @ weights * CLOSE)
-        groups = [self.ids] if kind == REGISTER else [*self.codes.values()]
-        alone, found = self.size[kind].copy(), np.zeros(weights.shape[1])
-        for group in groups:
-            alone[group] = self.error[group] if kind == TOKEN else 0.0
-            found = found + weights[group].max(0, initial=0.0)
-        return np.asarray((found + alone @ weights) * CLOSE)
+        """A bound of |sum of columns times weights|, weights (column, coordinate).
+
+        Of a code one column is 1, so that its sum is one of the weights: half their range around the middle, which goes
+        to the constants. Both flags are exactly 1 on tokens.
+        """
+        size, apart = self.size[kind].copy(), np.zeros((2, weights.shape[1]))  # constants, and what is around them
+        if kind == REGISTER:
+            size[self.ids] = 0.0
+            apart[1] += np.abs(weights[self.ids]).max(0, initial=0.0)
+        if kind == TOKEN:
+            size[[FLAG, self.real]] = 0.0
+            apart[0] = weights[FLAG] + weights[self.real]
+            slip = np.abs(weights[FLAG]) + np.abs(weights[self.real])
+            for op, group in self.codes.items():
+                size[group] = self.error[group]
+                some = weights[group]
+                if len(group) != self.values.get(op):  # of a code that is not whole it may be none
+                    some = np.concatenate([some, np.zeros((1, weights.shape[1]))])
+                low, high = some.min(0), some.max(0)
+                apart += np.stack([(low + high) / 2, (high - low) / 2])
+                slip = slip + np.abs(low) + np.abs(high)
+            apart[1] += 8 * len(self.codes) * U64 * slip
+        return np.asarray((np.abs(apart[0]) + apart[1] + size @ np.abs(weights)) * CLOSE)
 
     def norm(self, kind: int, basis: Basis) -> Array:
         """A bound of the norm of each part of a row."""
@@ -155,7 +175,7 @@ class Simulated:
     """A variant, read off its tensors, as something that simulates the network of a program."""
 
     def __init__(
-        self, stream: Stream, positions: Sequence[Feature], spec: PlainSpec, tensors: Mapping[str, Array], basis: Array
+        self, stream: Stream, net: CompiledProgram, spec: PlainSpec, tensors: Mapping[str, Array], basis: Array
     ):
         self.stream, self.spec, self.basis = stream, spec, Basis.of(basis)
         self.tensors = tensors
@@ -163,7 +183,7 @@ class Simulated:
         self.u, self.tiny, self.dead = UNIT[self.dtype], TINY[self.dtype], DEAD[self.dtype]
         self.width = basis.shape[1]
         self.rate = float(gamma(self.width + 8, self.u))
-        self.virtual = Virtual(stream, positions, len(basis))
+        self.virtual = Virtual(stream, net, len(basis))
         self.blocks = _seats(stream, spec)
         self.error = self._first()
         self.written: list[tuple[Array, Array]] = []  # of the present layer: sizes of z by kind, and how it is stored
@@ -186,7 +206,7 @@ class Simulated:
 
     def _loose(self, table: Table, kind: int) -> Array:
         """How far computed coordinates can be from what they should be, on rows of a kind."""
-        found = self.virtual.mass(kind, table.off) + self._ball(kind) @ table.norm
+        found = self.virtual.mass(kind, table.off) + self.virtual.mass(kind, table.slip) + self._ball(kind) @ table.norm
         return np.asarray((found + self.width * self.tiny) * CLOSE)
 
     def _norm(self, kind: int) -> Array:
@@ -270,8 +290,8 @@ class Simulated:
     def _slots(self, head: HeadTables, table: Table) -> Array:
         """How far the keys of the registers that a head sees can be off, (slot, coordinate)."""
         rest = self._ball(REGISTER) @ table.norm + self.width * self.tiny
-        more = self.virtual.size[REGISTER, self.stream.width :] @ table.off[self.stream.width :]
-        return np.asarray((table.off[self.virtual.ids[1 : head.slots + 1]] + rest + more) * CLOSE)
+        more = self.virtual.size[REGISTER, self.stream.width :] @ table.most[self.stream.width :]
+        return np.asarray((table.most[self.virtual.ids[1 : head.slots + 1]] + rest + more) * CLOSE)
 
     def _hidden(
         self, head: HeadTables, about: PlainHead, tables: Sequence[Table], q: Sequence[Array], ks: Sequence[Array]

@@ -89,7 +89,7 @@ class Variant(PlainTransformer):
             raise CertificateError(
                 f"a basis of shape {basis.shape} does not fit a stream of {self.spec.stream} channels"
             )
-        return Simulated(stream, net.layout.positions, self.spec, tensors, basis)
+        return Simulated(stream, net, self.spec, tensors, basis)
 
     def stream_of(self, net: CompiledProgram) -> Stream:
         """The stream of the plain form that this one is a variant of."""
