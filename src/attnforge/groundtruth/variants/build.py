@@ -13,7 +13,7 @@ Kinds of change, in any combination:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,6 +37,9 @@ MIXING = ("rotated", "superposed")
 SPARE = 2  # virtual columns that stay 0, which idle heads read: one would be plain to see
 WRITTEN = 2  # columns that a distractor writes, of its own
 SHARP = 8.0  # logits of distractors: attention that is neither uniform nor one-hot
+SUPERPOSED = 77  # the stream of random numbers that frames are drawn from: another than that of rotations
+PUSHES = 400  # steps in which the vectors of a code are pushed apart: more change the third digit of their products
+SHARPNESS = 12.0  # how much more the nearest vectors count than others: products then differ by some hundredths
 ROOM = 1.25  # of what hides keys beyond what content can do: rounding of a rotated stream eats some of it
 
 
@@ -295,33 +298,127 @@ def _mixed(
     plain: PlainTransformer, layers: Sequence[Sequence[Seat]], dims: Sequence[int], width: int, count: int,
     kinds: tuple[str, ...], seed: int,
 ) -> Variant:  # fmt: skip
-    """One rotation of the whole stream, or, where margins do not survive that, one for each kind of columns."""
-    problem: PrecisionError | None = None
-    for apart in _kinds_apart(plain, count):
-        rng = np.random.default_rng([seed, len(apart)])
-        basis, order, start = np.zeros((count, width)), rng.permutation(width), 0
-        for i, columns in enumerate(apart):
-            size = len(columns) if i < len(apart) - 1 else width - start
-            basis[np.ix_(columns, order[start : start + size])] = _rotation(size, rng)[: len(columns)]
-            start += size
-        built = _built(plain, layers, dims, basis, basis, kinds, seed)
-        try:
+    """One rotation of the whole stream, or, where margins do not survive that, one for each kind of columns; then as
+    many codes superposed as can be."""
+    net, problem = plain.source, None
+    assert isinstance(net, CompiledProgram)
+    stream = _stream(plain, net)
+    for apart in _kinds_apart(plain, stream, net, count):
+
+        def tried(codes: Mapping[int, Array], apart: list[list[int]] = apart) -> Variant:
+            rng = np.random.default_rng([seed, len(apart)])
+            basis, dual = _basis(apart, codes, stream.columns.inputs[-1], count, width, rng)
+            built = _built(plain, layers, dims, basis, dual, kinds, seed)
             built.attach(built.recertify())
+            return built
+
+        try:
+            built = tried({})
         except PrecisionError as error:
             problem = problem or error
             continue
-        return built
+        return built if "superposed" not in kinds else _superposed(built, tried, _codes(stream, net), seed)
     assert problem is not None
     raise problem
 
 
-def _kinds_apart(plain: PlainTransformer, count: int) -> list[list[list[int]]]:
+def _superposed(
+    built: Variant, tried: Callable[[Mapping[int, Array]], Variant], codes: Sequence[Sequence[int]], seed: int
+) -> Variant:
+    """Code after code in as few dimensions as the proof allows; those that it does not allow stay one-hot."""
+    rng, chosen, problem = np.random.default_rng([seed, SUPERPOSED]), dict[int, Array](), None
+    for group in codes:
+        for d in _dimensions(len(group)):
+            frame = dict(zip(group, _frame(len(group), d, rng), strict=True))
+            try:
+                built = tried({**chosen, **frame})
+            except PrecisionError as error:
+                problem = error
+                continue
+            chosen |= frame
+            break
+    if not chosen:
+        why = f": {problem}" if problem else ", since it has no code of three values or more"
+        raise PrecisionError(f"no code of this program can be superposed{why}")
+    return built
+
+
+def _codes(stream: Stream, net: CompiledProgram) -> list[list[int]]:
+    """Columns that are one-hot codes of three values or more, the tokens' first."""
+    found: dict[int, list[int]] = {-1: list(stream.columns.inputs[:-1])}
+    for number, layer in enumerate(net.layout.layers):
+        for c, place in stream.fresh[number].items():
+            if layer.after[c].kind == "is":
+                found.setdefault(layer.after[c].op, []).append(place)
+    return [group for group in found.values() if len(group) > 2]
+
+
+def _dimensions(size: int) -> list[int]:
+    """Dimensions to try for a code of so many values: three quarters of them, then one less than there are values."""
+    return sorted({max(2, math.ceil(0.75 * size)), size - 1})
+
+
+def _frame(size: int, d: int, rng: np.random.Generator) -> Array:
+    """Unit vectors in few dimensions, pushed apart until products of two of them are small, or, in one dimension less
+    than there are vectors, all equal: the corners of a simplex."""
+    found = rng.normal(size=(size, d))
+    for step in range(PUSHES):
+        found /= np.sqrt((found * found).sum(1))[:, None]
+        away = np.einsum("id,jd->ij", found, found)
+        np.fill_diagonal(away, 0.0)
+        push = np.exp(SHARPNESS * (away if d == size - 1 else np.abs(away)))
+        np.fill_diagonal(push, 0.0)
+        push = push / push.sum(1)[:, None] * (1.0 if d == size - 1 else np.sign(away))
+        found = found - 0.3 * (1 - step / PUSHES) * np.einsum("ij,jd->id", push, found)
+    return np.asarray(found / np.sqrt((found * found).sum(1))[:, None])
+
+
+def _basis(
+    apart: Sequence[Sequence[int]], codes: Mapping[int, Array], real: int, count: int, width: int,
+    rng: np.random.Generator,
+) -> tuple[Array, Array]:  # fmt: skip
+    """What columns are written as, and by what they are read: the same, but for codes that share dimensions.
+
+    A code's vectors are read by themselves, less what the others have in common on tokens, and scaled to give 1.
+    """
+    basis, order, start = np.zeros((count, width)), rng.permutation(width), 0
+    groups = _groups(codes)
+    for i, columns in enumerate(apart):
+        inner = np.zeros((len(columns), len(columns)))
+        at = 0
+        for group in [g for g in groups if g[0] in columns]:
+            d = len(codes[group[0]])
+            inner[np.ix_([columns.index(c) for c in group], range(at, at + d))] = [codes[c] for c in group]
+            at += d
+        for r, c in enumerate(columns):
+            if c not in codes:
+                inner[r, at], at = 1.0, at + 1
+        size = len(columns) if i < len(apart) - 1 else width - start
+        places = order[start : start + size]
+        basis[np.ix_(np.array(columns), places)] = _times(inner, _rotation(size, rng)[: len(columns)])
+        start += size
+    dual = basis.copy()
+    for group in groups:
+        gram = np.array([codes[c] for c in group]) @ np.array([codes[c] for c in group]).T
+        others = gram[~np.eye(len(group), dtype=bool)]
+        middle = (others.min() + others.max()) / 2
+        for c in group:
+            dual[c] = (basis[c] - middle * basis[real]) / (1 - middle)
+    return basis, dual
+
+
+def _groups(codes: Mapping[int, Array]) -> list[list[int]]:
+    """Columns that were made one frame: neighbours in the order of making, by the identity of their frame."""
+    found: dict[int, list[int]] = {}
+    for column, vector in codes.items():
+        found.setdefault(id(vector.base), []).append(column)
+    return list(found.values())
+
+
+def _kinds_apart(plain: PlainTransformer, stream: Stream, net: CompiledProgram, count: int) -> list[list[list[int]]]:
     """Ways to tell columns apart, from none to all: ids of registers, numbers with the rest, each by itself."""
-    net = plain.source
-    assert isinstance(net, CompiledProgram)
     registers = list(range(1, 1 + plain.registers))
     kinds = {}
-    stream = _stream(plain, net)
     for feature, place in zip(net.layout.positions, stream.columns.constants, strict=True):
         kinds[place] = feature.kind
     for number, layer in enumerate(net.layout.layers):
