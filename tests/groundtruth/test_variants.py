@@ -14,7 +14,7 @@ from attnforge import rasp
 from attnforge.dtypes import Array
 from attnforge.export.plain.build import to_plain
 from attnforge.groundtruth.variants.build import vary
-from attnforge.groundtruth.variants.simulation import TOKEN, Simulated
+from attnforge.groundtruth.variants.simulation import REGISTER, TOKEN, Simulated
 from attnforge.groundtruth.variants.variant import KINDS, Variant
 from attnforge.rasp.network.proof import Column, prove
 
@@ -114,6 +114,7 @@ class Watched(Simulated):
         super().__init__(*given)  # type: ignore[arg-type]
         self.radius: list[Array] = [self.error[TOKEN]]
         self.columns: list[Array] = [self.virtual.error.copy()]
+        self.registers: list[Array] = [self.error[REGISTER]]
         self.off = np.zeros(len(self.basis.rows))
 
     def after(self, layer: int, state: Sequence[Column], sizes: Sequence[float]) -> None:
@@ -122,6 +123,7 @@ class Watched(Simulated):
             self.off[place] = state[c].error
         if self.blocks[layer][0]:
             self.radius.append(self.error[TOKEN])
+            self.registers.append(self.error[REGISTER])
             self.columns.append(self.off.copy())
 
 
@@ -144,6 +146,10 @@ def test_the_stream_is_where_the_lemma_says(name, dtype):
             distance = (y.double()[:, count:] - ideal).norm(dim=-1).max()
             allowed = np.linalg.norm(watched.radius[number]) + watched.columns[number].sum() * sim.basis.spread.max()
             assert 0 < float(distance) <= allowed
+            at_rest = (y.double()[:, :count] - x[:, :count, : sim.stream.width] @ basis[: sim.stream.width]).norm(
+                dim=-1
+            )
+            assert float(at_rest.max()) <= np.linalg.norm(watched.registers[number])
             if number < len(variant.blocks):
                 x = plain.blocks[number](x, plain.mask(x))
                 y = variant.blocks[number](y, variant.mask(y))

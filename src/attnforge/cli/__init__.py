@@ -54,6 +54,7 @@ COMMANDS = {
     "theorem": Entry("theorem", "Build a theorem's network, or plan its size.", WithPlot),
     "demo": Entry("demo", "Compile and fit a handful of things and write pages that show them."),
     "lab": Entry("lab", "Measure the claims of the theory and report what holds."),
+    "catalogue": Entry("catalogue", "Write a catalogue of networks whose every head is known."),
 }
 
 

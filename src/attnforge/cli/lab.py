@@ -80,7 +80,7 @@ def run(
     from ..lab import engine
 
     try:
-        with _terminated_is_interrupted():
+        with terminated_is_interrupted():
             done = engine.run(
                 names, out, quick=quick, jobs=jobs, backend=backend.value, scheduler=scheduler, threads=threads
             )
@@ -98,7 +98,7 @@ def run(
 
 
 @contextmanager
-def _terminated_is_interrupted() -> Iterator[None]:
+def terminated_is_interrupted() -> Iterator[None]:
     """Batch systems and `timeout` stop a job with SIGTERM: inside this block that ends a run as cleanly as Ctrl-C."""
 
     def interrupt(number: int, frame: object) -> None:

@@ -70,8 +70,8 @@ def score(found: Mapping[str, Any], manifest: Manifest, *, threshold: float | No
     """Precision and recall of heads and edges that someone found, and the ROC of those that are ranked.
 
     `found` has "heads" and "edges", or one of them: ids, and pairs of ids ("input" and "output" are nodes, too), each
-    in a list, or as a mapping to numbers that rank them. With numbers, `threshold` says from where on they count as found;
-    left out, those above 0 do. What is not named ranks last.
+    in a list, or as a mapping to numbers that rank them. With numbers, `threshold` says from where on they count as
+    found; left out, those above 0 do. What is not named ranks last.
 
     >>> from attnforge.groundtruth.manifest import Claim, Inputs, Output, Witness
     >>> moves = (Witness("y", 0, None, 1.0),)

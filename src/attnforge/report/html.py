@@ -89,18 +89,21 @@ class Cards:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, its cells already text."""
+    """A table, its cells already text; `links` are where first cells lead, `filtered` asks for a field to search."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     align: tuple[str, ...]
     caption: str | None = None
+    links: tuple[str, ...] = ()
+    filtered: bool = False
     kind: ClassVar[str] = "table"
 
     @classmethod
     def of(
-        cls, header: Sequence[str], rows: Iterable[Sequence[object]], caption: str | None, align: str | None
-    ) -> Table:
+        cls, header: Sequence[str], rows: Iterable[Sequence[object]], caption: str | None, align: str | None,
+        links: Sequence[str] = (), filtered: bool = False,
+    ) -> Table:  # fmt: skip
         """Checks that every row has a cell for each column; works out the alignment where none is given.
 
         >>> Table.of(["name", "size"], [["gelu", 32], ["sin", 8]], None, None).align
@@ -117,7 +120,9 @@ class Table:
         if len(align) != len(header) or not set(align) <= set(names):
             raise ArgumentError(f"align has one letter of l, r, c for each of {len(header)} columns, got {align!r}")
         text = tuple(tuple(cell_text(cell) for cell in row) for row in body)
-        return cls(tuple(map(str, header)), text, tuple(names[a] for a in align), caption)
+        if links and len(links) != len(body):
+            raise ArgumentError(f"a table of {len(body)} rows has a link for each row or none, got {len(links)}")
+        return cls(tuple(map(str, header)), text, tuple(names[a] for a in align), caption, tuple(links), filtered)
 
 
 def _is_number(cell: object) -> bool:
@@ -230,12 +235,15 @@ class Block:
         rows: Iterable[Sequence[object]],
         caption: str | None = None,
         align: str | None = None,
+        links: Sequence[str] = (),
+        filtered: bool = False,
     ) -> Self:
-        """A table. `align` has one letter per column, l, r or c; by default columns of numbers stand right.
+        """A table. `align` has one letter per column, l, r or c; by default columns of numbers stand right. `links` are
+        where the first cells of rows lead; `filtered` puts a field above, which hides rows without its words.
 
         A float is shown with six digits, rounded to nearest: pass bounds as text, from `upper_text`.
         """
-        return self._add(Table.of(header, rows, caption, align))
+        return self._add(Table.of(header, rows, caption, align, links, filtered))
 
     def figure(
         self,

@@ -24,7 +24,7 @@ from ...certificates.certified import CertifiedModule
 from ...dtypes import Array, stored
 from ...errors import ArgumentError, PrecisionError, closest
 from ...export.plain.build import LIMIT, power_of_four, source_of, to_plain
-from ...export.plain.spec import PlainHead, PlainSpec, scale_of
+from ...export.plain.spec import FLAG, PlainHead, PlainSpec, scale_of
 from ...export.plain.stream import Stream
 from ...export.plain.transformer import PlainTransformer
 from ...heads.token.bound import DEAD
@@ -416,7 +416,7 @@ def _groups(codes: Mapping[int, Array]) -> list[list[int]]:
 
 
 def _kinds_apart(plain: PlainTransformer, stream: Stream, net: CompiledProgram, count: int) -> list[list[list[int]]]:
-    """Ways to tell columns apart, from none to all: ids of registers, numbers with the rest, each by itself."""
+    """Ways to tell columns apart, from none to all: ids of registers, the flag of tokens, numbers, and the rest."""
     registers = list(range(1, 1 + plain.registers))
     kinds = {}
     for feature, place in zip(net.layout.positions, stream.columns.constants, strict=True):
@@ -424,9 +424,10 @@ def _kinds_apart(plain: PlainTransformer, stream: Stream, net: CompiledProgram, 
     for number, layer in enumerate(net.layout.layers):
         kinds.update({place: layer.after[c].kind for c, place in stream.fresh[number].items()})
     numbers = [c for c in range(count) if kinds.get(c, "is") not in ("is", "real")]
-    rest = [c for c in range(count) if c not in registers and c not in numbers]
-    found = [[list(range(count))], [registers, sorted([*numbers, *rest])], [registers, numbers, rest]]
-    return found if numbers else found[:2]
+    rest = [c for c in range(count) if c not in registers and c not in numbers and c != FLAG]
+    found = [[list(range(count))], [registers, sorted([FLAG, *numbers, *rest])],
+             [registers, [FLAG], sorted([*numbers, *rest])], [registers, [FLAG], numbers, rest]]  # fmt: skip
+    return found if numbers else found[:3]
 
 
 def _stream(plain: PlainTransformer, net: CompiledProgram) -> Stream:

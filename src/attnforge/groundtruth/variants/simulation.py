@@ -30,6 +30,7 @@ from ...heads.token.bound import DEAD
 from ...rasp.language import SOp
 from ...rasp.network.compiled import CompiledProgram
 from ...rasp.network.proof import LARGEST, Column, HeadError, Loose
+from ...rasp.network.state import ideal
 
 TOKEN, PADDING, REGISTER = range(3)  # the kinds of rows
 U64 = 2.0**-53  # the roundoff of what is computed here
@@ -123,6 +124,8 @@ class Virtual:
         for feature, place in zip(net.layout.positions, columns.constants, strict=True):
             if feature.kind == "is":
                 self.codes.setdefault(feature.op, []).append(place)
+                found = stored(net.positions)[:, place - columns.constants.start]
+                self.error[place] = np.abs(found - ideal(facts, feature, np.arange(len(found)))).max()
 
     def grow(self, fresh: Mapping[int, int], state: Sequence[Column], sizes: Sequence[float]) -> None:
         """Columns that the heads of a layer have written."""
@@ -186,7 +189,7 @@ class Simulated:
         self.virtual = Virtual(stream, net, len(basis))
         self.blocks = _seats(stream, spec)
         self.error = self._first()
-        self.written: list[tuple[Array, Array]] = []  # of the present layer: sizes of z by kind, and how it is stored
+        self.written: list[tuple[Array, Array]] = []  # of the present layer: sizes of z, and what of it is error
         self.known: list[tuple[int, Array, Array]] = []  # place in `written`, and the columns that tell its size better
         self.begun = -1
 
@@ -242,16 +245,18 @@ class Simulated:
             wanted = np.zeros((len(back), len(self.basis.rows)))
             if writes:
                 wanted[:, writes] = back @ np.linalg.pinv(self.basis.rows[writes])
-            self._write(np.stack([most] * 3), back, wanted)
+            self._write(np.stack([most] * 3), back, wanted, True)
             self.virtual.size[:, writes] += most @ np.abs(wanted[:, writes]) * CLOSE
 
     def _room(self) -> float:
         rows = self.spec.registers + self.spec.tokens
         return (1 + float(gamma(rows + 16, self.u))) ** 2
 
-    def _write(self, sizes: Array, back: Array, wanted: Array) -> None:
-        off = self.basis.distance(back, wanted)
-        self.written.append((sizes, ((off + self.rate * self.basis.norms(back)) * CLOSE).T))
+    def _write(self, sizes: Array, back: Array, wanted: Array, everywhere: bool) -> None:
+        """Sizes of z are (kind, coordinate). What registers are given is an error unless it is known `everywhere`."""
+        whole, off = self.basis.norms(back), self.basis.distance(back, wanted)
+        slips = np.stack([off + self.rate * whole] * 2 + [(off if everywhere else whole) + self.rate * whole])
+        self.written.append((sizes, slips.transpose(0, 2, 1) * CLOSE))
 
     def _thirds(self, block: int, seat: int) -> tuple[Array, Array, Array, Array]:
         """Query, key and value (direction, coordinate) and output (coordinate, direction) of a head."""
@@ -273,13 +278,13 @@ class Simulated:
         outside = vs[REGISTER] if about.scope == "tokens" else np.maximum.reduce(vs)
         logits = self._hidden(head, about, tables, q, ks)
         sizes = [self.virtual.mass(kind, tables[2].wanted) + vs[kind] for kind in range(3)]
-        most = np.stack([np.maximum(sizes[TOKEN], sizes[REGISTER]), np.maximum.reduce(sizes), np.maximum.reduce(vs)])
+        most = np.stack([np.maximum(sizes[TOKEN], sizes[REGISTER]), np.maximum.reduce(sizes), outside])
         output = np.zeros((d, len(self.basis.rows)))
         fresh = list(self.stream.fresh[layer].values())
         mine = [i for i, place in enumerate(fresh) if place in about.writes]
         output[:v, [fresh[i] for i in mine]] = head.output[:, mine]
         self.known.append((len(self.written), head.output[:, mine], np.array([fresh[i] for i in mine], dtype=int)))
-        self._write(most * self._room(), back, output)
+        self._write(most * self._room(), back, output, False)
         slots = self._slots(head, tables[1])[:, :k]
         return Loose(q[TOKEN][:k], ks[TOKEN][:k], ks[PADDING][:k], slots, vs[TOKEN][:v], vs[PADDING][:v], outside[:v],
                      *logits, d + 8)  # fmt: skip
@@ -335,7 +340,7 @@ class Simulated:
         if not self.blocks[layer][0]:
             return
         for most, slips in self.written:
-            self.error = self.error + most @ slips
+            self.error = self.error + np.einsum("kj,kjp->kp", most, slips)
         added = np.stack([self.u * self._norm(kind) for kind in range(3)])
         self.error = (self.error + np.where(self.error > 0, added + self.width * self.tiny, 0.0)) * CLOSE
         if not np.isfinite(self.error).all():

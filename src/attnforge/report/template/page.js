@@ -66,6 +66,18 @@
     paint(dark());
   });
 
+  for (const field of document.querySelectorAll(".filter input")) {
+    const rows = [...field.closest("figure").querySelectorAll("tbody tr")];
+    const count = field.parentElement.querySelector("span");
+    const narrow = () => {
+      const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+      for (const row of rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+      count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
+    };
+    field.addEventListener("input", narrow);
+    narrow();
+  }
+
   for (const place of document.querySelectorAll(".plot")) {
     const { data, layout } = JSON.parse(place.querySelector("script").textContent);
     const family = getComputedStyle(document.body).fontFamily;
