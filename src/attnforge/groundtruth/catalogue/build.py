@@ -219,7 +219,7 @@ def blind(built: PlainTransformer) -> PlainTransformer:
         channels=tuple(f"direction {i}" for i in range(spec.stream)),
     )  # fmt: skip
     found = PlainTransformer(empty, built.dtype)
-    found.load_state_dict({name: t for name, t in built.state_dict().items() if name != "basis"})
+    found.load_state_dict(built.state_dict())
     found.attach(Certificate("calibrated", None, dtype_name(built.dtype), "held out", built.box))
     return found.eval()
 

@@ -464,7 +464,7 @@ def _built(
     spec = replace(base, stream=width, channels=names, heads=tuple(rows))
     built = Variant(spec, base, torch.from_numpy(basis.copy()), kinds, seed, plain.dtype)
     built.strict = plain.strict
-    tensors = {name: np.zeros(t.shape) for name, t in built.state_dict().items() if name != "basis"}
+    tensors = {name: np.zeros(t.shape) for name, t in built.state_dict().items()}
     used = min(count, base.stream)
     state = {name: stored(t) for name, t in plain.state_dict().items()}
     tensors["embed.weight"] = _times(basis[:used].T, state["embed.weight"][:used])
@@ -482,7 +482,7 @@ def _built(
             back[h, :w] = _times(seat.output[:w], basis)
         tensors[f"blocks.{b}.attention.out_proj.weight"] = np.ascontiguousarray(back.reshape(-1, width).T)
     given = {name: torch.from_numpy(np.ascontiguousarray(table)).to(plain.dtype) for name, table in tensors.items()}
-    built.load_state_dict({**given, "basis": torch.from_numpy(basis.copy())})
+    built.load_state_dict(given)
     assert plain.source is not None
     built.made_from(plain.source, source_of)
     return built.eval()

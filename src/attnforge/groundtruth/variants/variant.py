@@ -29,6 +29,7 @@ from ...rasp.network.compiled import CompiledProgram
 from ...rasp.network.proof import HeadError, prove
 from .simulation import Simulated, numbers
 
+LIMIT = 1 << 14  # virtual columns of a file: a stream has at most some thousand
 KINDS = ("permuted", "split", "distractor", "idle", "rotated", "superposed")
 FINITE = 2.0**-20  # of the largest number of a dtype: what idle and distractor heads may reach
 
@@ -42,15 +43,17 @@ class Variant(PlainTransformer):
     """
 
     family = "variant"
-    schema: ClassVar[Any] = {**PlainTransformer.schema, "base": {}, "kinds": [str], "seed": Whole()}
-    basis: Tensor
+    schema: ClassVar[Any] = {
+        **PlainTransformer.schema, "base": {}, "kinds": [str], "seed": Whole(),
+        "basis": {"rows": Whole(1, LIMIT), "at": [[Whole()]], "numbers": [[float]]},
+    }  # fmt: skip
 
     def __init__(
         self, spec: PlainSpec, base: PlainSpec, basis: Tensor, kinds: Sequence[str], seed: int, dtype: torch.dtype
     ):
         super().__init__(spec, dtype)
         self.base, self.kinds, self.seed = base, tuple(kinds), seed
-        self.register_buffer("basis", basis)
+        self.basis = basis.double()  # no buffer: it is part of the description, and weights are those of a transformer
 
     def recertify(self) -> Certificate:
         """What can be proved for the weights as they are now."""
@@ -84,7 +87,7 @@ class Variant(PlainTransformer):
         """This, as something that simulates a program's network."""
         stream = self.stream_of(net)
         tensors = numbers(self.state_dict())
-        basis = tensors.pop("basis")
+        basis = numbers({"basis": self.basis})["basis"]
         if basis.shape[1] != self.spec.stream or len(basis) < stream.width:
             raise CertificateError(
                 f"a basis of shape {basis.shape} does not fit a stream of {self.spec.stream} channels"
@@ -94,7 +97,7 @@ class Variant(PlainTransformer):
     def stream_of(self, net: CompiledProgram) -> Stream:
         """The stream of the plain form that this one is a variant of."""
         source, spec = program_source(net), self.spec
-        if {t.dtype for name, t in self.state_dict().items() if name != "basis"} != {net.dtype}:
+        if {t.dtype for t in self.state_dict().values()} != {net.dtype}:
             raise CertificateError("the tensors of a variant have one dtype, that of its network")
         if any(getattr(spec, name) != getattr(source, name) for name in SHARED):
             raise CertificateError("the description of the variant is not that of its network")
@@ -119,7 +122,7 @@ class Variant(PlainTransformer):
             raise CertificateError("this variant mixes columns: its plain form cannot be read back")
         width, used = self._width(), len(basis)
         place, sign = directions
-        tensors = {name: t.detach().cpu() for name, t in self.state_dict().items() if name != "basis"}
+        tensors = {name: t.detach().cpu() for name, t in self.state_dict().items()}
         outside = torch.ones(self.spec.stream, dtype=torch.bool)
         outside[torch.from_numpy(place[:width])] = False
         written = {
@@ -215,18 +218,24 @@ class Variant(PlainTransformer):
     # ---- files
 
     def config(self) -> dict[str, Any]:
-        return {**super().config(), "base": self.base.to_json(), "kinds": list(self.kinds), "seed": self.seed}
+        places = [torch.nonzero(row)[:, 0] for row in self.basis]
+        found = [row[at].tolist() for row, at in zip(self.basis, places, strict=True)]
+        basis = {"rows": len(found), "at": [at.tolist() for at in places], "numbers": found}
+        about = {"base": self.base.to_json(), "kinds": list(self.kinds), "seed": self.seed, "basis": basis}
+        return {**super().config(), **about}
 
     @classmethod
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> Variant:
         """The module that `config` and `state_dict` describe."""
         dtype = shipped(DTYPES[config["dtype"]])
         spec, base = PlainSpec.from_json(config), PlainSpec.from_json(config["base"])
-        basis = tensors["basis"]
         with torch.device("meta"):  # shapes first: a description must not make us allocate what no file holds
             shapes = {name: t.shape for name, t in PlainTransformer(spec, dtype).state_dict().items()}
-        if {**shapes, "basis": basis.shape} != {name: t.shape for name, t in tensors.items()} or basis.dim() != 2:
+        if shapes != {name: t.shape for name, t in tensors.items()}:
             raise CertificateError("the tensors do not have the shapes that the description asks for")
+        basis = torch.zeros(config["basis"]["rows"], spec.stream, dtype=torch.float64)
+        for row, at, found in zip(basis, config["basis"]["at"], config["basis"]["numbers"], strict=True):
+            row[torch.tensor(at, dtype=torch.long)] = torch.tensor(found, dtype=torch.float64)
         if base.stream > 2 * spec.stream + len(basis) or base.registers + base.tokens > spec.registers + spec.tokens:
             raise CertificateError("the description of the plain form does not fit the variant")
         built = cls(spec, base, basis, [str(kind) for kind in config["kinds"]], config["seed"], dtype)
