@@ -93,6 +93,7 @@ def network_of(plain: PlainTransformer) -> CertifiedModule:
                 "network, certify it, and export it again"
             )
         return net if net.dtype == dtype else copy.deepcopy(net).to(dtype)
+    plain = plain.plain_form()
     origin = plain._origin
     if origin is None:
         raise CertificateError(
@@ -228,6 +229,10 @@ class PlainTransformer(CertifiedModule):
         return PlainSize(
             self.registers, len(self.channels), len(self.blocks), used, count, logit, self.spec.largest_activation
         )
+
+    def plain_form(self) -> PlainTransformer:
+        """This, or, where something holds its columns in another order, one whose registers stand where they do."""
+        return self
 
     def residual(self, *inputs: Tensor) -> Tensor:
         """The residual stream that enters the first block, (batch..., registers + tokens, channels)."""

@@ -33,7 +33,7 @@ from ...rasp.network.data import value_json
 from ...saving import whole_folder, write_whole
 from ..evidence import manifest
 from ..manifest import Manifest
-from ..pairs import pairs
+from ..counterfactual import pairs
 from ..variants.variant import Variant
 from .page import index_page, model_page
 from .recipes import Recipe, described, model, recipes

@@ -9,7 +9,7 @@ program takes that from the margins of its heads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,20 +18,34 @@ from torch import Tensor
 
 from ...certificates.certificate import Certificate
 from ...certificates.schema import Whole
-from ...dtypes import DTYPES, Array, dtype_name, shipped
+from ...dtypes import DTYPES, Array, dtype_name, shipped, stored
 from ...errors import CertificateError, PrecisionError, UnsupportedOperation
 from ...export.plain.certificate import EXPLICIT
 from ...export.plain.source import program_source
-from ...export.plain.spec import PlainHead, PlainSpec, scale_of
-from ...export.plain.stream import SHARED, Stream, folded, spare
+from ...export.plain.spec import FLAG, PlainHead, PlainSpec, scale_of
+from ...export.plain.stream import SHARED, Stream, first_rows, folded, spare
 from ...export.plain.transformer import PlainTransformer, network_of
 from ...rasp.network.compiled import CompiledProgram
+from ...rasp.network.facts import Mask
 from ...rasp.network.proof import HeadError, prove
-from .simulation import Simulated, numbers
+from .simulation import Simulated, numbers, wanted_tables
 
 LIMIT = 1 << 14  # virtual columns of a file: a stream has at most some thousand
 KINDS = ("permuted", "split", "distractor", "idle", "rotated", "superposed")
+READ = 1e-6  # of the largest entry of a table: what is smaller in virtual columns is rounding of the basis
 FINITE = 2.0**-20  # of the largest number of a dtype: what idle and distractor heads may reach
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """Virtual columns (name and kind), which of them heads read (head, query key value, column) and write, which the
+    input enters, and which outputs read."""
+
+    channels: tuple[tuple[str, str], ...]
+    reads: Mask
+    writes: Mask
+    entering: Mask
+    leaving: Mask
 
 
 class Variant(PlainTransformer):
@@ -215,7 +229,66 @@ class Variant(PlainTransformer):
             if not reach < FINITE * torch.finfo(self.dtype).max:
                 raise CertificateError("a head that stands for nothing may overflow")
 
+    # ---- what reads what
+
+    def structure(self, heads: Sequence[int]) -> Structure:
+        """Which virtual columns heads read and write, so many in each block, padding included.
+
+        Of heads that stand for others this is what these do: the certificate says that nothing else comes of them. An
+        idle head finds nothing to write.
+        """
+        width, count = self._width(), len(self.basis)
+        tables, embed, positions, readout = self._stated(width)
+        reads = np.zeros((sum(heads), 3, count), dtype=bool)
+        writes = np.zeros((sum(heads), count), dtype=bool)
+        basis = self.basis.cpu().numpy()
+        state = {name: t.detach().cpu() for name, t in self.state_dict().items()}
+        for block, row in enumerate(self.spec.heads):
+            for h, about in enumerate(row):
+                at = sum(heads[:block]) + h
+                writes[at, list(about.writes)] = True
+                if about.place in tables:
+                    reads[at, :, :width] = [(table != 0).any(1)[:width] for table in tables[about.place]]
+                elif about.purpose:
+                    into = self.seat_tables(state, block, h)[0].double().numpy()
+                    found = np.abs(np.einsum("cn,tdn->tcd", basis, into)).max(-1)
+                    reads[at] = found > READ * found.max(initial=0.0)
+        entering, leaving = np.zeros(count, dtype=bool), np.zeros((len(readout), count), dtype=bool)
+        entering[:width], leaving[:, :width] = (embed != 0).any(1)[:width], (readout != 0)[:, :width]
+        front = self.registers
+        kinds = [
+            "input" if entering[c] else
+            "register" if c < width and positions[:front, c].any() else
+            "constant" if c < width and positions[front:, c].any() else
+            "written" if writes[:, c].any() else "unused" for c in range(count)
+        ]  # fmt: skip
+        names = [*self.base.channels[:width], *(f"further column {c}" for c in range(width, count))]
+        return Structure(tuple(zip(names, kinds, strict=True)), reads, writes, entering, leaving)
+
+    def _stated(self, width: int) -> tuple[dict[tuple[int, int, int], Sequence[Array]], Array, Array, Array]:
+        """Query, key and value (column, coordinate) of every head of the plain form by its place; embedding (column,
+        input), positions (row, column) and read-out (output, column)."""
+        tables: dict[tuple[int, int, int], Sequence[Array]] = {}
+        if aligned_rows(self.basis.cpu().numpy()) is None:
+            stream = self.stream_of(self.program_of())
+            for head in (head for heads in stream.layers for head in heads):
+                tables[head.place] = wanted_tables(stream, head, 1.0, head.width, width)
+            embed, positions = first_rows(stream)
+            readout = stream.readout.T.copy()
+            readout[:, FLAG] = 0.0
+            return tables, embed, positions, readout
+        base = self.unvaried()
+        state = {name: stored(t) for name, t in base.state_dict().items()}
+        for block, row in enumerate(self.base.heads):
+            into = state[f"blocks.{block}.attention.in_proj_weight"].reshape(3, len(row), -1, self.base.stream)
+            tables.update({about.place: into[:, h].transpose(0, 2, 1) for h, about in enumerate(row) if about.purpose})
+        return tables, state["embed.weight"], state["positions"], state["readout.weight"]
+
     # ---- files
+
+    def plain_form(self) -> PlainTransformer:
+        """The plain form, where it can be read back: tables of anchors stand in its registers."""
+        return self if aligned_rows(self.basis.cpu().numpy()) is None else self.unvaried()
 
     def config(self) -> dict[str, Any]:
         places = [torch.nonzero(row)[:, 0] for row in self.basis]
