@@ -5,8 +5,11 @@ from __future__ import annotations
 from .counterfactual import Pair, Pairs, pairs
 from .evidence import Checked, check
 from .manifest import ROLES, Channel, Claim, Edge, HeadEntry, Inputs, Manifest, Output, Witness, schema
+from .score import Counts, Score, score
+from .variants.build import vary
+from .variants.variant import Variant
 
 __all__ = [
-    "ROLES", "Channel", "Checked", "Claim", "Edge", "HeadEntry", "Inputs", "Manifest", "Output", "Pair", "Pairs",
-    "Witness", "check", "pairs", "schema",
+    "ROLES", "Channel", "Checked", "Claim", "Counts", "Edge", "HeadEntry", "Inputs", "Manifest", "Output", "Pair",
+    "Pairs", "Score", "Variant", "Witness", "check", "pairs", "schema", "score", "vary",
 ]  # fmt: skip

@@ -32,6 +32,7 @@ from ..rasp.network.compiled import CompiledProgram, token_rows
 from ..rasp.network.data import value_json
 from ..theorems.result import Construction
 from .manifest import ROLES, Channel, Inputs, Output
+from .variants.variant import Variant
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 #: The role of each head family in the vocabulary of manifests.
@@ -39,6 +40,7 @@ FAMILY_ROLES = {
     "square": "product", "product": "product", "gate": "function", "anchor": "function", "norm": "norm",
     "softmax": "softmax", "attention": "attend", "mix": "mix", "max": "maximum",
 }  # fmt: skip
+CLEAR = 1e-6  # of a logit: patched states may give equal ones, and then rounding would decide which is the largest
 WORDS = 120  # characters of an operation in a note
 
 
@@ -197,7 +199,9 @@ class Circuit:
             real = points.long() != self.where.known
         if self.outputs[0].kind == "value":
             lost = ~torch.isfinite(after).all(-1)  # what is no number has no largest logit
-            return (((before.argmax(-1) != after.argmax(-1)) | lost) & real).sum(-1, keepdim=True).double()
+            best = after.amax(-1)
+            ahead = best - after.gather(-1, before.argmax(-1, keepdim=True)).squeeze(-1)
+            return (((ahead > CLEAR * (1 + best.abs())) | lost) & real).sum(-1, keepdim=True).double()
         gap = (after.double() - before.double()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
         return torch.where(real.unsqueeze(-1), gap, 0.0).amax(1)
 
@@ -336,10 +340,16 @@ def _plain(plain: PlainTransformer, tier: str, lens: Lens | None) -> Circuit:
     embedded = _nonzero(plain.embed.weight, 1)
     readout = weights["unembed.W_U"].T if lens is not None else plain.readout.weight.detach()
     bias = weights["unembed.b_U"] if lens is not None else plain.readout.bias.detach()
-    outputs, leaving = _outputs(origin or plain, (), _nonzero(readout))
+    read, held = np.array(reads, dtype=bool).reshape(len(spots), 3, spec.stream), _nonzero(readout)
+    columns: tuple[Channel, ...] = ()
+    if isinstance(plain, Variant):  # columns of the basis, for what a variant's heads are proved to read
+        shown = plain.structure([layer.groups[0].heads for layer in groups])
+        read, writes, embedded, held = shown.reads, shown.writes, shown.entering, shown.leaving
+        columns = tuple(Channel(*channel) for channel in shown.channels)
+    outputs, leaving = _outputs(origin or plain, (), held)
     return Circuit(
-        tier, _target(plain), tuple(groups), tuple(spots), _columns(plain, embedded, _some(writes)),
-        np.array(reads, dtype=bool).reshape(len(spots), 3, spec.stream), writes, embedded, leaving,
+        tier, _target(plain), tuple(groups), tuple(spots), columns or _columns(plain, embedded, _some(writes)),
+        read, writes, embedded, leaving,
         _inputs(origin or plain, domain(plain), spec.inputs), outputs, domain(plain), plain.certificate,
         weights if lens is not None else plain.state_dict(),
         (lambda ids: weights["embed.W_E"][lens.ids(ids)] + weights["pos_embed.W_pos"]) if lens is not None and spec.ids
