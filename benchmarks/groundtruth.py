@@ -5,16 +5,16 @@ python benchmarks/groundtruth.py --quick    6 models, writes nothing
 
 Ten programs of the library, each in three forms that have the same idle and distractor heads: "plain" columns, a
 "rotated" stream, and "superposed" codes in a rotated stream. All of them are exact by proof, and their manifests say
-which heads and edges move the output. The methods use TransformerLens hooks alone; an edge goes from what a head adds to
-the stream (or from the input) to the query, key and value of a later head (or to the output). On pairs of sequences
+which heads and edges move the output. The methods use TransformerLens hooks alone; an edge goes from what a head adds
+to the stream (or from the input) to the query, key and value of a later head (or to the output). On pairs of sequences
 (clean, other) they do this to an edge:
 
 - activation patching: replace what passes it by what passes it on the other sequence, alone;
 - attribution patching: the same to first order, by one gradient at the clean sequence;
 - greedy ablation: from the output backwards, replace for good wherever that changes the output by less than a threshold.
 
-Scores are the mean change of the logits that tell the clean from the other answer. Edges count as found where
-that is more than 1 % of the change between the two sequences.
+Scores are the mean change of the logits that tell the clean from the other answer. Edges count as found where that is
+more than 1 % of the change between the two sequences.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from attnforge import rasp  # noqa: E402
 from attnforge.export.lens import Lens, to_lens  # noqa: E402
 from attnforge.groundtruth.evidence import manifest  # noqa: E402
 from attnforge.groundtruth.manifest import Manifest  # noqa: E402
-from attnforge.groundtruth.score import score  # noqa: E402
+from attnforge.groundtruth.scoring import score  # noqa: E402
 from attnforge.groundtruth.variants.build import vary  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "groundtruth.json"
 PROGRAMS = (
-    "reverse", "hist", "sort", "shift_by", "induction", "detect_pattern", "count", "firsts", "bigram_copy", "unique_copy"
+    "reverse", "hist", "sort", "shift_by", "induction", "detect_pattern", "count", "firsts", "bigram_copy",
+    "unique_copy",
 )  # fmt: skip
 FORMS = {
     "plain": ("permuted", "distractor", "idle"),

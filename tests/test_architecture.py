@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("groundtruth",),
     ("files",),
     ("lab",),
-    ("groundtruth.catalogue",),
+    ("catalogue",),
     ("demo",),
     ("cli",),
     ("", "__main__"),  # the front door, attnforge/__init__.py

@@ -45,7 +45,7 @@ def build(
     attnforge catalogue build --out catalogue/
     attnforge catalogue build --out small/ --count 12 --jobs 2
     """
-    from ..groundtruth.catalogue import build as making
+    from ..catalogue import build as making
     from ..lab.engine import Progress, bar
 
     try:

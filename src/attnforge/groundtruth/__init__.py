@@ -5,7 +5,7 @@ from __future__ import annotations
 from .counterfactual import Pair, Pairs, pairs
 from .evidence import Checked, check
 from .manifest import ROLES, Channel, Claim, Edge, HeadEntry, Inputs, Manifest, Output, Witness, schema
-from .score import Counts, Score, score
+from .scoring import Counts, Score, score
 from .variants.build import vary
 from .variants.variant import Variant
 

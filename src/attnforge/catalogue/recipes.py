@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...box import Box
-from ...certificates.certified import CertifiedModule
-from ...compiler.pipeline import compile
-from ...errors import AttnforgeError, PrecisionError
-from ...export.plain.build import to_plain
-from ...export.plain.transformer import PlainTransformer
-from ...rasp.domain import Sequences
-from ...rasp.library import get
-from ...rasp.network.compiled import CompiledProgram
-from ..variants.build import vary
+from ..box import Box
+from ..certificates.certified import CertifiedModule
+from ..compiler.pipeline import compile
+from ..errors import AttnforgeError, PrecisionError
+from ..export.plain.build import to_plain
+from ..export.plain.transformer import PlainTransformer
+from ..groundtruth.variants.build import vary
+from ..rasp.domain import Sequences
+from ..rasp.library import get
+from ..rasp.network.compiled import CompiledProgram
 from . import sampler
 
 EXACT = ("permuted", "split", "distractor", "idle")

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...rasp.language import SOp, aggregate, apply, eq, indices, length, select, selector_width, tokens
-from ...rasp.library import holding, so_far
+from ..rasp.language import SOp, aggregate, apply, eq, indices, length, select, selector_width, tokens
+from ..rasp.library import holding, so_far
 
 DEEPEST = 3  # of a random program: deeper ones have tables of thousands of values
 LARGEST = 5  # operations of a random formula: a network of some dozen heads

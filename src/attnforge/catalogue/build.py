@@ -19,22 +19,22 @@ from typing import Any
 
 import torch
 
-from ...arguments import whole
-from ...certificates.certificate import Certificate
-from ...certificates.certified import CertifiedModule
-from ...dtypes import dtype_name
-from ...errors import ArgumentError, AttnforgeError
-from ...export.plain.spec import PlainHead
-from ...export.plain.transformer import PlainTransformer
-from ...lab.engine import parallel
-from ...lab.machine import reproducible
-from ...rasp.network.compiled import CompiledProgram
-from ...rasp.network.data import value_json
-from ...saving import whole_folder, write_whole
-from ..evidence import manifest
-from ..manifest import Manifest
-from ..counterfactual import pairs
-from ..variants.variant import Variant
+from ..arguments import whole
+from ..certificates.certificate import Certificate
+from ..certificates.certified import CertifiedModule
+from ..dtypes import dtype_name
+from ..errors import ArgumentError, AttnforgeError
+from ..export.plain.spec import PlainHead
+from ..export.plain.transformer import PlainTransformer
+from ..groundtruth.counterfactual import pairs
+from ..groundtruth.evidence import manifest
+from ..groundtruth.manifest import Manifest
+from ..groundtruth.variants.variant import Variant
+from ..lab.engine import parallel
+from ..lab.machine import reproducible
+from ..rasp.network.compiled import CompiledProgram
+from ..rasp.network.data import value_json
+from ..saving import whole_folder, write_whole
 from .page import index_page, model_page
 from .recipes import Recipe, described, model, recipes
 

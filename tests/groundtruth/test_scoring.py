@@ -7,7 +7,7 @@ import pytest
 
 import attnforge as af
 from attnforge.groundtruth.manifest import Claim, Edge, HeadEntry, Inputs, Manifest, Output, Witness
-from attnforge.groundtruth.score import score
+from attnforge.groundtruth.scoring import score
 
 MOVES = (Witness("y", 0, None, 1.0),)
 

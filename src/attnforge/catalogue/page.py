@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...certificates.certificate import upper_text
-from ...report.html import Page
-from ..manifest import Manifest
+from ..certificates.certificate import upper_text
+from ..groundtruth.manifest import Manifest
+from ..report.html import Page
 
 EDGES = 200  # shown on a page: the manifest has them all
 
