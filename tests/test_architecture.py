@@ -41,6 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("conversion", "export"),
     ("groundtruth",),
     ("files",),
+    ("verification",),
     ("lab",),
     ("catalogue",),
     ("demo",),

@@ -29,7 +29,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from . import export, groundtruth, incontext, lab, rasp, theorems
+    from . import export, groundtruth, incontext, lab, rasp, theorems, verification
     from .blackbox import approximate
     from .box import Box
     from .census import purity
@@ -70,6 +70,7 @@ _LAZY = {
     "quantise": ".compiler.quantise",
     "rasp": ".rasp",
     "theorems": ".theorems",
+    "verification": ".verification",
 }
 
 __all__ = [
@@ -108,6 +109,7 @@ __all__ = [
     "quantise",
     "rasp",
     "theorems",
+    "verification",
 ]
 
 

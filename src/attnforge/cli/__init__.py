@@ -29,7 +29,7 @@ class Entry:
 
     def load(self, name: str) -> Any:
         """The command itself: the function of its name, or the commands below it."""
-        found = getattr(importlib.import_module(f".{self.module}", __name__), name)
+        found = getattr(importlib.import_module(f".{self.module}", __name__), name.replace("-", "_"))
         if isinstance(found, typer.Typer):
             return get_command(found)
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)  # an interval such as [lo, hi] is no markup
@@ -53,6 +53,7 @@ COMMANDS = {
     "functions": Entry("head", "List the functions that formulas and heads can use."),
     "theorem": Entry("theorem", "Build a theorem's network, or plan its size.", WithPlot),
     "demo": Entry("demo", "Compile and fit a handful of things and write pages that show them."),
+    "verify-pack": Entry("verification", "Write problems with proved labels for verifiers of networks."),
     "lab": Entry("lab", "Measure the claims of the theory and report what holds."),
     "catalogue": Entry("catalogue", "Write a catalogue of networks whose every head is known."),
 }

@@ -456,10 +456,10 @@ def _evaluate(propagation: Propagation, low: Array, high: Array, rtol: float) ->
         found = ranges(propagation.layout.program, low, high)
     outcome = propagation.run(found, rtol)
     parts = np.where(np.isfinite(outcome.parts), outcome.parts, np.inf)
-    return Cells(low, high, parts, outcome.allowance, outcome.largest, _influence(found))
+    return Cells(low, high, parts, outcome.allowance, outcome.largest, influence(found))
 
 
-def _influence(found: list[Range]) -> Array:
+def influence(found: list[Range]) -> Array:
     """For each cell and input coordinate its relative influence, summed over all values: what a split would calm."""
     cells_, symbols = len(found[0].low), found[0].low[0].size
     total = np.zeros((cells_, symbols))
