@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 
 from .. import files
-from ..arguments import whole
+from ..arguments import is_number, whole
 from ..certificates import certified
 from ..certificates.certificate import Proof
 from ..compiler.compiled import CompiledNetwork
@@ -310,8 +309,8 @@ def _instance(given: Any) -> Instance:
     numbers = [found.size, found.bound, found.margin, found.multiple, *(found.witness or [])]
     if NAME.fullmatch(found.name) is None or found.label not in ("sat", "unsat"):
         raise ValueError(f"{found.name!r} with the label {found.label!r}")
-    if not all(type(x) in (float, int) and math.isfinite(x) for x in numbers) or not isinstance(found.sha256, dict):
-        raise ValueError("its numbers are not finite")
+    if not all(map(is_number, numbers)) or not found.bound > 0 or not isinstance(found.sha256, dict):
+        raise ValueError("its numbers are not finite, or its bound is not above 0")
     return found
 
 

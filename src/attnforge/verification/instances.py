@@ -185,6 +185,8 @@ def _rounded(points: Array, low: Array, high: Array, dtype: torch.dtype) -> Arra
 
 
 def worthy(net: CompiledNetwork, rng: np.random.Generator) -> bool:
-    """Whether every output moves by much more than the bound: properties of a constant are no problems."""
+    """Whether there are heads, and every output moves by much more than the bound: a constant is no problem."""
+    if not any(True for _ in net.network.groups()):
+        return False
     found = _Search.of(net, of_model(model(net)), rng, 1.0).values
     return 0 < (net.certificate.bound or 0.0) < WORTHY * float(np.ptp(found, 0).min())

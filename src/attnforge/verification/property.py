@@ -86,25 +86,25 @@ class Property:
         """In VNN-LIB 1.0, the form of VNN-COMP."""
         lines = [f"(declare-const X_{i} Real)" for i in range(len(self.low))]
         lines += [f"(declare-const Y_{i} Real)" for i in range(self.outputs)]
-        return "\n".join([*lines, *self._asserted("X_{}", "Y_{}", "(and {})")])
+        return "\n".join([*lines, *self._asserted("X_{}", "Y_{}", alone=False)])
 
     def text2(self, dtype: str) -> str:
         """In VNN-LIB 2.0, for a network of a dtype with one row in and one row out."""
         head = ["(vnnlib-version <2.0>)", "(declare-network N"]
         head += [f"    (declare-input X {dtype} [1,{len(self.low)}])",
                  f"    (declare-output Y {dtype} [1,{self.outputs}])", ")"]  # fmt: skip
-        return "\n".join([*head, *self._asserted("X[0,{}]", "Y[0,{}]", "(and {})")])
+        return "\n".join([*head, *self._asserted("X[0,{}]", "Y[0,{}]", alone=True)])
 
-    def _asserted(self, x: str, y: str, both: str) -> Iterator[str]:
+    def _asserted(self, x: str, y: str, alone: bool) -> Iterator[str]:
+        """The assertions; with `alone`, a clause of one comparison stands without an `and`, which 2.0 forbids."""
         for i, (a, b) in enumerate(zip(self.low, self.high, strict=True)):
             yield f"(assert (>= {x.format(i)} {decimal(a)}))"
             yield f"(assert (<= {x.format(i)} {decimal(b)}))"
         if len(self.clauses) == 1:
             yield from (f"(assert {atom.text(y)})" for atom in self.clauses[0])
-        else:  # readers of VNN-COMP want an `and` around every clause; one of 2.0 wants two parts in it
+        else:
             written = [[atom.text(y) for atom in clause] for clause in self.clauses]
-            plain = y.startswith("Y[")
-            parts = [c[0] if plain and len(c) == 1 else both.format(" ".join(c)) for c in written]
+            parts = [c[0] if alone and len(c) == 1 else f"(and {' '.join(c)})" for c in written]
             yield "(assert (or\n" + "\n".join(f"    {part}" for part in parts) + "\n))"
 
 
