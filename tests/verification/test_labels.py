@@ -142,8 +142,9 @@ def test_softmax_at_the_ends_of_the_range() -> None:
 
 def test_numbers_that_overflow_are_refused() -> None:
     graph = read(graph_of("MatMul", ["X", "w"], {"w": np.full((2, 1), 1e30, np.float32)}, 2, 1))
-    with pytest.raises(CertificateError, match="overflow"):
-        enclosed(graph, [1e10, 0.0], [1e10, 0.0])
+    for x in ([1e10, 0.0], [1e10, -1e10]):  # the latter cancels, if it comes so far
+        with pytest.raises(CertificateError, match="overflow"):
+            enclosed(graph, x, x)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_margins_are_what_they_should_be(square: CompiledNetwork) -> None:
 
 def test_what_is_true_somewhere_is_never_refuted(square: CompiledNetwork) -> None:
     rng, graph = np.random.default_rng(3), of_model(model(square))
-    for _ in range(40):
+    for _ in range(20):
         low = rng.uniform(-1, 0.9, 2)
         high = low + rng.uniform(0, 1, 2) * (1 - low)
         x = np.clip(rng.uniform(low, high).astype(np.float32).astype(float), low, high)

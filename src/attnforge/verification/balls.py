@@ -92,7 +92,10 @@ def _sum(terms: list[arb], machine: Machine) -> arb:
     total = sum(used, ZERO)
     if not used:
         return total
-    error = machine.gamma(len(used)) * sum((size(x) for x in used), ZERO) + 2 * len(used) * machine.tiny
+    reach = sum((size(x) for x in used), ZERO)
+    if not reach < machine.huge:  # a sum may be small where what is added up on the way is not
+        raise CertificateError("numbers may overflow at MatMul, on the way to a sum")
+    error = machine.gamma(len(used)) * reach + 2 * len(used) * machine.tiny
     return total + arb(0, 1) * size(error)
 
 
