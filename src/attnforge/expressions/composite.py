@@ -42,7 +42,7 @@ from ..errors import ArgumentError
 from ..functions.directed import lower, precision, upper
 from ..functions.piecewise import piece_of, series_between, touched
 from ..functions.registry import parse, power, read_with
-from ..functions.univariate import REALS, Domain, Searched, Series, Univariate, Value
+from ..functions.univariate import REALS, Domain, Searched, Series, Univariate
 from . import evaluate
 from .constants import Inexact, ball
 from .evaluate import UNKNOWN, Formula, Special, plain_product, series
@@ -219,23 +219,31 @@ def _potentials(formula: Formula) -> tuple[str, ...]:
     return ("atan", "square") if calls & _BENT else ("square", "atan")
 
 
-def _value(
-    formula: Formula, root: Expr, removable: list[Point], branches: tuple[Series, ...], knots: tuple[float, ...]
-) -> Value:
-    """Float values; close to a removable singularity of a product, its Taylor polynomial there."""
-    patches = [_patch(point, branches[sum(point.place >= k for k in knots)], root) for point in removable]
+@dataclass(frozen=True, eq=False)
+class Composed:
+    """Float values of an expression in y; `patches` are places, radii and Taylor polynomials next to removable
+    singularities of products."""
 
-    def value(y: Tensor) -> Tensor:
-        near = [(y - place).abs() < radius for place, radius, _ in patches]
+    formula: Formula
+    root: Expr
+    patches: tuple[tuple[float, float, list[float]], ...]
+
+    def __call__(self, y: Tensor) -> Tensor:
+        near = [(y - place).abs() < radius for place, radius, _ in self.patches]
         safe = y
-        for (place, radius, _), close in zip(patches, near, strict=True):
+        for (place, radius, _), close in zip(self.patches, near, strict=True):
             safe = torch.where(close, place + radius, safe)  # keeps zeros out of the denominators, also of gradients
-        out = evaluate.tensors(formula, {VARIABLE: safe})[root]
-        for (place, _, coefficients), close in zip(patches, near, strict=True):
+        out = evaluate.tensors(self.formula, {VARIABLE: safe})[self.root]
+        for (place, _, coefficients), close in zip(self.patches, near, strict=True):
             out = torch.where(close, _horner(coefficients, y - place), out)
         return out
 
-    return value
+
+def _value(
+    formula: Formula, root: Expr, removable: list[Point], branches: tuple[Series, ...], knots: tuple[float, ...]
+) -> Composed:
+    patches = (_patch(point, branches[sum(point.place >= k for k in knots)], root) for point in removable)
+    return Composed(formula, root, tuple(patches))
 
 
 def _patch(point: Point, series: Series, root: Expr) -> tuple[float, float, list[float]]:

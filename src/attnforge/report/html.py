@@ -320,7 +320,7 @@ class Page(Block):
                 links=headings if len(headings) >= self.LINKS_FROM else [],
                 style=_asset("page.css"),
                 scripts=scripts,
-                policy=_policy(scripts),
+                policy=policy(scripts),
                 versions=versions(),
             )
         )
@@ -379,7 +379,8 @@ def _walk(parts: Iterable[Part]) -> Iterable[Part]:
             yield from _walk(part.parts)
 
 
-def _policy(scripts: Iterable[str]) -> str:
+def policy(scripts: Iterable[str]) -> str:
+    """The content security policy of a page that runs these scripts and asks for nothing from outside."""
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     return f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {allowed}"

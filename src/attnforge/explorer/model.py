@@ -1,0 +1,428 @@
+"""What a page runs: any network as layers of heads and affine maps, with the way in, the way out and the target.
+
+Every family of networks has one function here, which reads finished weights and never makes any: a compiled network, a
+token program, a theorem in token-wise form, a plain transformer, a head on its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..blackbox.result import Approximation
+from ..blackbox.ridge import RidgeApproximation
+from ..box import Box
+from ..certificates.certificate import upper_text
+from ..certificates.certified import CertifiedModule
+from ..compiler.compiled import CompiledNetwork
+from ..errors import AttnforgeError, CertificateError, UnsupportedOperation
+from ..export.plain.build import source_of, to_plain
+from ..export.plain.transformer import PlainBlock, PlainTransformer, network_of
+from ..heads.anchor.head import AnchorHead
+from ..heads.fast.activation import FastActivation
+from ..heads.gate.head import GateHead
+from ..heads.gate.target import Lines
+from ..heads.product.head import ProductHead
+from ..heads.token.head import TokenHead
+from ..network import AttentionLayer, Heads
+from ..programs.program import Builder, Program
+from ..rasp.language import SOp
+from ..rasp.network.compiled import CompiledProgram
+from ..report.structure import structure
+from ..theorems.result import Construction
+from .target import program_target, token_target
+
+HOOKED = 1 << 18  # parameters up to which the plain form is worked out for the names of its hooks: a second or two
+TARGETED = 1 << 18  # numbers of a target that a page carries as text: 5 MB
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer as a page runs it: `residual` adds the state itself, S and s are its linear skip."""
+
+    groups: tuple[Heads, ...]
+    names: tuple[str, ...]  # of the columns after it
+    S: Tensor | None = None
+    s: Tensor | None = None
+    residual: bool = False
+
+    @classmethod
+    def of(cls, layer: AttentionLayer, names: Sequence[str]) -> Layer:
+        return cls(tuple(layer.heads()), tuple(names), layer.S, layer.s)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Heads that compute one thing: `heads` are (group, head) of layer `layer`, `hooks` their names in
+    TransformerLens, `facts` what a page says of them."""
+
+    layer: int
+    label: str
+    family: str
+    heads: tuple[tuple[int, int], ...]
+    facts: tuple[tuple[str, str], ...] = ()
+    hooks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the program, and the units that compute it."""
+
+    text: str
+    units: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A network as a page runs it.
+
+    `inputs` are (name, low, high) for every number of a flat point, laid out as (tokens, width); a token program has
+    none. `constants` stand beside the input. Of a plain transformer, `embed` and `positions` make the stream, whose
+    first `registers` rows are no tokens.
+    """
+
+    layers: tuple[Layer, ...]
+    columns: tuple[str, ...]
+    tokens: int
+    width: int
+    inputs: tuple[tuple[str, float, float], ...]
+    outputs: tuple[str, ...]
+    first_row: bool
+    units: tuple[Unit, ...]
+    lines: tuple[Line, ...]
+    target: dict[str, Any] | None
+    without: str = ""  # why there is no target
+    constants: Tensor | None = None
+    embed: Tensor | None = None
+    positions: Tensor | None = None
+    registers: int = 0
+    vocabulary: tuple[Any, ...] | None = None
+    sequence: tuple[Any, ...] = ()
+
+
+def model(net: CertifiedModule) -> Model:
+    """The network as a page runs it; `UnsupportedOperation` for what has no form of layers over tokens."""
+    if isinstance(net, RidgeApproximation):
+        return replace(model(net.network), without=_WITHOUT, target=None)
+    for kind, reads in READERS:
+        if isinstance(net, kind):
+            return reads(net)
+    raise UnsupportedOperation(
+        f"a {type(net).__name__} has no form of layers and heads that a page could run; networks of attnforge.compile, "
+        "plain exports, theorems with form='tokens' and heads on their own have one"
+    )
+
+
+# ---- networks of attnforge.compile
+
+
+def _compiled(net: CompiledNetwork) -> Model:
+    program, source = net.program, source_of(net)
+    hooks, parts = _hooks(net), structure(net)
+    units: list[Unit] = []
+    for number, step in enumerate(net.layout.steps):
+        found = {unit.number: unit for unit in parts.units if unit.layer == number + 1}
+        for site in step.sites:
+            unit, layer = found[site.op], 2 * number + 1
+            heads = tuple((p.group, p.first + h) for p in step.places(site) for h in range(p.heads))
+            facts = [("computes", unit.operation), ("of arguments in", unit.interval),
+                     ("temperature", unit.temperature), ("lemmas", ", ".join(site.lemmas)),
+                     ("its own error is at most", upper_text(unit.error)),
+                     ("of the bound", upper_text(unit.share))]  # fmt: skip
+            named = tuple(hooks.get((layer, *head), "") for head in heads)
+            units.append(Unit(layer, unit.name, unit.family, heads, tuple(f for f in facts if f[1]), named))
+    at = {unit.number: i for i, unit in enumerate(parts.units)}
+    rows = str(program).split("\n")[1:-1]
+    lines = [Line(program.source)] + [Line(t.strip(), (at[i],) if i in at else ()) for i, t in enumerate(rows)]
+    names = _entries(net.boxes)
+    lows = [(name, *pair) for name, pair in zip(names, _ends(net.boxes, net.dtype), strict=True)]
+    outputs = net.outputs if len(net.outputs) == math.prod(program.output_shape) else _indexed("output", program)
+    target, without = _program(program)
+    return Model(
+        layers=tuple(Layer.of(la, n) for la, n in zip(source.layers, source.names, strict=True)),
+        columns=source.columns, tokens=program.tokens, width=program.ops[0].width, inputs=tuple(lows),
+        outputs=tuple(outputs), first_row=program.output_rows == "first", units=tuple(units), lines=tuple(lines),
+        target=target, without=without, constants=net.constants,
+    )  # fmt: skip
+
+
+def _program(program: Program) -> tuple[dict[str, Any] | None, str]:
+    """The target of a program as data, or why a page has none."""
+    size = sum(getattr(op, "value", op).size for op in program.ops if hasattr(getattr(op, "value", None), "size"))
+    size += sum(w.size for op in program.ops for w in getattr(op, "weights", ()))
+    if size > TARGETED:
+        return None, f"The target has {size:,} numbers, more than the {TARGETED:,} that a page carries."
+    try:
+        return program_target(program), ""
+    except UnsupportedOperation as error:
+        return None, f"The target is not on this page: {error}."
+
+
+def _entries(boxes: Sequence[Box]) -> list[str]:
+    """A name for every number that enters."""
+    found: list[str] = []
+    for number, box in enumerate(boxes):
+        stem = "x" if len(boxes) == 1 else f"x{number + 1}"
+        found += box.names or [f"{stem}[{', '.join(map(str, place))}]" for place in _places(box.shape)]
+    return found
+
+
+def _places(shape: Sequence[int]) -> list[tuple[int, ...]]:
+    return [tuple(int(i) for i in place) for place in torch.cartesian_prod(*map(torch.arange, shape)).reshape(
+        math.prod(shape), len(shape)
+    )] if shape else [()]  # fmt: skip
+
+
+def _ends(boxes: Sequence[Box], dtype: torch.dtype) -> list[tuple[float, float]]:
+    return [pair for box in boxes for pair in box.intervals()]
+
+
+def _indexed(name: str, program: Program) -> list[str]:
+    shape = program.output_shape
+    return [f"{name}[{', '.join(map(str, place))}]" for place in _places(shape)] if shape else [name]
+
+
+def _hooks(net: CertifiedModule) -> dict[tuple[int, int, int], str]:
+    """For (layer, group, head) the place of a head in TransformerLens; none where the plain form is too large."""
+    if sum(p.numel() for p in net.parameters()) > HOOKED:
+        return {}
+    try:
+        plain = to_plain(net)
+    except AttnforgeError:
+        return {}
+    return {head.place: f"blocks.{b}.attn.hook_z[:, :, {h}]"
+            for b, row in enumerate(plain.heads) for h, head in enumerate(row) if head.purpose}  # fmt: skip
+
+
+# ---- token programs
+
+
+def _tokens(net: CompiledProgram) -> Model:
+    source, facts, hooks = source_of(net), net.facts, _hooks(net)
+    margins = {margin.site: margin for margin in net.certificate.margins}
+    units: list[Unit] = []
+    computed: dict[int, list[int]] = {}
+    for number, layer in enumerate(net.layout.layers):
+        groups = cast(AttentionLayer, net.network.layers[number]).heads()
+        for g, (seat, group) in enumerate(zip(layer.heads, groups, strict=True)):
+            margin = margins.get(group.purpose)
+            about = [("computes", seat.kind), ("lemmas", ", ".join(net.certificate.lemmas))]
+            if margin is not None:
+                about += [("the right slot is ahead by", f"{margin.margin:.5g}"), ("it needs", f"{margin.needed:.5g}")]
+            heads = tuple((g, h) for h in range(group.heads))
+            named = tuple(hooks.get((number, *head), "") for head in heads)
+            computed.setdefault(seat.op, []).append(len(units))
+            label = group.purpose.partition(": ")[2] or group.purpose
+            units.append(Unit(number, label, seat.kind, heads, tuple(about), named))
+    lines = [Line(text) for text in _program_text(net)] + [Line("")]
+    lines += [
+        Line(f"{node!r}", tuple(computed.get(i, ()))) for i, node in enumerate(facts.order) if isinstance(node, SOp)
+    ]
+    values = net.outputs
+    return Model(
+        layers=tuple(Layer.of(la, n) for la, n in zip(source.layers, source.names, strict=True)),
+        columns=source.columns, tokens=net.domain.max_length, width=len(net.vocabulary) + 1, inputs=(),
+        outputs=source.names[-1] if values else ("output",), first_row=False, units=tuple(units), lines=tuple(lines),
+        target=token_target(net), constants=net.positions, vocabulary=tuple(net.vocabulary),
+        sequence=(net.domain.sample(1, seed=1)[0] * 8)[: min(8, net.domain.max_length)],
+    )  # fmt: skip
+
+
+def _program_text(net: CompiledProgram) -> list[str]:
+    try:
+        return net.program.to_text().split("\n")
+    except UnsupportedOperation:
+        return [repr(net.program)]
+
+
+# ---- plain transformers
+
+
+def _plain(net: PlainTransformer) -> Model:
+    """The blocks as heads over all rows; 1/sqrt(head dimension) is a power of two, and goes into W_Q exactly."""
+    spec, layers, units = net.spec, [], []
+    for b, (block, row) in enumerate(zip(net.blocks, net.heads, strict=True)):
+        attention = cast(PlainBlock, block).attention
+        count, d = attention.num_heads, attention.head_dim
+        q, k, v = (part.detach().unflatten(0, (count, d)).transpose(1, 2) for part in attention.in_proj_weight.chunk(3))
+        out = attention.out_proj.weight.detach().T.unflatten(0, (count, d))
+        heads = Heads("tokens", W_Q=q / math.sqrt(d), W_K=k, W_V=v, W_O=out, causal=net.causal, purpose=f"block {b}")
+        layers.append(Layer((heads,), net.channels, residual=True))
+        for h, head in enumerate(row):
+            if head.purpose:
+                family, _, label = head.purpose.partition(": ")
+                facts = (("sees", {"memory": "registers", "self": "itself, registers"}.get(head.scope, "tokens")),
+                         ("excluded keys lose", f"{head.omega:g}"), ("|logit| at most", f"{head.logit:.3g}"))  # fmt: skip
+                units.append(Unit(b, label or family, family, ((0, h),), facts, (f"blocks.{b}.attn.hook_z[:, :, {h}]",)))
+    readout = Layer((), _plain_outputs(net), S=net.readout.weight.detach().T, s=net.readout.bias.detach())
+    origin = _origin(net)
+    inside = None if origin is None else model(origin)
+    if isinstance(origin, CompiledNetwork):
+        named = _entries(spec.boxes)
+        ends = _ends(spec.boxes, net.dtype)
+    else:
+        named = [f"token {t}, {name}" for t in range(net.tokens) for name in spec.inputs]
+        ends = [pair for _ in range(1 if len(net.box.shape) == 2 else net.tokens) for pair in net.box.intervals()]
+    tokens = isinstance(origin, CompiledProgram)
+    common = dict(
+        layers=(*layers, readout), columns=net.channels, tokens=net.tokens, width=len(spec.inputs),
+        first_row=spec.first_row, units=tuple(units),
+        lines=tuple(Line(f"block {u.layer}, head {u.heads[0][1]}: {u.family} {u.label}", (i,)) for i, u in enumerate(units)),
+        embed=net.embed.weight.detach(), positions=net.positions.detach(), registers=net.registers,
+    )  # fmt: skip
+    if inside is not None and (tokens or isinstance(origin, CompiledNetwork)):
+        lines = tuple(Line(line.text) for line in inside.lines[: 1 if not tokens else None] if line.text)
+        common["lines"] = (*lines, Line(""), *cast(tuple[Line, ...], common["lines"]))
+        return replace(inside, **common, constants=None)
+    return Model(inputs=tuple((n, *e) for n, e in zip(named, ends, strict=True)), outputs=_spread(net, net.tokens),
+                 target=None, without=_WITHOUT, **common)  # type: ignore[arg-type]  # fmt: skip
+
+
+def _plain_outputs(net: PlainTransformer) -> tuple[str, ...]:
+    return tuple(f"output {i}" for i in range(net.spec.outputs))
+
+
+def _spread(net: PlainTransformer, tokens: int) -> tuple[str, ...]:
+    names = _plain_outputs(net)
+    return names if net.spec.first_row or tokens == 1 else tuple(f"token {t}, {n}" for t in range(tokens) for n in names)
+
+
+def _origin(net: PlainTransformer) -> CertifiedModule | None:
+    try:
+        found = network_of(net)
+        found.attach(found.recertify()) if found._certificate is None else None
+    except CertificateError:
+        return None
+    return found
+
+
+# ---- theorems, black boxes and heads on their own
+
+
+_WITHOUT = "The target is a Python function, which a page cannot hold: only the network is drawn."
+
+
+def _construction(net: Construction) -> Model:
+    source = source_of(net)
+    layers = [Layer.of(la, n) for la, n in zip(source.layers, source.names, strict=True)]
+    if source.lead is not None:
+        layers.insert(0, Layer.of(source.lead, source.lead_names))
+    hooks = {(la + (source.lead is not None), g, h): name for (la, g, h), name in _hooks(net).items()}
+    names = tuple(f"token {t}, {name}" if source.tokens > 1 else name for t in range(source.tokens) for name in source.inputs)
+    ends = list(zip(source.low.reshape(-1).tolist(), source.high.reshape(-1).tolist(), strict=True))
+    return _alone(net, layers, names, ends, source.tokens, None, constants=source.constants, hooks=hooks)
+
+
+def _alone(
+    net: CertifiedModule,
+    layers: Sequence[Layer],
+    names: Sequence[str],
+    ends: Sequence[tuple[float, float]],
+    tokens: int,
+    program: Program | None,
+    constants: Tensor | None = None,
+    hooks: dict[tuple[int, int, int], str] | None = None,
+) -> Model:
+    """Layers with a unit for every group of heads."""
+    target, without = (None, _WITHOUT) if program is None else _program(program)
+    lemmas, units = ", ".join(net.certificate.lemmas), []
+    for number, layer in enumerate(layers):
+        for g, group in enumerate(layer.groups):
+            heads = tuple((g, h) for h in range(group.heads))
+            facts = (("lemmas", lemmas),) if lemmas else ()
+            named = tuple((hooks or {}).get((number, *head), "") for head in heads)
+            units.append(Unit(number, group.purpose or f"layer {number + 1}", net.family, heads, facts, named))
+    outputs = layers[-1].names
+    if tokens > 1:
+        outputs = tuple(f"token {t}, {name}" for t in range(tokens) for name in outputs)
+    lines = (Line(net.certificate.target), *(Line(f"layer {u.layer + 1}: {u.label}", (i,)) for i, u in enumerate(units)))
+    width = len(names) // tokens
+    columns = tuple(names[:width]) if tokens == 1 else tuple(f"x[{c}]" for c in range(width))
+    extra = () if constants is None else tuple(f"position {i}" for i in range(constants.shape[1]))
+    return Model(
+        layers=tuple(layers), columns=columns + extra, tokens=tokens, width=width,
+        inputs=tuple((n, *e) for n, e in zip(names, ends, strict=True)), outputs=outputs, first_row=False,
+        units=tuple(units), lines=lines, target=target, without=without, constants=constants,
+    )  # fmt: skip
+
+
+def _scalar(net: CertifiedModule, layer: AttentionLayer, program: Program) -> Model:
+    names = net.box.names or ("y",)
+    return _alone(net, [Layer.of(layer, (net.certificate.target,))], names, _ends([net.box], net.dtype), 1, program)
+
+
+def _anchor(net: AnchorHead | FastActivation) -> Model:
+    build = Builder(Box(y=net.box.intervals()[0]))
+    return _scalar(net, net.layer, build.program(build.apply(build.column(0), net.function), net.function.name))
+
+
+def _gate(net: GateHead) -> Model:
+    """A gate is compared with its own lines or values; of a pair, max(x, y) and min(x, y) are y and a part of x - y."""
+    build, shape = Builder(net.box), net.spec.target.shape
+    if net.spec.target.pair:
+        x, y = build.column(0), build.column(1)
+        value = build.combination([(y, 1.0), (build.apply(build.combination([(x, 1.0), (y, -1.0)]), "identity"), 1.0)])
+    else:
+        value = build.apply(build.column(0), "identity")
+    found = _scalar(net, net.layer, build.program(value, net.certificate.target))
+    if isinstance(shape, Lines):
+        lines = [[float(slope), float(at)] for slope, at in shape.lines]
+        function = {"name": "lines", "args": [list(shape.knots), lines], "lo": None, "hi": None}
+    else:
+        ends = [[float(slope), float(at)] for slope, at in (shape.high, shape.low)]
+        function = {"name": "logistic", "args": [shape.rate, *ends], "lo": None, "hi": None}
+    assert found.target is not None
+    ops = [{**op, "function": function} if op["op"] == "apply" else op for op in found.target["ops"]]
+    return replace(found, target={**found.target, "ops": ops})
+
+
+def _product(net: ProductHead) -> Model:
+    if net.width is not None:
+        raise UnsupportedOperation("a product of a vector and a number is not shown by itself: compile a formula of it")
+    build = Builder(net.box)
+    x, y = build.column(0), build.column(1)
+    found = _scalar(net, net.layer, build.program(build.product(x, y), "x*y"))
+    if not net.swapped:
+        return found
+    swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=net.dtype)
+    first = Layer((), ("y", "x"), S=swap)
+    return replace(found, layers=(first, *found.layers), units=tuple(replace(u, layer=u.layer + 1) for u in found.units))
+
+
+def _token(net: TokenHead) -> Model:
+    build = Builder(net.box, tokens=net.tokens)
+    if net.target is not None:
+        value = build.mix(build.input, net.target.double().numpy())
+    else:
+        sign = 1.0 if net.mode == "max" else -1.0
+        value = build.combination([(build.max_tokens(build.combination([(build.input, sign)])), sign)])
+    program = build.program(value, net.mode, net.box.shape, "all")
+    names = [f"token {t}, channel {c}" for t in range(net.tokens) for c in range(net.channels)]
+    layer = Layer((net.attention,), tuple(f"{net.mode}[{c}]" for c in range(net.channels)))
+    constants = net.positions if net.positions.shape[0] else None
+    return _alone(net, [layer], names, _ends([net.box], net.dtype), net.tokens, program, constants)
+
+
+def _black(net: Approximation) -> Model:
+    layer = getattr(net, "layer", None)
+    if not isinstance(layer, AttentionLayer):
+        raise UnsupportedOperation(f"a {type(net).__name__} is not made of one layer that a page could run")
+    outputs = _plain_names(math.prod(net.about.output_shape))
+    return _alone(net, [Layer.of(layer, outputs)], _entries([net.box]), _ends([net.box], net.dtype), 1, None)
+
+
+def _plain_names(count: int) -> tuple[str, ...]:
+    return ("output",) if count == 1 else tuple(f"output {i}" for i in range(count))
+
+
+#: Which function reads which kind of network; the first that fits.
+READERS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Model]], ...] = (
+    (CompiledNetwork, _compiled), (CompiledProgram, _tokens), (PlainTransformer, _plain), (Construction, _construction),
+    ((AnchorHead, FastActivation), _anchor), (GateHead, _gate), (ProductHead, _product), (TokenHead, _token),
+    (Approximation, _black),
+)  # fmt: skip

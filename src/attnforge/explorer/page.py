@@ -1,0 +1,161 @@
+"""The explorer: one HTML file in which a network runs, from its stored weights, with its target beside it.
+
+The page asks for nothing from outside. Its scripts are the files in `template/`, its data one JSON text; a content
+security policy names the hash of the script. Everything that comes from a network is data and is shown as text.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..certificates.certificate import upper_text
+from ..certificates.certified import CertifiedModule
+from ..dtypes import dtype_name
+from ..errors import ArgumentError
+from ..heads.stored import TABLES
+from ..progress import shown
+from ..rasp.network.data import value_json
+from ..report.html import policy, versions
+from ..saving import free_file, write_whole
+from .model import Layer, Unit, model
+
+SCRIPTS = ("arithmetic.js", "target.js", "tokens.js", "charts.js", "page.js")
+MOST_NUMBERS = 1 << 21  # weights that a page carries: 8 MB in float32, 11 MB as text
+MOST_INPUTS = 64  # sliders; the rest of a large input stays at the centre of its box
+LONGEST = 90  # letters of a title
+
+
+class Packed:
+    """Tensors one after the other, as they are stored."""
+
+    def __init__(self, dtype: str):
+        self.kind = np.dtype(dtype).newbyteorder("<")
+        self.parts: list[bytes] = []
+        self.count = 0
+
+    def add(self, tensor: Tensor | None) -> dict[str, Any] | None:
+        """Where a tensor begins, and its shape."""
+        if tensor is None:
+            return None
+        at, array = self.count, tensor.detach().cpu().numpy().astype(self.kind, copy=False)
+        if array.dtype.itemsize * tensor.numel() != tensor.element_size() * tensor.numel():
+            raise ArgumentError(f"a page runs networks of one dtype; this one has {tensor.dtype} among its tensors")
+        self.count += tensor.numel()
+        if self.count > MOST_NUMBERS:
+            raise ArgumentError(
+                f"this network has more than the {MOST_NUMBERS:,} weights that a page runs; net.report() shows it "
+                "without running it"
+            )
+        self.parts.append(np.ascontiguousarray(array).tobytes())
+        return {"at": at, "shape": list(tensor.shape)}
+
+    def text(self) -> str:
+        """All of them, in base64."""
+        return base64.b64encode(b"".join(self.parts)).decode()
+
+
+@shown("drawing")
+def scene(net: CertifiedModule) -> dict[str, Any]:
+    """All that a page is given of a network, as JSON; raises `CertificateError` where its certificate is stale."""
+    if not isinstance(net, CertifiedModule):
+        raise ArgumentError(f"expected a network of attnforge, got {type(net).__name__}")
+    certificate, found = net.certificate, model(net)
+    packed = Packed(dtype_name(net.dtype))
+    bound = None if certificate.bound is None else upper_text(certificate.bound)
+    data = {
+        "title": _title(net),
+        "family": net.family,
+        "dtype": dtype_name(net.dtype),
+        "kind": certificate.kind,
+        "bound": certificate.bound,
+        "boundText": bound,
+        "relative": certificate.relative,
+        "tokens": found.tokens,
+        "width": found.width,
+        "registers": found.registers,
+        "columns": list(found.columns),
+        "firstRow": found.first_row,
+        "inputs": [{"name": name, "lo": lo, "hi": hi} for name, lo, hi in found.inputs],
+        "outputs": list(found.outputs),
+        "vocabulary": None if found.vocabulary is None else [value_json(token) for token in found.vocabulary],
+        "sequence": [value_json(token) for token in found.sequence],
+        "constants": packed.add(found.constants),
+        "embed": packed.add(found.embed),
+        "positions": packed.add(found.positions),
+        "layers": [_layer(layer, packed) for layer in found.layers],
+        "units": [_unit(unit) for unit in found.units],
+        "lines": [{"text": line.text, "units": list(line.units)} for line in found.lines],
+        "target": found.target,
+        "without": found.without,
+        "certificate": str(certificate).split("\n\n", 1)[0],
+        "mostInputs": MOST_INPUTS,
+    }
+    return {**data, "numbers": packed.count, "weights": packed.text()}
+
+
+def _title(net: CertifiedModule) -> str:
+    target = net.certificate.target
+    return target if len(target) <= LONGEST else target[: LONGEST - 1] + "…"
+
+
+def _layer(layer: Layer, packed: Packed) -> dict[str, Any]:
+    groups = []
+    for group in layer.groups:
+        values = group.W_O.shape[1]
+        groups.append({
+            "scope": group.scope, "causal": group.causal, "purpose": group.purpose, "heads": group.heads,
+            "slots": group.slots, "keys": group.W_Q.shape[2], "values": values,
+            "tables": {name: packed.add(getattr(group, name)) for name in TABLES if getattr(group, name) is not None},
+        })  # fmt: skip
+    return {"names": list(layer.names), "residual": layer.residual, "S": packed.add(layer.S), "s": packed.add(layer.s),
+            "groups": groups}  # fmt: skip
+
+
+def _unit(unit: Unit) -> dict[str, Any]:
+    return {"layer": unit.layer, "label": unit.label, "family": unit.family, "heads": [list(h) for h in unit.heads],
+            "facts": [list(f) for f in unit.facts], "hooks": list(unit.hooks)}  # fmt: skip
+
+
+def page(net: CertifiedModule) -> str:
+    """The page as text."""
+    data = scene(net)
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    script = '(() => {\n"use strict";\n' + "\n".join(asset(name) for name in SCRIPTS) + "\n})();"
+    made = " · ".join(f"{name} {number}" for name, number in versions() if name in ("attnforge", "torch"))
+    parts = {
+        "policy": html.escape(policy([script])), "title": html.escape(data["title"]), "style": asset("page.css"),
+        "data": text, "script": script, "made": html.escape(made),
+    }  # fmt: skip
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset("page.html"))
+
+
+def explore(net: CertifiedModule, path: str | Path | None = None, *, force: bool = False) -> Path | str:
+    """The explorer of a network: written to `path` (.html) and the path returned, or the page as text.
+
+    >>> import attnforge as af
+    >>> page = explore(af.compile("sin(x)", af.Box(x=(0, 1)), eps=1e-3))
+    >>> page.startswith("<!DOCTYPE html>"), "https://" in page
+    (True, False)
+    """
+    if path is None:
+        return page(net)
+    target = free_file(path, (".html", ".htm"), force, make=True)
+    text = page(net)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return write_whole(target, text)
+
+
+@cache
+def asset(name: str) -> str:
+    """A file of the template."""
+    return (resources.files(__package__) / "template" / name).read_text("utf-8")

@@ -1,0 +1,223 @@
+// The network, from its stored weights, in the arithmetic of its dtype. For float32 every product, sum, quotient and
+// exponential is rounded to float32 before anything else sees it, so that what vanishes in the network vanishes here:
+// exp(-104) is 0. Sums go one term after the other; certificates allow any order.
+
+// Numbers as stored, little-endian, which is what browsers run on.
+function decodeNumbers(text, dtype) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return dtype === "float32" ? new Float32Array(bytes.buffer) : new Float64Array(bytes.buffer);
+}
+
+function makeNetwork(scene) {
+  const round = scene.dtype === "float32" ? Math.fround : (x) => x;
+  const numbers = decodeNumbers(scene.weights, scene.dtype);
+  const size = (shape) => shape.reduce((a, b) => a * b, 1);
+  const table = (ref) => (ref ? { data: numbers.subarray(ref.at, ref.at + size(ref.shape)), shape: ref.shape } : null);
+
+  // The nonzero entries of a matrix (rows, columns) by column: zeros add nothing, exactly.
+  function sparse(data, start, rows, columns) {
+    const from = new Int32Array(columns + 1), row = [], value = [];
+    for (let c = 0; c < columns; c += 1) {
+      for (let r = 0; r < rows; r += 1) {
+        const v = data[start + r * columns + c];
+        if (v !== 0) { row.push(r); value.push(v); }
+      }
+      from[c + 1] = row.length;
+    }
+    return { from, row: Int32Array.from(row), value: Float64Array.from(value), columns };
+  }
+  function times(state, at, matrix, column) {
+    let sum = 0;
+    for (let e = matrix.from[column]; e < matrix.from[column + 1]; e += 1) {
+      sum = round(sum + round(state[at + matrix.row[e]] * matrix.value[e]));
+    }
+    return sum;
+  }
+
+  const perHead = (ref, heads) => {
+    const found = table(ref);
+    if (!found) return null;
+    const [first, ...rest] = found.shape, step = size(rest);
+    return Array.from({ length: heads }, (_, h) => ({ data: found.data, at: first === 1 ? 0 : h * step, shape: rest }));
+  };
+  const maps = (ref, heads) => perHead(ref, heads)?.map((m) => sparse(m.data, m.at, m.shape[0], m.shape[1])) ?? null;
+
+  const layers = scene.layers.map((layer) => ({
+    width: layer.names.length,
+    residual: layer.residual,
+    S: layer.S ? sparse(table(layer.S).data, 0, layer.S.shape[0], layer.S.shape[1]) : null,
+    s: table(layer.s)?.data ?? null,
+    groups: layer.groups.map((group) => {
+      const t = group.tables, n = group.heads;
+      return {
+        scope: group.scope, causal: group.causal, heads: n, keys: group.keys, values: group.values, slots: group.slots,
+        W_Q: maps(t.W_Q, n), b_Q: perHead(t.b_Q, n), W_K: maps(t.W_K, n), b_K: perHead(t.b_K, n),
+        W_V: maps(t.W_V, n), b_V: perHead(t.b_V, n), M_K: perHead(t.M_K, n), M_V: perHead(t.M_V, n), W_O: maps(t.W_O, n),
+      };
+    }),
+  }));
+
+  // state W + b of one head for row `at` of the state, into `out` from `to` on.
+  function project(state, at, W, b, width, out, to) {
+    for (let k = 0; k < width; k += 1) {
+      const sum = W ? times(state, at, W, k) : 0;
+      out[to + k] = b ? (W ? round(sum + b.data[b.at + k]) : b.data[b.at + k]) : sum;
+    }
+  }
+
+  // One head over all rows: adds to `out`; `watch` gets weights, logits and queries.
+  function attend(group, h, state, rows, columns, out, width, heat, watch) {
+    const { keys, values, slots, scope } = group;
+    const W_K = group.W_K?.[h], b_K = group.b_K?.[h], W_V = group.W_V?.[h], b_V = group.b_V?.[h];
+    const M_K = group.M_K?.[h], M_V = group.M_V?.[h], W_O = group.W_O[h];
+    const seen = scope === "tokens" ? rows : scope === "self" ? 1 : 0;
+    const tokenKeys = seen ? new Float64Array(rows * keys) : null, tokenValues = seen ? new Float64Array(rows * values) : null;
+    for (let r = 0; seen && r < rows; r += 1) {
+      project(state, r * columns, W_K, b_K, keys, tokenKeys, r * keys);
+      project(state, r * columns, W_V, b_V, values, tokenValues, r * values);
+    }
+    const q = new Float64Array(keys), logits = new Float64Array(seen + slots), weights = new Float64Array(seen + slots);
+    const read = new Float64Array(values);
+    for (let r = 0; r < rows; r += 1) {
+      project(state, r * columns, group.W_Q[h], group.b_Q?.[h], keys, q, 0);
+      const visible = scope === "tokens" && group.causal ? r + 1 : seen;
+      let most = -Infinity;
+      for (let j = 0; j < seen + slots; j += 1) {
+        if (j >= visible && j < seen) { logits[j] = -Infinity; continue; }
+        const from = j < seen ? tokenKeys : M_K.data;
+        const at = j < seen ? (scope === "self" ? r : j) * keys : M_K.at + (j - seen) * keys;
+        let sum = 0;
+        for (let k = 0; k < keys; k += 1) if (q[k] !== 0) sum = round(sum + round(q[k] * from[at + k]));
+        if (heat !== 1) sum = round(sum * heat);
+        logits[j] = sum;
+        if (sum > most) most = sum;
+      }
+      let total = 0;
+      for (let j = 0; j < seen + slots; j += 1) {
+        weights[j] = round(Math.exp(round(logits[j] - most)));
+        total = round(total + weights[j]);
+      }
+      for (let j = 0; j < seen + slots; j += 1) weights[j] = round(weights[j] / total);
+      for (let v = 0; v < values; v += 1) {
+        let sum = 0;
+        for (let j = 0; j < seen; j += 1) {
+          if (weights[j] !== 0) sum = round(sum + round(weights[j] * tokenValues[(scope === "self" ? r : j) * values + v]));
+        }
+        let memory = 0;
+        for (let j = 0; j < slots; j += 1) {
+          if (weights[seen + j] !== 0) memory = round(memory + round(weights[seen + j] * M_V.data[M_V.at + j * values + v]));
+        }
+        read[v] = slots ? (seen ? round(sum + memory) : memory) : sum;
+      }
+      for (let c = 0; c < width; c += 1) {
+        for (let e = W_O.from[c]; e < W_O.from[c + 1]; e += 1) {
+          out[r * width + c] = round(out[r * width + c] + round(read[W_O.row[e]] * W_O.value[e]));
+        }
+      }
+      if (watch) {
+        watch.weights.push(Float64Array.from(weights));
+        watch.logits.push(Float64Array.from(logits));
+        watch.queries.push(Float64Array.from(q));
+      }
+    }
+  }
+
+  // All layers. `change` is { off: Set of "layer.group.head", heat: Map of the same to a factor of the logits,
+  // watch: one of them, states: whether to keep the state after each layer }.
+  function run(start, rows, change = {}) {
+    let state = start, columns = scene.columns.length;
+    const kept = change.states ? [{ state, columns }] : null;
+    let watched = null;
+    layers.forEach((layer, number) => {
+      const { width } = layer, out = new Float64Array(rows * width), part = new Float64Array(rows * width);
+      let any = false;
+      const add = () => {
+        for (let i = 0; i < out.length; i += 1) out[i] = any ? round(out[i] + part[i]) : part[i];
+        any = true;
+      };
+      layer.groups.forEach((group, g) => {
+        part.fill(0);
+        for (let h = 0; h < group.heads; h += 1) {
+          const name = `${number}.${g}.${h}`;
+          const watch = change.watch === name ? { weights: [], logits: [], queries: [], state, columns } : null;
+          const silent = change.off?.has(name);
+          if (watch) watched = watch;
+          if (!silent || watch) {
+            const into = silent ? new Float64Array(part.length) : part;
+            attend(group, h, state, rows, columns, into, width, change.heat?.get(name) ?? 1, watch);
+          }
+        }
+        add();
+      });
+      if (layer.S) {
+        for (let r = 0; r < rows; r += 1) for (let c = 0; c < width; c += 1) part[r * width + c] = times(state, r * columns, layer.S, c);
+        add();
+      }
+      if (layer.residual) { part.set(state); add(); }
+      if (layer.s) {
+        for (let r = 0; r < rows; r += 1) for (let c = 0; c < width; c += 1) part[r * width + c] = layer.s[c];
+        add();
+      }
+      state = out;
+      columns = width;
+      kept?.push({ state, columns });
+    });
+    return { state, columns, states: kept, watched };
+  }
+
+  // How points and sequences enter. A sequence is a list of places in the vocabulary.
+  const beside = table(scene.constants), embed = table(scene.embed), positions = table(scene.positions);
+  const E = embed ? sparse(transposed(embed), 0, embed.shape[1], embed.shape[0]) : null;
+  function transposed({ data, shape: [rows, columns] }) {
+    const out = new Float64Array(data.length);
+    for (let r = 0; r < rows; r += 1) for (let c = 0; c < columns; c += 1) out[c * rows + r] = data[r * columns + c];
+    return out;
+  }
+  function enter(point) {
+    const tokens = scene.vocabulary ? (embed ? scene.tokens : point.length) : scene.tokens, { width } = scene;
+    const rows = new Float64Array(tokens * width);
+    if (scene.vocabulary) {
+      point.forEach((place, t) => { rows[t * width + place] = 1; rows[t * width + width - 1] = 1; });
+    } else {
+      for (let i = 0; i < rows.length; i += 1) rows[i] = round(point[i]);
+    }
+    const columns = scene.columns.length, first = scene.registers, state = new Float64Array((first + tokens) * columns);
+    if (embed) {
+      state.set(positions.data.subarray(0, first * columns));
+      for (let t = 0; t < tokens; t += 1) {
+        for (let c = 0; c < columns; c += 1) {
+          const at = (first + t) * columns + c;
+          state[at] = round(times(rows, t * width, E, c) + positions.data[at]);
+        }
+      }
+    } else {
+      const extra = columns - width;
+      for (let t = 0; t < tokens; t += 1) {
+        state.set(rows.subarray(t * width, (t + 1) * width), t * columns);
+        if (extra) state.set(beside.data.subarray(t * extra, (t + 1) * extra), t * columns + width);
+      }
+    }
+    return { state, rows: first + tokens };
+  }
+  function forward(point, change) {
+    const { state, rows } = enter(point), found = run(state, rows, change);
+    const last = scene.firstRow ? 1 : scene.vocabulary ? point.length : scene.tokens, from = scene.registers * found.columns;
+    return { ...found, output: found.state.subarray(from, from + last * found.columns) };
+  }
+
+  // Multiplications of one pass: what decides whether the page follows a slider.
+  function cost(rows) {
+    const count = (list) => (list ? list.reduce((sum, m) => sum + m.value.length, 0) : 0);
+    let sum = 0;
+    for (const layer of layers) {
+      sum += rows * (layer.S ? layer.S.value.length : 0);
+      for (const g of layer.groups) {
+        const seen = g.scope === "tokens" ? rows : g.scope === "self" ? 1 : 0;
+        sum += rows * (count(g.W_Q) + count(g.W_K) + count(g.W_V) + count(g.W_O));
+        sum += rows * g.heads * (seen + g.slots) * (g.keys + g.values + 8); // an exponential and a division are worth 8
+      }
+    }
+    return sum;
+  }
+  return { forward, layers, round, cost: cost(scene.registers + scene.tokens) };
+}
