@@ -20,10 +20,12 @@ from ..box import Box
 from ..certificates.certificate import upper_text
 from ..certificates.certified import CertifiedModule
 from ..compiler.compiled import CompiledNetwork
+from ..dtypes import SHIPPED, dtype_name
 from ..errors import AttnforgeError, CertificateError, UnsupportedOperation
 from ..export.plain.build import source_of, to_plain
 from ..export.plain.transformer import PlainBlock, PlainTransformer, network_of
 from ..heads.anchor.head import AnchorHead
+from ..heads.chain.head import ChainHead
 from ..heads.fast.activation import FastActivation
 from ..heads.gate.head import GateHead
 from ..heads.gate.target import Lines
@@ -97,6 +99,7 @@ class Model:
     lines: tuple[Line, ...]
     target: dict[str, Any] | None
     without: str = ""  # why there is no target
+    remark: str = ""  # what must be known of the certificate
     constants: Tensor | None = None
     embed: Tensor | None = None
     positions: Tensor | None = None
@@ -107,6 +110,8 @@ class Model:
 
 def model(net: CertifiedModule) -> Model:
     """The network as a page runs it; `UnsupportedOperation` for what has no form of layers over tokens."""
+    if net.dtype not in SHIPPED:
+        raise UnsupportedOperation(f"a page runs networks in float32 or float64, not in {dtype_name(net.dtype)}")
     if isinstance(net, RidgeApproximation):
         return replace(model(net.network), without=_WITHOUT, target=None)
     for kind, reads in READERS:
@@ -307,6 +312,12 @@ def _origin(net: PlainTransformer) -> CertifiedModule | None:
 _WITHOUT = "The target is a Python function, which a page cannot hold: only the network is drawn."
 
 
+_FAST = (
+    "The certificate is for an evaluation with one exponential per number. The page runs the same weights as softmax "
+    "attention written out, whose rounding differs."
+)
+
+
 def _construction(net: Construction) -> Model:
     source = source_of(net)
     layers = [Layer.of(la, n) for la, n in zip(source.layers, source.names, strict=True)]
@@ -358,7 +369,9 @@ def _scalar(net: CertifiedModule, layer: AttentionLayer, program: Program) -> Mo
 
 def _anchor(net: AnchorHead | FastActivation) -> Model:
     build = Builder(Box(y=net.box.intervals()[0]))
-    return _scalar(net, net.layer, build.program(build.apply(build.column(0), net.function), net.function.name))
+    found = _scalar(net, net.layer, build.program(build.apply(build.column(0), net.function), net.function.name))
+    fast = isinstance(net, FastActivation) or net.lattice is not None
+    return replace(found, remark=_FAST) if fast else found
 
 
 def _gate(net: GateHead) -> Model:
@@ -379,6 +392,55 @@ def _gate(net: GateHead) -> Model:
     assert found.target is not None
     ops = [{**op, "function": function} if op["op"] == "apply" else op for op in found.target["ops"]]
     return replace(found, target={**found.target, "ops": ops})
+
+
+def _chain(net: ChainHead) -> Model:
+    """Gates side by side in one layer, what reads them in the next; lines go through as they are."""
+    heads = cast(dict[str, Any], dict(net.heads.items()))
+    if "product" in heads:
+        columns = {"y": 0, "gate": 1}
+        first = [([0], heads["gate"].layer, 1)]
+        second = [([1, 0] if heads["product"].swapped else [0, 1], heads["product"].layer, 0)]
+    else:
+        gates = [key for key in heads if not key.startswith("table")]
+        columns = {key: i for i, key in enumerate(gates)}
+        first = [([0], heads[key].layer, i) for key, i in columns.items()]
+        second = [([columns[f"clip{key[5:]}"]], head.layer, 0) for key, head in heads.items() if key not in columns]
+    carried = [columns[key] for key in ("y", "lines") if key in columns]
+    one, width = _side_by_side(first, 1, len(columns), net.dtype), len(columns)
+    two = _side_by_side(second, width, 1, net.dtype)
+    assert one.S is not None and two.S is not None
+    if "y" in columns:
+        one.S[0, 0] = 1.0
+    elif carried:
+        two.S[carried[0], 0] += 1.0
+    build = Builder(Box(y=net.box.intervals()[0]))
+    program = build.program(build.apply(build.column(0), net.function), net.function.name)
+    layers = [replace(one, names=tuple(columns)), replace(two, names=(net.function.name,))]
+    return _alone(net, layers, ("y",), net.box.intervals(), 1, program)
+
+
+def _side_by_side(
+    parts: Sequence[tuple[list[int], AttentionLayer, int]], width: int, outputs: int, dtype: torch.dtype
+) -> Layer:
+    """Layers of one output each as one layer: each reads columns of its own and writes a column of its own."""
+    S, s, groups = torch.zeros(width, outputs, dtype=dtype), torch.zeros(outputs, dtype=dtype), []
+    for reads, layer, write in parts:
+        if layer.S is not None:
+            S[reads, write] += layer.S.detach()[:, 0]
+        if layer.s is not None:
+            s[write] += layer.s.detach()[0]
+        for group in layer.heads():
+            tables = {name: table.detach() for name, table in group.named_parameters()}
+            for name in ("W_Q", "W_K", "W_V"):
+                if name in tables:
+                    wide = tables[name].new_zeros(tables[name].shape[0], width, tables[name].shape[2])
+                    wide[:, reads] = tables[name]
+                    tables[name] = wide
+            out = tables["W_O"].new_zeros(*tables["W_O"].shape[:2], outputs)
+            out[..., write] = tables["W_O"][..., 0]
+            groups.append(Heads(group.scope, causal=group.causal, purpose=group.purpose, **{**tables, "W_O": out}))
+    return Layer(tuple(groups), (), S, s)
 
 
 def _product(net: ProductHead) -> Model:
@@ -424,5 +486,5 @@ def _plain_names(count: int) -> tuple[str, ...]:
 READERS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Model]], ...] = (
     (CompiledNetwork, _compiled), (CompiledProgram, _tokens), (PlainTransformer, _plain), (Construction, _construction),
     ((AnchorHead, FastActivation), _anchor), (GateHead, _gate), (ProductHead, _product), (TokenHead, _token),
-    (Approximation, _black),
+    (ChainHead, _chain), (Approximation, _black),
 )  # fmt: skip

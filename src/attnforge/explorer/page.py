@@ -97,6 +97,7 @@ def scene(net: CertifiedModule) -> dict[str, Any]:
         "lines": [{"text": line.text, "units": list(line.units)} for line in found.lines],
         "target": found.target,
         "without": found.without,
+        "remark": found.remark,
         "certificate": str(certificate).split("\n\n", 1)[0],
         "mostInputs": MOST_INPUTS,
     }
