@@ -33,7 +33,7 @@ from ..heads.product.head import ProductHead
 from ..heads.token.head import TokenHead
 from ..network import AttentionLayer, Heads
 from ..programs.program import Builder, Program
-from ..rasp.language import SOp
+from ..rasp.language import Node
 from ..rasp.network.compiled import CompiledProgram
 from ..report.structure import structure
 from ..theorems.result import Construction
@@ -225,9 +225,7 @@ def _tokens(net: CompiledProgram) -> Model:
             label = group.purpose.partition(": ")[2] or group.purpose
             units.append(Unit(number, label, seat.kind, heads, tuple(about), named))
     lines = [Line(text) for text in _program_text(net)] + [Line("")]
-    lines += [
-        Line(f"{node!r}", tuple(computed.get(i, ()))) for i, node in enumerate(facts.order) if isinstance(node, SOp)
-    ]
+    lines += _token_lines(facts.order, computed)
     values = net.outputs
     return Model(
         layers=tuple(Layer.of(la, n) for la, n in zip(source.layers, source.names, strict=True)),
@@ -236,6 +234,30 @@ def _tokens(net: CompiledProgram) -> Model:
         target=token_target(net), constants=net.positions, vocabulary=tuple(net.vocabulary),
         sequence=(net.domain.sample(1, seed=1)[0] * 8)[: min(8, net.domain.max_length)],
     )  # fmt: skip
+
+
+def _token_lines(order: Sequence[Node], computed: dict[int, list[int]]) -> list[Line]:
+    """The normal form, one op a line; what is computed inside of other heads lights up those."""
+    at, units = {node: i for i, node in enumerate(order)}, {i: list(found) for i, found in computed.items()}
+    for i in reversed(range(len(order))):
+        for child in order[i].children:
+            if at[child] not in computed and order[at[child]].children:
+                units.setdefault(at[child], []).extend(units.get(i, []))
+    short: dict[Node, str] = {}
+    lines = []
+    for i, node in enumerate(order):
+        name = node.name if node.name and node.name.isidentifier() else f"%{i}"
+        if not node.children:
+            short[node] = repr(node)
+            continue
+        short[node] = name
+        word = {"SelectorWidth": "selector_width"}.get(type(node).__name__, type(node).__name__.lower())
+        rule = getattr(node, "function", None) or getattr(node, "predicate", None)
+        named = [getattr(rule, "name", "") or type(rule).__name__.lower()] if rule is not None else []
+        parts = [*named, *(short[child] for child in node.children)] if word == "map" else [
+            *(short[child] for child in node.children), *named]  # fmt: skip
+        lines.append(Line(f"{name} = {word}({', '.join(parts)})", tuple(sorted(set(units.get(i, ()))))))
+    return lines
 
 
 def _program_text(net: CompiledProgram) -> list[str]:

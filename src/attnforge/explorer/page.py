@@ -25,6 +25,7 @@ from ..errors import ArgumentError
 from ..heads.stored import TABLES
 from ..progress import shown
 from ..rasp.network.data import value_json
+from ..report.html import asset as base
 from ..report.html import policy, versions
 from ..saving import free_file, write_whole
 from .model import Layer, Unit, model
@@ -134,7 +135,7 @@ def page(net: CertifiedModule) -> str:
     script = '(() => {\n"use strict";\n' + "\n".join(asset(name) for name in SCRIPTS) + "\n})();"
     made = " · ".join(f"{name} {number}" for name, number in versions() if name in ("attnforge", "torch"))
     parts = {
-        "policy": html.escape(policy([script])), "title": html.escape(data["title"]), "style": asset("page.css"),
+        "policy": html.escape(policy([script])), "title": html.escape(data["title"]), "style": base("page.css") + asset("page.css"),
         "data": text, "script": script, "made": html.escape(made),
     }  # fmt: skip
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset("page.html"))

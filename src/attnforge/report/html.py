@@ -307,7 +307,7 @@ class Page(Block):
     def html(self) -> str:
         """The whole page as one text."""
         headings = [part for part in self.parts if isinstance(part, Heading)]
-        scripts = [_asset("page.js")]
+        scripts = [asset("page.js")]
         if any(isinstance(part, Plot) for part in _walk(self.parts)):
             scripts.insert(0, require("plotly.offline", "report").get_plotlyjs())
         text = (
@@ -318,7 +318,7 @@ class Page(Block):
                 subtitle=self.subtitle,
                 parts=self.parts,
                 links=headings if len(headings) >= self.LINKS_FROM else [],
-                style=_asset("page.css"),
+                style=asset("page.css"),
                 scripts=scripts,
                 policy=policy(scripts),
                 versions=versions(),
@@ -387,7 +387,8 @@ def policy(scripts: Iterable[str]) -> str:
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of the template."""
     return (resources.files(__package__) / "template" / name).read_text("utf-8")
 
 
@@ -395,7 +396,7 @@ def _asset(name: str) -> str:
 def _environment() -> Any:
     jinja2 = require("jinja2", "report")
     return jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset),
+        loader=jinja2.FunctionLoader(asset),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
