@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("blackbox",),
     ("report",),
     ("conversion", "export"),
-    ("groundtruth",),
+    ("groundtruth", "explorer"),
     ("files",),
     ("verification",),
     ("lab",),

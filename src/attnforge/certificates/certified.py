@@ -32,6 +32,7 @@ WRONG = (
 #: Where the classes of families are defined that a file may name before anyone has loaded them: family -> module.
 HOMES: dict[str, str] = {}
 VIEWS = "attnforge.report.views"  # where the methods live that draw and explain networks
+EXPLORER = "attnforge.explorer"  # and those that show them running
 SHOWN = 60  # letters of a target in a repr: what leaves room for the box on a line
 
 
@@ -158,6 +159,14 @@ class CertifiedModule(nn.Module):
         """The page about this network; written to `path` (.html) if one is given."""
         return _view("report")(self, path, force=force)
 
+    def explore(self, path: str | Path | None = None, *, force: bool = False) -> Any:
+        """The page in which this network runs; written to `path` (.html) if one is given, else its text."""
+        return _view("explore", EXPLORER)(self, path, force=force)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show, without JavaScript."""
+        return str(_view("compact", EXPLORER)(self))
+
     def explain(self) -> str:
         """What computes what, at which error, in words: what `attnforge explain` prints."""
         return str(_view("explain")(self))
@@ -278,9 +287,9 @@ def _guard_outside(module: CertifiedModule, *inputs: Tensor) -> None:
     module.guard(*inputs)
 
 
-def _view(name: str) -> Any:
+def _view(name: str, module: str = VIEWS) -> Any:
     """What shows a network: a function of a module above this one, loaded when it is wanted."""
-    return getattr(importlib.import_module(VIEWS), name)
+    return getattr(importlib.import_module(module), name)
 
 
 @shown("certifying")

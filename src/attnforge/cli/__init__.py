@@ -46,6 +46,7 @@ COMMANDS = {
     "run": Entry("run", "Evaluate a saved network at the points of a file, or at sequences."),
     "export": Entry("export", "Write a saved network for the tools of others: PyTorch, ONNX, ..."),
     "explain": Entry("saved", "Show layer by layer what the heads of a saved network compute."),
+    "explore": Entry("explore", "Write a page in which a saved network runs."),
     "lipschitz": Entry("saved", "Show how far the outputs of a saved network can move when its inputs do."),
     "quantise": Entry("saved", "Write a saved network with few bits, certified again."),
     "plan": Entry("compile", "Show how large a network for a formula would be.", TakesFormulas),

@@ -3,3 +3,8 @@
 `model` reads any network as layers of heads, `target` writes down what it should compute, `page` makes the file,
 `notebook` shows it where there are cells. The page itself is in `template/`.
 """
+
+from .notebook import compact, widget
+from .page import explore
+
+__all__ = ["compact", "explore", "widget"]

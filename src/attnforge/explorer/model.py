@@ -6,11 +6,13 @@ token program, a theorem in token-wise form, a plain transformer, a head on its 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,6 +42,7 @@ from ..theorems.result import Construction
 from .target import program_target, token_target
 
 HOOKED = 1 << 18  # parameters up to which the plain form is worked out for the names of its hooks: a second or two
+FIRST = 8  # tokens of the first sequence that a page shows
 TARGETED = 1 << 18  # numbers of a target that a page carries as text: 5 MB
 
 
@@ -127,8 +130,7 @@ def model(net: CertifiedModule) -> Model:
 
 
 def _compiled(net: CompiledNetwork) -> Model:
-    program, source = net.program, source_of(net)
-    hooks, parts = _hooks(net), structure(net)
+    program, hooks, parts = net.program, _hooks(net), structure(net)
     units: list[Unit] = []
     for number, step in enumerate(net.layout.steps):
         found = {unit.number: unit for unit in parts.units if unit.layer == number + 1}
@@ -143,23 +145,29 @@ def _compiled(net: CompiledNetwork) -> Model:
             units.append(Unit(layer, unit.name, unit.family, heads, tuple(f for f in facts if f[1]), named))
     at = {unit.number: i for i, unit in enumerate(parts.units)}
     rows = str(program).split("\n")[1:-1]
-    lines = [Line(program.source)] + [Line(t.strip(), (at[i],) if i in at else ()) for i, t in enumerate(rows)]
-    names = _entries(net.boxes)
-    lows = [(name, *pair) for name, pair in zip(names, _ends(net.boxes, net.dtype), strict=True)]
-    outputs = net.outputs if len(net.outputs) == math.prod(program.output_shape) else _indexed("output", program)
+    lines = (Line(t.strip(), (at[i],) if i in at else ()) for i, t in enumerate(rows))
+    return replace(_compiled_frame(net), units=tuple(units), lines=(Line(program.source), *lines))
+
+
+def _compiled_frame(net: CompiledNetwork) -> Model:
+    """The layers with their way in and out, and the target: all but what is known of single heads."""
+    program, source = net.program, source_of(net)
+    shape = program.output_shape
+    named = [f"output[{', '.join(map(str, place))}]" for place in _places(shape)] if shape else ["output"]
     target, without = _program(program)
     return Model(
         layers=tuple(Layer.of(la, n) for la, n in zip(source.layers, source.names, strict=True)),
-        columns=source.columns, tokens=program.tokens, width=program.ops[0].width, inputs=tuple(lows),
-        outputs=tuple(outputs), first_row=program.output_rows == "first", units=tuple(units), lines=tuple(lines),
-        target=target, without=without, constants=net.constants,
+        columns=source.columns, tokens=program.tokens, width=program.ops[0].width, inputs=_entries(net.boxes),
+        outputs=net.outputs if len(net.outputs) == len(named) else tuple(named),
+        first_row=program.output_rows == "first", units=(), lines=(Line(program.source),), target=target,
+        without=without, constants=net.constants,
     )  # fmt: skip
 
 
 def _program(program: Program) -> tuple[dict[str, Any] | None, str]:
     """The target of a program as data, or why a page has none."""
-    size = sum(getattr(op, "value", op).size for op in program.ops if hasattr(getattr(op, "value", None), "size"))
-    size += sum(w.size for op in program.ops for w in getattr(op, "weights", ()))
+    arrays = (array for op in program.ops for array in (getattr(op, "value", 0), *getattr(op, "weights", ())))
+    size = sum(np.size(array) for array in arrays)
     if size > TARGETED:
         return None, f"The target has {size:,} numbers, more than the {TARGETED:,} that a page carries."
     try:
@@ -168,28 +176,18 @@ def _program(program: Program) -> tuple[dict[str, Any] | None, str]:
         return None, f"The target is not on this page: {error}."
 
 
-def _entries(boxes: Sequence[Box]) -> list[str]:
-    """A name for every number that enters."""
-    found: list[str] = []
+def _entries(boxes: Sequence[Box]) -> tuple[tuple[str, float, float], ...]:
+    """Every number that enters: its name and its interval."""
+    found: list[tuple[str, float, float]] = []
     for number, box in enumerate(boxes):
         stem = "x" if len(boxes) == 1 else f"x{number + 1}"
-        found += box.names or [f"{stem}[{', '.join(map(str, place))}]" for place in _places(box.shape)]
-    return found
+        names = box.names or [f"{stem}[{', '.join(map(str, place))}]" for place in _places(box.shape)]
+        found += [(name, *pair) for name, pair in zip(names, box.intervals(), strict=True)]
+    return tuple(found)
 
 
 def _places(shape: Sequence[int]) -> list[tuple[int, ...]]:
-    return [tuple(int(i) for i in place) for place in torch.cartesian_prod(*map(torch.arange, shape)).reshape(
-        math.prod(shape), len(shape)
-    )] if shape else [()]  # fmt: skip
-
-
-def _ends(boxes: Sequence[Box], dtype: torch.dtype) -> list[tuple[float, float]]:
-    return [pair for box in boxes for pair in box.intervals()]
-
-
-def _indexed(name: str, program: Program) -> list[str]:
-    shape = program.output_shape
-    return [f"{name}[{', '.join(map(str, place))}]" for place in _places(shape)] if shape else [name]
+    return list(itertools.product(*map(range, shape)))
 
 
 def _hooks(net: CertifiedModule) -> dict[tuple[int, int, int], str]:
@@ -208,7 +206,7 @@ def _hooks(net: CertifiedModule) -> dict[tuple[int, int, int], str]:
 
 
 def _tokens(net: CompiledProgram) -> Model:
-    source, facts, hooks = source_of(net), net.facts, _hooks(net)
+    hooks = _hooks(net)
     margins = {margin.site: margin for margin in net.certificate.margins}
     units: list[Unit] = []
     computed: dict[int, list[int]] = {}
@@ -224,15 +222,18 @@ def _tokens(net: CompiledProgram) -> Model:
             computed.setdefault(seat.op, []).append(len(units))
             label = group.purpose.partition(": ")[2] or group.purpose
             units.append(Unit(number, label, seat.kind, heads, tuple(about), named))
-    lines = [Line(text) for text in _program_text(net)] + [Line("")]
-    lines += _token_lines(facts.order, computed)
-    values = net.outputs
+    lines = (*_program_text(net), Line(""), *_token_lines(net.facts.order, computed))
+    return replace(_tokens_frame(net), units=tuple(units), lines=lines)
+
+
+def _tokens_frame(net: CompiledProgram) -> Model:
+    source = source_of(net)
     return Model(
         layers=tuple(Layer.of(la, n) for la, n in zip(source.layers, source.names, strict=True)),
         columns=source.columns, tokens=net.domain.max_length, width=len(net.vocabulary) + 1, inputs=(),
-        outputs=source.names[-1] if values else ("output",), first_row=False, units=tuple(units), lines=tuple(lines),
-        target=token_target(net), constants=net.positions, vocabulary=tuple(net.vocabulary),
-        sequence=(net.domain.sample(1, seed=1)[0] * 8)[: min(8, net.domain.max_length)],
+        outputs=source.names[-1], first_row=False, units=(), lines=_program_text(net), target=token_target(net),
+        constants=net.positions, vocabulary=tuple(net.vocabulary),
+        sequence=(net.domain.sample(1, seed=1)[0] * FIRST)[: min(FIRST, net.domain.max_length)],
     )  # fmt: skip
 
 
@@ -260,11 +261,11 @@ def _token_lines(order: Sequence[Node], computed: dict[int, list[int]]) -> list[
     return lines
 
 
-def _program_text(net: CompiledProgram) -> list[str]:
+def _program_text(net: CompiledProgram) -> tuple[Line, ...]:
     try:
-        return net.program.to_text().split("\n")
+        return tuple(map(Line, net.program.to_text().split("\n")))
     except UnsupportedOperation:
-        return [repr(net.program)]
+        return (Line(repr(net.program)),)
 
 
 # ---- plain transformers
@@ -283,49 +284,48 @@ def _plain(net: PlainTransformer) -> Model:
         for h, head in enumerate(row):
             if head.purpose:
                 family, _, label = head.purpose.partition(": ")
-                facts = (("sees", {"memory": "registers", "self": "itself, registers"}.get(head.scope, "tokens")),
-                         ("excluded keys lose", f"{head.omega:g}"), ("|logit| at most", f"{head.logit:.3g}"))  # fmt: skip
-                units.append(Unit(b, label or family, family, ((0, h),), facts, (f"blocks.{b}.attn.hook_z[:, :, {h}]",)))
-    readout = Layer((), _plain_outputs(net), S=net.readout.weight.detach().T, s=net.readout.bias.detach())
-    origin = _origin(net)
-    inside = None if origin is None else model(origin)
-    if isinstance(origin, CompiledNetwork):
-        named = _entries(spec.boxes)
-        ends = _ends(spec.boxes, net.dtype)
-    else:
-        named = [f"token {t}, {name}" for t in range(net.tokens) for name in spec.inputs]
-        ends = [pair for _ in range(1 if len(net.box.shape) == 2 else net.tokens) for pair in net.box.intervals()]
-    tokens = isinstance(origin, CompiledProgram)
-    common = dict(
-        layers=(*layers, readout), columns=net.channels, tokens=net.tokens, width=len(spec.inputs),
-        first_row=spec.first_row, units=tuple(units),
-        lines=tuple(Line(f"block {u.layer}, head {u.heads[0][1]}: {u.family} {u.label}", (i,)) for i, u in enumerate(units)),
-        embed=net.embed.weight.detach(), positions=net.positions.detach(), registers=net.registers,
+                sees = {"memory": "registers", "self": "its own token and registers"}.get(head.scope, "tokens")
+                facts = (("sees", sees), ("excluded keys lose", f"{head.omega:g}"),
+                         ("|logit| at most", f"{head.logit:.3g}"))  # fmt: skip
+                hook = f"blocks.{b}.attn.hook_z[:, :, {h}]"
+                units.append(Unit(b, label or family, family, ((0, h),), facts, (hook,)))
+    outputs = _numbered(spec.outputs)
+    layers.append(Layer((), outputs, S=net.readout.weight.detach().T, s=net.readout.bias.detach()))
+    lines = (Line(f"block {u.layer}, head {u.heads[0][1]}: {u.family} {u.label}", (i,)) for i, u in enumerate(units))
+    frame = _plain_frame(net, outputs)
+    return replace(
+        frame, layers=tuple(layers), columns=net.channels, units=tuple(units), lines=(*frame.lines, Line(""), *lines),
+        constants=None, embed=net.embed.weight.detach(), positions=net.positions.detach(), registers=net.registers,
     )  # fmt: skip
-    if inside is not None and (tokens or isinstance(origin, CompiledNetwork)):
-        lines = tuple(Line(line.text) for line in inside.lines[: 1 if not tokens else None] if line.text)
-        common["lines"] = (*lines, Line(""), *cast(tuple[Line, ...], common["lines"]))
-        return replace(inside, **common, constants=None)
-    return Model(inputs=tuple((n, *e) for n, e in zip(named, ends, strict=True)), outputs=_spread(net, net.tokens),
-                 target=None, without=_WITHOUT, **common)  # type: ignore[arg-type]  # fmt: skip
 
 
-def _plain_outputs(net: PlainTransformer) -> tuple[str, ...]:
-    return tuple(f"output {i}" for i in range(net.spec.outputs))
-
-
-def _spread(net: PlainTransformer, tokens: int) -> tuple[str, ...]:
-    names = _plain_outputs(net)
-    return names if net.spec.first_row or tokens == 1 else tuple(f"token {t}, {n}" for t in range(tokens) for n in names)
-
-
-def _origin(net: PlainTransformer) -> CertifiedModule | None:
+def _plain_frame(net: PlainTransformer, outputs: tuple[str, ...]) -> Model:
+    """The way in and out, and the target, of the network that a plain transformer was made from, where it is known."""
     try:
-        found = network_of(net)
-        found.attach(found.recertify()) if found._certificate is None else None
+        origin = network_of(net)
     except CertificateError:
-        return None
-    return found
+        origin = None
+    if isinstance(origin, CompiledNetwork):
+        return _compiled_frame(origin)
+    if isinstance(origin, CompiledProgram):
+        return _tokens_frame(origin)
+    spec, tokens = net.spec, net.tokens
+    names = [name if tokens == 1 else f"token {t}, {name}" for t in range(tokens) for name in spec.inputs]
+    ends = net.box.intervals() * (len(names) // net.box.dim)
+    return Model(
+        layers=(), columns=(), tokens=tokens, width=len(spec.inputs), first_row=spec.first_row, units=(),
+        inputs=tuple((name, *pair) for name, pair in zip(names, ends, strict=True)),
+        outputs=_spread(outputs, 1 if spec.first_row else tokens), lines=(Line(net.certificate.target),), target=None,
+        without=_WITHOUT,
+    )  # fmt: skip
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    return ("output",) if count == 1 else tuple(f"output {i}" for i in range(count))
+
+
+def _spread(names: tuple[str, ...], tokens: int) -> tuple[str, ...]:
+    return names if tokens == 1 else tuple(f"token {t}, {name}" for t in range(tokens) for name in names)
 
 
 # ---- theorems, black boxes and heads on their own
@@ -346,7 +346,7 @@ def _construction(net: Construction) -> Model:
     if source.lead is not None:
         layers.insert(0, Layer.of(source.lead, source.lead_names))
     hooks = {(la + (source.lead is not None), g, h): name for (la, g, h), name in _hooks(net).items()}
-    names = tuple(f"token {t}, {name}" if source.tokens > 1 else name for t in range(source.tokens) for name in source.inputs)
+    names = _spread(source.inputs, source.tokens)
     ends = list(zip(source.low.reshape(-1).tolist(), source.high.reshape(-1).tolist(), strict=True))
     return _alone(net, layers, names, ends, source.tokens, None, constants=source.constants, hooks=hooks)
 
@@ -370,10 +370,8 @@ def _alone(
             facts = (("lemmas", lemmas),) if lemmas else ()
             named = tuple((hooks or {}).get((number, *head), "") for head in heads)
             units.append(Unit(number, group.purpose or f"layer {number + 1}", net.family, heads, facts, named))
-    outputs = layers[-1].names
-    if tokens > 1:
-        outputs = tuple(f"token {t}, {name}" for t in range(tokens) for name in outputs)
-    lines = (Line(net.certificate.target), *(Line(f"layer {u.layer + 1}: {u.label}", (i,)) for i, u in enumerate(units)))
+    outputs, target_line = _spread(layers[-1].names, tokens), Line(net.certificate.target)
+    lines = (target_line, *(Line(f"layer {u.layer + 1}: {u.label}", (i,)) for i, u in enumerate(units)))
     width = len(names) // tokens
     columns = tuple(names[:width]) if tokens == 1 else tuple(f"x[{c}]" for c in range(width))
     extra = () if constants is None else tuple(f"position {i}" for i in range(constants.shape[1]))
@@ -386,7 +384,7 @@ def _alone(
 
 def _scalar(net: CertifiedModule, layer: AttentionLayer, program: Program) -> Model:
     names = net.box.names or ("y",)
-    return _alone(net, [Layer.of(layer, (net.certificate.target,))], names, _ends([net.box], net.dtype), 1, program)
+    return _alone(net, [Layer.of(layer, (net.certificate.target,))], names, net.box.intervals(), 1, program)
 
 
 def _anchor(net: AnchorHead | FastActivation) -> Model:
@@ -431,7 +429,8 @@ def _chain(net: ChainHead) -> Model:
     carried = [columns[key] for key in ("y", "lines") if key in columns]
     one, width = _side_by_side(first, 1, len(columns), net.dtype), len(columns)
     two = _side_by_side(second, width, 1, net.dtype)
-    assert one.S is not None and two.S is not None
+    assert one.S is not None
+    assert two.S is not None
     if "y" in columns:
         one.S[0, 0] = 1.0
     elif carried:
@@ -474,8 +473,8 @@ def _product(net: ProductHead) -> Model:
     if not net.swapped:
         return found
     swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=net.dtype)
-    first = Layer((), ("y", "x"), S=swap)
-    return replace(found, layers=(first, *found.layers), units=tuple(replace(u, layer=u.layer + 1) for u in found.units))
+    first, units = Layer((), ("y", "x"), S=swap), (replace(u, layer=u.layer + 1) for u in found.units)
+    return replace(found, layers=(first, *found.layers), units=tuple(units))
 
 
 def _token(net: TokenHead) -> Model:
@@ -489,19 +488,15 @@ def _token(net: TokenHead) -> Model:
     names = [f"token {t}, channel {c}" for t in range(net.tokens) for c in range(net.channels)]
     layer = Layer((net.attention,), tuple(f"{net.mode}[{c}]" for c in range(net.channels)))
     constants = net.positions if net.positions.shape[0] else None
-    return _alone(net, [layer], names, _ends([net.box], net.dtype), net.tokens, program, constants)
+    return _alone(net, [layer], names, net.box.intervals(), net.tokens, program, constants)
 
 
 def _black(net: Approximation) -> Model:
     layer = getattr(net, "layer", None)
     if not isinstance(layer, AttentionLayer):
         raise UnsupportedOperation(f"a {type(net).__name__} is not made of one layer that a page could run")
-    outputs = _plain_names(math.prod(net.about.output_shape))
-    return _alone(net, [Layer.of(layer, outputs)], _entries([net.box]), _ends([net.box], net.dtype), 1, None)
-
-
-def _plain_names(count: int) -> tuple[str, ...]:
-    return ("output",) if count == 1 else tuple(f"output {i}" for i in range(count))
+    outputs, names = _numbered(math.prod(net.about.output_shape)), [name for name, *_ in _entries([net.box])]
+    return _alone(net, [Layer.of(layer, outputs)], names, net.box.intervals(), 1, None)
 
 
 #: Which function reads which kind of network; the first that fits.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..certificates.certificate import upper_text
 from ..certificates.certified import CertifiedModule
+from ..conversion.site import SiteModule
 from ..dtypes import dtype_name
 from ..errors import ArgumentError
 from ..heads.stored import TABLES
@@ -66,7 +67,7 @@ class Packed:
 
 
 @shown("drawing")
-def scene(net: CertifiedModule) -> dict[str, Any]:
+def scene(net: CertifiedModule | SiteModule) -> dict[str, Any]:
     """All that a page is given of a network, as JSON; raises `CertificateError` where its certificate is stale."""
     if not isinstance(net, CertifiedModule):
         raise ArgumentError(f"expected a network of attnforge, got {type(net).__name__}")
@@ -128,27 +129,28 @@ def _unit(unit: Unit) -> dict[str, Any]:
             "facts": [list(f) for f in unit.facts], "hooks": list(unit.hooks)}  # fmt: skip
 
 
-def page(net: CertifiedModule) -> str:
+def page(net: CertifiedModule | SiteModule) -> str:
     """The page as text."""
     data = scene(net)
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     script = '(() => {\n"use strict";\n' + "\n".join(asset(name) for name in SCRIPTS) + "\n})();"
     made = " · ".join(f"{name} {number}" for name, number in versions() if name in ("attnforge", "torch"))
-    parts = {
-        "policy": html.escape(policy([script])), "title": html.escape(data["title"]), "style": base("page.css") + asset("page.css"),
-        "data": text, "script": script, "made": html.escape(made),
-    }  # fmt: skip
+    style = base("page.css") + asset("page.css")
+    parts = {"policy": html.escape(policy([script])), "title": html.escape(data["title"]), "style": style, "data": text,
+             "script": script, "made": html.escape(made)}  # fmt: skip
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset("page.html"))
 
 
-def explore(net: CertifiedModule, path: str | Path | None = None, *, force: bool = False) -> Path | str:
-    """The explorer of a network: written to `path` (.html) and the path returned, or the page as text.
+def explore(net: CertifiedModule | SiteModule, path: str | Path | None = None, *, force: bool = False) -> Path | str:
+    """The explorer of a network, or of a converted site: written to `path` (.html), or the page as text.
 
     >>> import attnforge as af
     >>> page = explore(af.compile("sin(x)", af.Box(x=(0, 1)), eps=1e-3))
     >>> page.startswith("<!DOCTYPE html>"), "https://" in page
     (True, False)
     """
+    if isinstance(net, SiteModule):
+        net = getattr(net, "head", net)
     if path is None:
         return page(net)
     target = free_file(path, (".html", ".htm"), force, make=True)

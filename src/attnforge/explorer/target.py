@@ -11,8 +11,6 @@ import math
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from ..errors import UnsupportedOperation
 from ..expressions.composite import Composed
 from ..expressions.expression import Call, Expr, Monomial, Number, Sum, Variable
@@ -44,13 +42,14 @@ def program_target(program: Program) -> dict[str, Any]:
             case Apply():
                 data["function"] = function_json(op.function)
             case Attention():
-                mask = op.logit_mask(program.tokens)
-                data |= {"scale": op.scale, "mask": np.where(np.isneginf(mask), None, mask.astype(object)).tolist()}  # type: ignore[arg-type]
+                rows = op.logit_mask(program.tokens).tolist()
+                mask = [[None if logit == -math.inf else logit for logit in row] for row in rows]
+                data |= {"scale": op.scale, "mask": mask}
             case Normalise():
                 data |= {"eps": op.eps, "centred": op.centred}
         ops.append(data)
-    rows = 1 if program.output_rows == "first" else program.tokens
-    return {"kind": "program", "tokens": program.tokens, "ops": ops, "output": program.output, "rows": rows}
+    kept = 1 if program.output_rows == "first" else program.tokens
+    return {"kind": "program", "tokens": program.tokens, "ops": ops, "output": program.output, "rows": kept}
 
 
 def token_target(net: CompiledProgram) -> dict[str, Any]:

@@ -718,6 +718,7 @@ function draw() {
   drawChange();
   drawStream(seen.found.states);
   announce(seen);
+  if (parent !== window) parent.postMessage({ attnforge: { point: [...now.point], output: Array.from(seen.found.output) } }, "*");
   clearTimeout(waiting);
   waiting = setTimeout(drawCurves, 60);
 }
@@ -767,9 +768,21 @@ update();
 sweep();
 addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(drawCurves, 150); });
 
+// A notebook that shows the page in a frame may move it.
+function isPoint(given) {
+  if (!Array.isArray(given) || !given.every(Number.isFinite)) return false;
+  return tokenProgram ? given.length > 0 && given.length <= scene.tokens && given.every((i) => Number.isInteger(i) && i >= 0 && i < words.length) : given.length === scene.inputs.length;
+}
+addEventListener("message", (event) => {
+  const given = event.source === parent ? event.data?.attnforge?.go : null;
+  if (isPoint(given) && given.join() !== now.point.join()) go(tokenProgram ? given : given.map((x, i) => rounded(i, x)));
+});
+
 // For whoever opens the console: the network and its target as functions of a point, or of a list of token numbers.
 window.attnforge = {
   scene, now, words, cost: network.cost,
+  forward: network.forward,
+  evaluate: (data, y) => makeFunction(data)(y),
   run: (point) => Array.from(network.forward(point).output),
   target: (point) => (goal ? (tokenProgram ? goal(point.map((i) => words[i])).map(showValue) : goal(point)) : null),
   decode: (point) => decoded(point, network.forward(point)).map((v) => (typeof v === "number" ? v : showValue(v))),

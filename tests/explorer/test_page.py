@@ -1,0 +1,437 @@
+"""The explorer in a real browser: its arithmetic against PyTorch, its targets against ours, and what a reader can do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import attnforge as af
+from attnforge import rasp, theorems
+from attnforge.certificates.certified import CertifiedModule
+from attnforge.cli import main
+from attnforge.explorer import compact, explore, widget
+from attnforge.explorer.model import model
+from attnforge.explorer.target import function_json
+from attnforge.functions.registry import get, names
+from attnforge.heads.chain.head import ChainHead
+from attnforge.heads.fast.activation import FastActivation
+from attnforge.programs.interpret import values
+from attnforge.rasp.network.compiled import CompiledProgram
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+sync = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the path")
+
+POINTS = 24  # of every network: half of them ends of the box
+NARROW = 360  # pixels: the smallest screen that pages are for
+
+
+class Driven:
+    """One browser page, what it complained about, and what it asked for."""
+
+    def __init__(self, page: Any, folder: Path):
+        self.page, self.folder = page, folder
+        self.wrong: list[str] = []
+        self.asked: list[str] = []
+        page.on("console", lambda message: self.wrong.append(message.text))
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("request", lambda request: self.asked.append(request.url))
+
+    def open(self, net: CertifiedModule, width: int = 1280) -> Any:
+        """The explorer of a network, ready."""
+        path = self.folder / "page.html"
+        explore(net, path, force=True)
+        self.wrong.clear()
+        self.asked.clear()
+        self.page.set_viewport_size({"width": width, "height": 800})
+        self.page.goto(path.as_uri())
+        self.page.wait_for_function("document.getElementById('outputs').childElementCount > 0")
+        return self.page
+
+    def clean(self) -> None:
+        """No complaint, and nothing from outside."""
+        assert self.wrong == []
+        assert all(url.startswith("file://") for url in self.asked), self.asked
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
+    with sync.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = started.new_context(permissions=["clipboard-read", "clipboard-write"]).new_page()
+        yield Driven(page, tmp_path_factory.mktemp("explorer"))
+        started.close()
+
+
+class Mixing(nn.Module):
+    """Attention between tokens and a largest entry: heads of scope `tokens`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(1.5 * x @ x.mT, -1) @ x + x.amax(-2, keepdim=True)
+
+
+def _module() -> CertifiedModule:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.LayerNorm(4), nn.Linear(4, 2))
+    return af.compile(layers, af.Box.cube(-1, 1, shape=3), eps=1e-2)
+
+
+def _formula() -> CertifiedModule:
+    return af.compile("sin(x*y) + exp(-x**2)/(1 + y)", af.Box(x=(-2, 2), y=(0, 2)), eps=1e-4)
+
+
+def _sort(length: int = 6) -> CompiledProgram:
+    return af.compile(rasp.library.sort(), rasp.Sequences("abcd", max_length=length))
+
+
+NUMBERS: dict[str, Callable[[], CertifiedModule]] = {
+    "formula": _formula,
+    "formula in float64": lambda: af.compile(
+        "max(x, y)*gelu(x) + sin(x)/x", af.Box(x=(-2, 2), y=(0, 2)), eps=1e-9, dtype=torch.float64
+    ),
+    "several outputs": lambda: af.compile(["x*y", "tanh(x) - y"], af.Box(x=(-1, 1), y=(0, 2)), eps=1e-4),
+    "module": _module,
+    "tokens": lambda: af.compile(Mixing(), af.Box.cube(-1, 1, shape=(4, 3)), eps=1e-2),
+    "plain": lambda: af.export.to_plain(af.compile("sin(x*y)", af.Box(x=(-1, 1), y=(0, 2)), eps=1e-3)),
+    "anchor head": lambda: af.AnchorHead.fit("gelu", -4, 4, eps=1e-4),
+    "anchor head in float64": lambda: af.AnchorHead.fit("sin", -3, 3, eps=1e-10, dtype=torch.float64),
+    "gate head": lambda: af.GateHead.piecewise_linear([-1, 0, 1], [0, 2, 1]),
+    "gate of a pair": lambda: af.GateHead.fit("min", -1, 1),
+    "logistic gate": lambda: af.GateHead.fit("silu", -3, 3),
+    "product head": lambda: af.ProductHead.fit((-1, 2), (0, 5)),
+    "token head": lambda: af.TokenHead.min(tokens=3, channels=2, lo=-1, hi=1, eps=1e-3),
+    "mean of tokens": lambda: af.TokenHead.prefix_mean(tokens=3, channels=2, lo=-1, hi=1),
+    "chain of gates and a product": lambda: ChainHead.fit("hardswish", -8, 8),
+    "chain of gates and tables": lambda: ChainHead.fit("elu", -8, 8, eps=1e-4),
+}
+THEOREMS: dict[str, Callable[[], theorems.Construction]] = {
+    "cold ramp": lambda: theorems.ramp([1.0, -2.0], 0.5, a=-1, b=1, anchors=33, form="tokens"),
+    "warm ramp": lambda: theorems.ramp([1.0, -2.0], 0.5, a=-1, b=1, anchors=33, form="tokens", variant="warm"),
+    "many heads": lambda: theorems.ramp_heads([1.0], 0.5, a=-1, b=1, heads=4, tokens=6, form="tokens"),
+    "two layers": lambda: theorems.two_layer(
+        lambda x: x.flip(-2), af.Box.cube(0, 1, shape=(2, 1)), spacing=0.25, lipschitz=1.5, form="tokens"
+    ),
+    "largest of affine maps": lambda: theorems.max_affine(
+        lambda x: x.norm(dim=-1, keepdim=True), af.Box.cube(-1, 1, shape=2), cells=49, lipschitz=1.0
+    ),
+}
+
+
+def points_of(net: CertifiedModule) -> torch.Tensor:
+    """Points of the box as the page takes them, random ones and ends, in the network's dtype."""
+    ends = torch.tensor([pair for _, *pair in model(net).inputs], dtype=torch.float64)
+    share = torch.rand(POINTS, len(ends), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    share[POINTS // 2 :] = share[POINTS // 2 :].round()
+    found = (ends[:, 0] + share * (ends[:, 1] - ends[:, 0])).to(net.dtype)
+    return torch.minimum(torch.maximum(found.double(), ends[:, 0]), ends[:, 1]).to(net.dtype)
+
+
+@torch.no_grad()
+def by_torch(net: CertifiedModule, points: torch.Tensor) -> torch.Tensor:
+    """What the network itself says at the points, (point, output)."""
+    found = model(net)
+    if isinstance(net, theorems.Construction):
+        inputs: tuple[torch.Tensor, ...] = (points.reshape(len(points), found.tokens, found.width),)
+    elif net.box.names and not net.stacked:
+        inputs = tuple(points.unbind(-1))
+    else:
+        inputs = (points.reshape(len(points), *net.box.shape),)
+    return net.core(*inputs).double().reshape(len(points), -1)
+
+
+def by_page(page: Any, points: torch.Tensor) -> torch.Tensor:
+    """What the page says there."""
+    rows = page.evaluate("points => points.map(attnforge.run)", points.double().tolist())
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def rounding_of(net: CertifiedModule) -> float:
+    """What the certificate allows rounding to do: two evaluations of the same weights differ by twice that at most."""
+    return sum(term.value for term in net.certificate.terms if term.source == "rounding")
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_page_computes_what_the_network_computes(browser: Driven, name: str) -> None:
+    net = NUMBERS[name]()
+    page, points = browser.open(net), points_of(net)
+    there, here = by_page(page, points), by_torch(net, points)
+    assert 0 < rounding_of(net) < np.inf
+    assert float((there - here).abs().max()) <= 2 * rounding_of(net)
+    meant = torch.tensor(page.evaluate("points => points.map(attnforge.target)", points.double().tolist()))
+    assert float((there - meant.double()).abs().max()) <= net.bound, "certificates allow any order of summation"
+    browser.clean()
+
+
+@pytest.mark.parametrize("name", THEOREMS)
+def test_theorems_run_in_the_page(browser: Driven, name: str) -> None:
+    net = THEOREMS[name]()
+    page, points = browser.open(net), points_of(net)
+    there, found = by_page(page, points), model(net)
+    meant = net.target(points.reshape(POINTS, found.tokens, found.width)).double().reshape(POINTS, -1)
+    assert float((there - meant).abs().max()) <= net.bound
+    assert float((there - by_torch(net, points)).abs().max()) <= 1e-12  # float64, sums of at most a hundred terms
+    assert "Python function" in page.inner_text("#outputs")
+    browser.clean()
+
+
+def test_activations_that_are_read_fast_say_so(browser: Driven) -> None:
+    net = FastActivation.fit("gelu", -6, 6)
+    page, points = browser.open(net), points_of(net)
+    assert float((by_page(page, points) - by_torch(net, points)).abs().max()) <= 2 * net.bound
+    assert "written out" in page.inner_text("#verdict")
+    browser.clean()
+
+
+PROGRAMS: dict[str, Callable[[], tuple[rasp.SOp, Any]]] = {
+    "sort": lambda: (rasp.library.sort(), rasp.Sequences("abcd", max_length=6)),
+    "dyck": lambda: (rasp.library.dyck1(), rasp.Sequences("()", max_length=6)),
+    "fractions": lambda: (rasp.library.frac_prevs(), rasp.Sequences("abc", max_length=6)),
+    "causal": lambda: (rasp.library.induction(), rasp.Sequences("ab", max_length=6, causal=True)),
+    "numbers": lambda: (
+        rasp.where(rasp.indices % 3 > 1, (rasp.tokens - 5) // 2, abs(rasp.tokens - 2) ** 2 - rasp.indices / 2),
+        rasp.Sequences([1, 4, 7], max_length=5),
+    ),
+    "tuples and a table": lambda: (
+        rasp.apply(lambda token, i: (token, i % 2) if i else None, rasp.tokens, rasp.indices),
+        rasp.Sequences(["<script>alert(1)</script>", "it's", '"&amp;'], max_length=3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("form", ["network", "plain"])
+def test_token_programs_run_in_the_page(browser: Driven, name: str, form: str) -> None:
+    program, domain = PROGRAMS[name]()
+    net = af.compile(program, domain)
+    page = browser.open(net if form == "network" else af.export.to_plain(net))
+    sequences = [*domain.sample(12, seed=2), (domain.vocabulary[0],) * domain.max_length]
+    places = [[net.vocabulary.index(token) for token in sequence] for sequence in sequences]
+    meant = page.evaluate("all => all.map(attnforge.target)", places)
+    said = page.evaluate("all => all.map(attnforge.decode)", places)
+    for sequence, goal, found in zip(sequences, meant, said, strict=True):
+        wanted = program(sequence)
+        assert goal == [str(v) if isinstance(v, Fraction) else repr(v) for v in wanted]
+        if net.outputs is None:
+            assert max(abs(a - float(b)) for a, b in zip(found, wanted, strict=True)) <= net.bound
+        else:
+            assert found == goal
+    browser.clean()
+
+
+def test_margins_vanish_as_they_do_in_float32(browser: Driven) -> None:
+    page = browser.open(_sort())
+    page.evaluate("() => attnforge.forward([0, 1, 3, 2], {})")
+    weights = page.evaluate("() => attnforge.forward([0, 1, 3, 2], { watch: '2.0.0' }).watched.weights.map((row) => [...row])")
+    assert sorted({w for row in weights for w in row}) == [0, 1], "in doubles exp(-256) would be left over"
+
+
+def test_every_function_means_the_same_in_the_page(browser: Driven) -> None:
+    page = browser.open(af.GateHead.relu(-1, 1))
+    texts = [*names(), "power(2.5)", "power(-3)", "power(1/3)", "leaky_relu(0.2)", "elu(1.5)", "softplus(20.0)",
+             "piecewise_linear([-1, 0, 2], [0, 1, -1])", "expr: (y - sin(y))/y**3", "expr: (exp(y) - 1)/y",
+             "expr: log(1 + y**2)*sqrt(2 + y)", "expr: 1/(1 - cos(y + 7))"]  # fmt: skip
+    wrong = []
+    for text in texts:
+        function = get(text)
+        lo, hi = max(function.domain.lo, -6.0), min(function.domain.hi, 6.0)
+        inset = 1e-3 * (hi - lo)
+        y = torch.linspace(lo + inset, hi - inset, 41, dtype=torch.float64)
+        y = torch.cat([y, torch.tensor([1e-9, -1e-9, 0.0], dtype=torch.float64)])
+        y = y[(y > lo) & (y < hi) & torch.isfinite(function(y))]
+        call = "([data, ys]) => ys.map((y) => attnforge.evaluate(data, y))"
+        found = torch.tensor(page.evaluate(call, [function_json(function), y.tolist()]), dtype=torch.float64)
+        off = ((found - function(y)).abs() / (1e-300 + function(y).abs().clamp(min=1e-2))).max()
+        if not float(off) <= 4e-14:  # a few units of roundoff: browsers and PyTorch have different libraries
+            wrong.append((text, float(off)))
+    assert wrong == []
+    with pytest.raises(af.UnsupportedOperation):
+        function_json(get(lambda y: y + 1))
+
+
+def test_heads_are_switched_off_and_warmed_as_in_the_weights(browser: Driven) -> None:
+    net = _formula()
+    page, points, found = browser.open(net), points_of(net), model(net)
+    for unit in found.units:
+        changed = [f"{unit.layer}.{g}.{h}" for g, h in unit.heads]
+        for what, script in (("off", "{ off: new Set(names) }"), ("heat", "{ heat: new Map(names.map((n) => [n, 0.5])) }")):
+            call = f"([points, names]) => points.map((p) => [...attnforge.forward(p, {script}).output])"
+            there = torch.tensor(page.evaluate(call, [points.double().tolist(), changed]), dtype=torch.float64)
+            kept = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+            for g, h in unit.heads:
+                group = found.layers[unit.layer].groups[g]
+                for table in ((group.W_O,) if what == "off" else (group.W_Q, group.b_Q)):
+                    table.data[h if len(table) > 1 else 0] *= 0.0 if what == "off" else 0.5
+            here = by_torch(net, points)
+            net.load_state_dict(kept)
+            assert float((there - here).abs().max()) <= 1e-6 * float(1 + here.abs().max())
+            assert float((there - by_torch(net, points)).abs().max()) > net.bound, "the change must be seen"
+
+
+# ---- what a reader does
+
+
+def error_shown(page: Any) -> str:
+    return str(page.inner_text("#verdict"))
+
+
+def test_sliders_fields_and_keys_move_the_point(browser: Driven) -> None:
+    page = browser.open(_formula())
+    assert "within the certified" in error_shown(page)
+    before = page.inner_text("#outputs")
+    page.focus("#slide0")
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_function("before => document.getElementById('outputs').innerText !== before", arg=before)
+    page.fill("#field1", "1.25")
+    page.keyboard.press("Tab")
+    assert page.evaluate("attnforge.now.point[1]") == 1.25
+    page.fill("#field1", "99")  # outside the box: the nearest end of it
+    page.keyboard.press("Tab")
+    assert page.evaluate("attnforge.now.point[1]") == 2
+    assert page.input_value("#slide1") == "2" and page.input_value("#field1") == "2"
+    page.wait_for_function("document.getElementById('said').textContent.includes('Network: output')")
+    browser.clean()
+
+
+def test_lines_light_up_heads_and_heads_tell_what_they_are(browser: Driven) -> None:
+    page = browser.open(_formula())
+    page.hover("#program button.line:has-text('apply sin')")
+    lit = page.eval_on_selector_all(".unit.lit .label", "nodes => nodes.map((n) => n.textContent)")
+    assert lit == ["sin(x*y)"]
+    facts = page.inner_text("#facts")
+    for told in ("sin(x*y)", "anchor", "A4", "x*y", "blocks.1.attn.hook_z"):
+        assert told in facts
+    page.hover("#program .term >> nth=0")
+    assert "sin(x*y)" in page.inner_text("#facts h3")
+    page.focus("#unit2")
+    page.keyboard.press("Enter")
+    assert page.get_attribute("#unit2", "aria-pressed") == "true"
+    page.click("#copy")
+    page.wait_for_function("document.getElementById('copy').textContent === 'copied'")
+    assert "attn.hook_z" in page.evaluate("navigator.clipboard.readText()")
+    browser.clean()
+
+
+def test_ablation_and_temperature_break_the_bound_and_mend(browser: Driven) -> None:
+    page = browser.open(_formula())
+    page.focus("#unit1")
+    page.keyboard.press("a")
+    page.wait_for_function("document.querySelector('.unit.off') !== null")
+    page.wait_for_function("document.getElementById('verdict').innerText.includes('above the certified')")
+    page.click("#mend")
+    page.wait_for_function("document.getElementById('verdict').innerText.includes('within the certified')")
+    page.click("#power4")
+    page.wait_for_function("document.getElementById('verdict').innerText.includes('above the certified')")
+    assert page.get_attribute("#power4", "aria-pressed") == "true"
+    page.click("#ablate")  # on again
+    page.wait_for_function("document.getElementById('verdict').innerText.includes('within the certified')")
+    page.focus("#heat")
+    for _ in range(8):
+        page.keyboard.press("ArrowLeft")
+    page.wait_for_function("document.getElementById('verdict').innerText.includes('above the certified')")
+    assert "4 times warmer" in page.inner_text("#heat-text")
+    page.wait_for_selector("#sweep svg")
+    browser.clean()
+
+
+def test_the_hunt_finds_worse_points_below_the_bound_and_stops(browser: Driven) -> None:
+    net = _formula()
+    page = browser.open(net)
+    first = page.evaluate("attnforge.now.worst.error")
+    page.click("#hunt")
+    page.wait_for_selector("#hunt-text", timeout=20_000)
+    worst, point = page.evaluate("[attnforge.now.worst.error, attnforge.now.worst.point]")
+    assert first < worst <= net.bound
+    assert net.measure(2000).worst / 4 < worst
+    here = torch.tensor([point], dtype=torch.float64).to(net.dtype)
+    off = float((by_torch(net, here) - values(net.program, here.double()).reshape(1, -1)).abs().max())
+    assert off == pytest.approx(worst, abs=2 * rounding_of(net))
+    page.click("#visit")
+    assert page.evaluate("attnforge.now.point") == point
+    page.evaluate("attnforge.now.worst = null")
+    page.click("#hunt")
+    page.click("#hunt")  # stops at once
+    assert page.inner_text("#hunt-text") == "stopped"
+    browser.clean()
+
+
+def test_curves_and_maps(browser: Driven) -> None:
+    page = browser.open(_formula())
+    page.wait_for_selector("#curves-note")
+    assert page.locator("#curves svg").count() == 2
+    assert "certified bound" in page.inner_text("#curves-note")
+    page.select_option("#axis-y", "y")
+    page.wait_for_selector("#curves canvas")
+    page.wait_for_function("document.getElementById('curves-note').textContent.includes('41 by 41')")
+    page.click("#curves canvas", position={"x": 3, "y": 3})
+    x, y = page.evaluate("attnforge.now.point")
+    assert x < -1.9 and y > 1.9
+    browser.clean()
+
+
+def test_sequences_are_edited(browser: Driven) -> None:
+    page = browser.open(_sort())
+    page.fill("#typed", "dbca")
+    page.keyboard.press("Tab")
+    page.wait_for_function("attnforge.now.point.length === 4")
+    assert page.locator("#outputs td.net").all_inner_texts() == list("abcd")
+    page.select_option("#token0", "a")
+    page.wait_for_function("document.querySelectorAll('#outputs td.net')[1].textContent === 'a'")
+    page.fill("#typed", "axb")
+    page.keyboard.press("Tab")
+    assert "not in the vocabulary" in page.inner_text("#typed-note")
+    page.click("#longer")
+    page.wait_for_function("attnforge.now.point.length === 5")
+    page.click("#unit3")
+    page.wait_for_selector("#matrix")
+    page.hover("#matrix tbody tr >> nth=1 >> td >> nth=2")
+    assert "the weight" in page.inner_text("#pattern-note")
+    page.click("#power3")
+    page.wait_for_function("document.getElementById('verdict').innerText.includes('positions differ')")
+    page.select_option("#layer", index=1)
+    assert "selector_width" in page.inner_text("#columns")
+    assert not page.is_visible("#drawn")
+    browser.clean()
+
+
+@pytest.mark.parametrize("name", ["formula", "tokens", "plain"])
+def test_pages_fit_a_phone(browser: Driven, name: str) -> None:
+    page = browser.open(NUMBERS[name](), width=NARROW)
+    page.wait_for_selector("#curves-note")
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW
+    unnamed = page.eval_on_selector_all(
+        "main button, main input, main select",
+        "nodes => nodes.filter((n) => !(n.textContent.trim() || n.getAttribute('aria-label') || n.labels?.length)).length",
+    )
+    assert unnamed == 0, "every control has a name that can be read aloud"
+    browser.page.click("#theme")
+    assert page.evaluate("document.documentElement.dataset.theme") in ("light", "dark")
+    browser.clean()
+
+
+def test_token_pages_fit_a_phone(browser: Driven) -> None:
+    page = browser.open(_sort(12), width=NARROW)
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW
+    browser.clean()
+
+
+def test_networks_that_are_too_large_say_so(browser: Driven) -> None:
+    net = af.compile(rasp.library.reverse(), rasp.Sequences("ab", max_length=400))
+    page_path = browser.folder / "large.html"
+    explore(net, page_path, force=True)
+    text = page_path.read_text("utf-8").replace("const RUNS = 5e7;", "const RUNS = 1e3;")
+    script = text[text.rindex("<script>") + 8 : text.rindex("</script>")]
+    assert "const RUNS = 1e3;" in script, "the limit is where it is looked for"
+    big = nn.Sequential(nn.Linear(900, 2400))
+    with pytest.raises(af.ArgumentError, match="weights that a page runs"):
+        explore(af.compile(big, af.Box.cube(-1, 1, shape=900), eps=1.0))
