@@ -166,7 +166,8 @@ def _compiled_frame(net: CompiledNetwork) -> Model:
 
 def _program(program: Program) -> tuple[dict[str, Any] | None, str]:
     """The target of a program as data, or why a page has none."""
-    arrays = (array for op in program.ops for array in (getattr(op, "value", 0), *getattr(op, "weights", ())))
+    arrays = [array for op in program.ops for array in getattr(op, "weights", ())]
+    arrays += [getattr(op, word) for op in program.ops for word in ("value", "matrix", "mask") if hasattr(op, word)]
     size = sum(np.size(array) for array in arrays)
     if size > TARGETED:
         return None, f"The target has {size:,} numbers, more than the {TARGETED:,} that a page carries."

@@ -260,7 +260,8 @@ function noteWorst(point, error) {
   now.worst = { point: [...point], error };
   return true;
 }
-function drawWorst(status = null) {
+let hunted = ""; // what came of the last hunt
+function drawWorst(progress = 0) {
   const place = byId("worst");
   if (!goal) { place.replaceChildren(); return; }
   const held = document.activeElement?.id, running = jobs.has("hunt");
@@ -271,11 +272,12 @@ function drawWorst(status = null) {
     make("div", { className: "row" },
       make("button", { type: "button", id: "hunt", textContent: running ? "Stop the hunt" : "Hunt for a worse point", onclick: () => (running ? stopHunt() : hunt()) }),
       make("button", { type: "button", id: "visit", textContent: "Go there", disabled: !now.worst?.error, onclick: () => go([...now.worst.point]) }),
-      running ? make("progress", { max: 1, value: status ?? 0, "aria-label": "the hunt" }) : null,
-      !running && status !== null ? make("span", { className: "quiet", id: "hunt-text", textContent: status }) : null));
+      running ? make("progress", { max: 1, value: progress, "aria-label": "the hunt" }) : null,
+      !running && hunted ? make("span", { className: "quiet", id: "hunt-text", textContent: hunted }) : null));
   if (held === "hunt" || held === "visit") byId(held)?.focus();
 }
-function stopHunt() { jobs.get("hunt")?.(); jobs.delete("hunt"); drawWorst("stopped"); }
+function endHunt(text) { hunted = text; drawWorst(); }
+function stopHunt() { jobs.get("hunt")(); jobs.delete("hunt"); endHunt("stopped"); }
 function hunt() {
   const count = affordable(HUNTED);
   function* work() {
@@ -289,8 +291,8 @@ function hunt() {
     }
     return `looked at ${count.toLocaleString("en")} points`;
   }
-  job("hunt", work(), drawWorst);
-  drawWorst(0);
+  job("hunt", work(), endHunt);
+  drawWorst();
 }
 
 // ---- program, grid and facts
@@ -410,10 +412,13 @@ function readsAndWrites(unit) {
   const list = (set) => { const all = [...set]; return all.length > 12 ? `${all.slice(0, 12).join(", ")} and ${all.length - 12} more` : all.join(", ") || "constants"; };
   return [["reads", list(reads)], ["writes", list(writes)]];
 }
+let told = -1; // the unit that the facts are about: drawing them again would take a button from under a finger
 function drawFacts() {
-  const place = byId("facts");
+  const place = byId("facts"), at = now.over[0] ?? now.unit;
   if (!scene.units.length) { place.hidden = true; return; }
-  const at = now.over[0] ?? now.unit, unit = scene.units[at], [g] = unit.heads[0];
+  if (at === told) return;
+  told = at;
+  const unit = scene.units[at], [g] = unit.heads[0];
   const group = scene.layers[unit.layer].groups[g];
   const sees = { memory: "memory slots", self: "its own token and memory slots", tokens: group.causal ? "tokens up to its own" : "all tokens" }[group.scope];
   const list = make("dl", { className: "facts" });

@@ -16,7 +16,10 @@ function readValue(data) {
 // As Python writes it; also the key by which values are compared.
 function showValue(v) {
   if (v === null) return "None";
-  if (typeof v === "string") return `'${v.replaceAll("\\", "\\\\").replaceAll("'", "\\'")}'`;
+  if (typeof v === "string") {
+    const mark = v.includes("'") && !v.includes('"') ? '"' : "'", bare = v.replaceAll("\\", "\\\\");
+    return mark + (mark === "'" ? bare.replaceAll("'", "\\'") : bare) + mark;
+  }
   if (Array.isArray(v)) return `(${v.map(showValue).join(", ")}${v.length === 1 ? "," : ""})`;
   return v.d === 1n ? `${v.n}` : `${v.n}/${v.d}`;
 }
