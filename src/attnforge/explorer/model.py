@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, cast
 
 import numpy as np
@@ -38,6 +39,7 @@ from ..programs.program import Builder, Program
 from ..rasp.language import Node
 from ..rasp.network.compiled import CompiledProgram
 from ..report.structure import structure
+from ..theorems.ramps import Ramp
 from ..theorems.result import Construction
 from .target import program_target, token_target
 
@@ -343,13 +345,32 @@ _FAST = (
 
 def _construction(net: Construction) -> Model:
     source = source_of(net)
-    layers = [Layer.of(la, n) for la, n in zip(source.layers, source.names, strict=True)]
+    names = (*source.names[:-1], _numbered(len(source.names[-1])))
+    layers = [Layer.of(la, n) for la, n in zip(source.layers, names, strict=True)]
     if source.lead is not None:
         layers.insert(0, Layer.of(source.lead, source.lead_names))
     hooks = {(la + (source.lead is not None), g, h): name for (la, g, h), name in _hooks(net).items()}
-    names = _spread(source.inputs, source.tokens)
+    inputs = _spread(source.inputs, source.tokens)
     ends = list(zip(source.low.reshape(-1).tolist(), source.high.reshape(-1).tolist(), strict=True))
-    return _alone(net, layers, names, ends, source.tokens, None, constants=source.constants, hooks=hooks)
+    found = _alone(net, layers, inputs, ends, source.tokens, None, constants=source.constants, hooks=hooks)
+    return _with_ramp(net, found) if isinstance(net, Ramp) else found
+
+
+def _with_ramp(net: Ramp, found: Model) -> Model:
+    """The target of a ramp: w.x + t, clipped and bent, on its channel; none where the channel or w changes."""
+    wanted = net.wanted
+    if not wanted.constant or wanted.w.ndim != 1 or wanted.t.ndim:
+        return found
+    shape, build = wanted.shape, Builder(Box.cube(-1, 1, shape=(found.tokens, found.width)), tokens=found.tokens)
+    bent = build.apply(build.linear([(build.input, wanted.w[:, None])], [float(wanted.t)]), "identity")
+    channel = np.eye(wanted.channels)[wanted.channel[0]][None]
+    target, _ = _program(build.program(build.linear([(bent, channel)], np.zeros(wanted.channels)), "ramp"))
+    knots = sorted({shape.a, shape.b} | ({Fraction(0)} if shape.slope is not None and shape.a < 0 < shape.b else set()))
+    ends = [(Fraction(0), shape.exact(shape.a)), (Fraction(0), shape.exact(shape.b))]
+    slopes = [(shape.exact(y) - shape.exact(x)) / (y - x) for x, y in itertools.pairwise(knots)]
+    inner = [(slope, shape.exact(x) - slope * x) for slope, x in zip(slopes, knots, strict=False)]
+    lines = [_floats(line) for line in (ends[0], *inner, ends[1])]
+    return replace(found, target=_applying(target, "lines", _floats(knots), lines), without="")
 
 
 def _alone(
@@ -405,14 +426,22 @@ def _gate(net: GateHead) -> Model:
         value = build.apply(build.column(0), "identity")
     found = _scalar(net, net.layer, build.program(value, net.certificate.target))
     if isinstance(shape, Lines):
-        lines = [[float(slope), float(at)] for slope, at in shape.lines]
-        function = {"name": "lines", "args": [list(shape.knots), lines], "lo": None, "hi": None}
+        args: tuple[Any, ...] = ("lines", shape.knots, [_floats(line) for line in shape.lines])
     else:
-        ends = [[float(slope), float(at)] for slope, at in (shape.high, shape.low)]
-        function = {"name": "logistic", "args": [shape.rate, *ends], "lo": None, "hi": None}
-    assert found.target is not None
-    ops = [{**op, "function": function} if op["op"] == "apply" else op for op in found.target["ops"]]
-    return replace(found, target={**found.target, "ops": ops})
+        args = ("logistic", shape.rate, _floats(shape.high), _floats(shape.low))
+    return replace(found, target=_applying(found.target, *args))
+
+
+def _floats(numbers: Iterable[Fraction]) -> list[float]:
+    return [float(number) for number in numbers]
+
+
+def _applying(target: dict[str, Any] | None, name: str, *args: Any) -> dict[str, Any]:
+    """A target with this function in the place of the identity."""
+    assert target is not None
+    function = {"name": name, "args": list(args), "lo": None, "hi": None}
+    ops = [{**op, "function": function} if op["op"] == "apply" else op for op in target["ops"]]
+    return {**target, "ops": ops}
 
 
 def _chain(net: ChainHead) -> Model:

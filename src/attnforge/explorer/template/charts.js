@@ -31,14 +31,20 @@ function ticks(lo, hi, count = 5) {
   const raw = (hi - lo) / count, power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw) ?? raw;
   const found = [];
-  for (let i = Math.ceil(lo / step); i * step <= hi + 1e-9 * step; i += 1) found.push(i * step);
+  for (let i = Math.ceil(lo / step); i * step <= hi + 1e-9 * step && found.length < 20; i += 1) found.push(i * step);
   return found;
+}
+
+// An interval that can be drawn: one that is a point, or nearly, is widened.
+function spread([lo, hi]) {
+  const size = Math.max(Math.abs(lo), Math.abs(hi));
+  return hi - lo > 1e-9 * size ? [lo, hi] : [lo - (size || 1), hi + (size || 1)];
 }
 
 // A panel: axes and, over them, what `draw(x, y)` returns for the two scales.
 function panel({ width = 640, height = 220, x, y, label, xName = "", yName = "", draw, log = false }) {
   const left = 64, right = 12, top = 12, bottom = xName ? 40 : 24;
-  const [x0, x1] = x[0] === x[1] ? [x[0] - 1, x[1] + 1] : x, [y0, y1] = y[0] === y[1] ? [y[0] - 1, y[1] + 1] : y;
+  const [x0, x1] = spread(x), [y0, y1] = spread(y);
   const sx = (v) => left + ((v - x0) / (x1 - x0)) * (width - left - right);
   const sy = (v) => height - bottom - ((v - y0) / (y1 - y0)) * (height - top - bottom);
   const node = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": label });

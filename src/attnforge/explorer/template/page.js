@@ -17,7 +17,7 @@ const tokenProgram = scene.vocabulary !== null;
 const goal = scene.target && (tokenProgram ? makeTokenProgram(scene.target) : makeProgram(scene.target));
 const words = scene.vocabulary?.map(readValue) ?? [];
 const outputs = scene.target?.outputs?.map(readValue) ?? null;
-const middle = scene.inputs.map(({ lo, hi }) => network.round(lo + 0.37 * (hi - lo)));
+const middle = scene.inputs.map(({ lo, hi }, i) => network.round(lo + ((0.37 + 0.618 * i) % 1) * (hi - lo))); // no two alike
 const placeOf = new Map(words.map((word, i) => [showValue(word), i]));
 const families = [...new Set(scene.units.map((unit) => unit.family))];
 const colourOf = (unit) => `f${families.indexOf(unit.family) % 6}`;
@@ -28,7 +28,7 @@ const now = {
   off: new Set(), heat: new Map(), unit: 0, head: -1, over: [], query: 0, after: scene.layers.length,
   worst: null, x: 0, y: -1, drawn: 0,
 };
-const shownDigits = scene.dtype === "float32" ? 8 : 12;
+const shownDigits = scene.dtype === "float32" ? 7 : 12;
 const headNames = (unit, head = -1) => scene.units[unit].heads
   .filter((_, i) => head < 0 || i === head).map(([g, h]) => `${scene.units[unit].layer}.${g}.${h}`);
 const chosen = () => (scene.units.length ? headNames(now.unit, now.head) : []);
@@ -137,10 +137,11 @@ function buildInputs() {
       if (field.value !== "" && Number.isFinite(Number(field.value))) { move(i, Number(field.value)); slide.value = now.point[i]; }
       field.value = exactly(now.point[i]);
     });
-    list.append(make("div", { className: "dial" }, make("label", { htmlFor: `slide${i}`, textContent: name }), slide, field,
+    list.append(make("div", { className: `dial${name.length > 7 ? " tall" : ""}` }, make("label", { htmlFor: `slide${i}`, textContent: name }), slide, field,
       make("span", { className: "ends", "aria-hidden": "true" }, make("span", { textContent: show(lo, 4) }), make("span", { textContent: show(hi, 4) }))));
   });
   place.append(list);
+  if (scene.inputs.length > 8) place.append(make("p", { className: "quiet", textContent: `${Math.min(scene.inputs.length, scene.mostInputs)} numbers: the list scrolls.` }));
   if (scene.inputs.length > scene.mostInputs) {
     place.append(make("p", { className: "quiet", textContent: `The first ${scene.mostInputs} of ${scene.inputs.length} numbers have sliders; the others stay where they are until a hunt moves them.` }));
   }
@@ -208,7 +209,7 @@ function drawOutputs(seen) {
   scene.outputs.slice(0, 16).forEach((name, i) => rows.push(make("tr", {}, make("th", { scope: "row", textContent: name }),
     make("td", { className: "number net", textContent: show(seen.values[i], shownDigits) }),
     ...(seen.meant ? [make("td", { className: "number goal", textContent: show(seen.meant[i], shownDigits) }), make("td", { className: "number", textContent: show(seen.values[i] - seen.meant[i], 5) })] : []))));
-  const names = [["", ""], ["network"], ...(seen.meant ? [["target"], ["difference"]] : [])];
+  const names = [["", ""], ["network"], ...(seen.meant ? [["target"], ["off by"]] : [])];
   byId("outputs").replaceChildren(make("div", { className: "scroller" }, make("table", { className: "plain" }, head(...names), make("tbody", {}, ...rows))),
     ...(scene.outputs.length > 16 ? [make("p", { className: "quiet", textContent: `16 of ${scene.outputs.length} outputs; the verdict is for all of them.` })] : []),
     ...(seen.meant ? [] : [make("p", { className: "quiet", textContent: scene.without })]));
@@ -447,13 +448,24 @@ async function copyText(text, button) {
 
 // ---- the head at hand: its pattern, its switch, its temperature
 
-// A head whose query is affine in one number z: every constant slot's logit is a line in z, and the slot's place is
-// where its line is on top, between those of its neighbours.
+// A head whose query is affine in one number z, a column or a combination of columns: every constant slot's logit is a
+// line in z, and the slot's place is where its line is on top, between those of its neighbours.
 function slotLines(layer, g, h) {
-  const group = network.layers[layer].groups[g], source = new Set(group.W_Q[h].row);
-  if (source.size !== 1 || group.scope === "tokens" || (group.scope === "self" && group.W_K)) return null;
-  const q = new Float64Array(group.keys);
-  for (let k = 0; k < group.keys; k += 1) for (let e = group.W_Q[h].from[k]; e < group.W_Q[h].from[k + 1]; e += 1) q[k] += group.W_Q[h].value[e];
+  const group = network.layers[layer].groups[g], W = group.W_Q[h];
+  if (group.scope === "tokens" || (group.scope === "self" && group.W_K) || !W.row.length) return null;
+  const rows = new Map();
+  for (let k = 0; k < group.keys; k += 1) {
+    for (let e = W.from[k]; e < W.from[k + 1]; e += 1) {
+      if (!rows.has(W.row[e])) rows.set(W.row[e], new Float64Array(group.keys));
+      rows.get(W.row[e])[k] = W.value[e];
+    }
+  }
+  const [q] = rows.values(), lead = q.findIndex((v) => v !== 0), mix = new Map();
+  for (const [column, row] of rows) {
+    const ratio = row[lead] / q[lead];
+    if (row.some((v, k) => Math.abs(v - ratio * q[k]) > 1e-5 * Math.abs(ratio * q[lead]))) return null; // of higher rank
+    mix.set(column, ratio);
+  }
   const b = (k) => (group.b_Q ? group.b_Q[h].data[group.b_Q[h].at + k] : 0);
   const keys = [], K = group.M_K?.[h];
   if (group.scope === "self") keys.push((k) => group.b_K[h].data[group.b_K[h].at + k]);
@@ -467,7 +479,7 @@ function slotLines(layer, g, h) {
   const cross = lines.slice(1).map((line, i) => (lines[i].at - line.at) / (line.slope - lines[i].slope));
   if (cross.some((c, i) => !Number.isFinite(c) || (i && c < cross[i - 1]))) return null;
   const gap = cross.length > 1 ? (cross.at(-1) - cross[0]) / (cross.length - 1) : 1;
-  return { column: [...source][0], lines, places: lines.map((_, i) => ((cross[i - 1] ?? cross[0] - gap) + (cross[i] ?? cross.at(-1) + gap)) / 2) };
+  return { mix, lines, places: lines.map((_, i) => ((cross[i - 1] ?? cross[0] - gap) + (cross[i] ?? cross.at(-1) + gap)) / 2) };
 }
 function drawPattern(watched) {
   const place = byId("pattern");
@@ -486,7 +498,12 @@ function drawPattern(watched) {
   if (group.scope === "tokens") parts.push(matrix(watched, rows, label, group), peak(row, rows, label));
   else {
     const known = slotLines(layer, g, h);
-    if (known && row.length > 2) parts.push(numberLine(known, row, watched.state[Math.min(query, rows - 1) * watched.columns + known.column], columnsBefore(layer)[known.column]));
+    if (known && row.length > 2) {
+      const from = Math.min(query, rows - 1) * watched.columns, names = columnsBefore(layer), mixed = [...known.mix];
+      const z = mixed.reduce((sum, [c, ratio]) => sum + ratio * watched.state[from + c], 0);
+      const name = mixed.map(([c, ratio]) => (ratio === 1 ? names[c] : `${show(ratio, 3)} ${names[c]}`)).join(" + ").replaceAll("+ -", "− ");
+      parts.push(numberLine(known, row, z, name.length > 60 ? "its argument" : name));
+    }
     else parts.push(bars(row, group));
   }
   const held = document.activeElement?.id;
@@ -496,17 +513,19 @@ function drawPattern(watched) {
 function peak(row, rows, label) {
   let best = 0;
   row.forEach((w, j) => { if (w > row[best]) best = j; });
-  return make("p", { className: "small", id: "pattern-note", textContent: `Largest weight: ${show(row[best], 4)} on ${best < rows ? `token ${best - scene.registers} (${label(best)})` : `memory slot ${best - rows}`}.` });
+  return make("p", { className: "small", id: "pattern-note", textContent: `Largest weight: ${show(row[best], 4)} on ${best >= rows ? `memory slot ${best - rows}` : best < scene.registers ? `register ${best}` : `token ${best - scene.registers} (${label(best)})`}.` });
 }
 function matrix(watched, rows, label, group) {
   const count = Math.min(rows, ROWS), keys = Math.min(rows + group.slots, ROWS), name = (j) => (j < rows ? label(j) : `m${j - rows}`);
-  const table = make("table", { className: "cells", id: "matrix" }, make("caption", { className: "small", textContent: "Rows look at columns. m: memory slots" + (scene.registers ? ", r: registers." : ".") }));
+  const table = make("table", { className: "cells", id: "matrix" }), signs = [group.slots ? "m: memory slots" : "", scene.registers ? "r: registers" : ""].filter(Boolean);
+  const caption = make("p", { className: "small", textContent: `Rows look at columns${signs.length ? `; ${signs.join(", ")}` : ""}.` });
+  table.setAttribute("aria-label", "attention weights");
   table.append(make("thead", {}, make("tr", {}, make("th"), ...Array.from({ length: keys }, (_, j) => make("th", { scope: "col", textContent: name(j) })))));
   // A head that counts gives its tokens tiny weights, and it is their sum that matters: then shades are logarithms.
   const largest = Math.max(...watched.weights.slice(0, count).map((row) => Math.max(0, ...row.slice(0, rows)))), fine = largest > 0 && largest < 0.05;
   const depth = (w) => (fine ? Math.max(0, 1 + Math.log10(w || 1e-99) / 12) : w);
-  if (fine) table.caption.textContent += ` Shades are logarithms: the largest weight of a token is ${show(largest, 2)}.`;
-  const body = make("tbody"), note = (i, j, w) => { byId("pattern-note").textContent = `${name(i)} (row ${i - scene.registers}) gives ${name(j)} (column ${j < rows ? j - scene.registers : name(j)}) the weight ${show(w, 5)}.`; };
+  if (fine) caption.textContent += ` Shades are logarithms: the largest weight of a token is ${show(largest, 2)}.`;
+  const body = make("tbody"), note = (i, j, w) => { byId("pattern-note").textContent = `Row ${i} (${name(i)}) gives column ${j} (${name(j)}) the weight ${show(w, 5)}.`; };
   for (let i = 0; i < count; i += 1) {
     const line = make("tr", { className: i === scene.registers + now.query ? "here" : "" }, make("th", { scope: "row", textContent: name(i) }));
     for (let j = 0; j < keys; j += 1) {
@@ -518,7 +537,7 @@ function matrix(watched, rows, label, group) {
   }
   table.append(body);
   const cut = rows > ROWS || rows + group.slots > ROWS;
-  return make("div", {}, make("div", { className: "scroller", tabIndex: 0 }, table), cut ? make("p", { className: "quiet", textContent: `The first ${count} rows and ${keys} columns of ${rows} by ${rows + group.slots}.` }) : "");
+  return make("div", {}, caption, make("div", { className: "scroller", tabIndex: 0 }, table), cut ? make("p", { className: "quiet", textContent: `The first ${count} rows and ${keys} columns of ${rows} by ${rows + group.slots}.` }) : "");
 }
 function numberLine({ lines, places }, row, z, name) {
   const inside = places.filter(Number.isFinite), lo = Math.min(...inside, z), hi = Math.max(...inside, z), pad = 0.04 * (hi - lo || 1);
@@ -534,10 +553,10 @@ function numberLine({ lines, places }, row, z, name) {
 }
 function bars(row, group) {
   const name = (j) => (group.scope === "self" ? (j ? `slot ${j - 1}` : "own token") : `slot ${j}`), some = [...row].slice(0, ROWS);
-  const height = 22 * some.length + 12;
-  const chart = svg("svg", { viewBox: `0 0 480 ${height}`, class: "chart", role: "img", "aria-label": some.map((w, j) => `${name(j)} ${show(w, 3)}`).join(", ") });
-  some.forEach((w, j) => chart.append(svg("text", { x: 78, y: 22 * j + 17, "text-anchor": "end" }, name(j)), svg("rect", { x: 86, y: 22 * j + 5, width: 300, height: 14, rx: 4, fill: "var(--sunken)" }),
-    svg("rect", { x: 86, y: 22 * j + 5, width: 300 * w, height: 14, rx: 4, fill: "var(--net)" }), svg("text", { x: 394, y: 22 * j + 17 }, show(w, 4))));
+  const height = 22 * some.length + 12, wide = widthOf("pattern"), full = wide - 160;
+  const chart = svg("svg", { viewBox: `0 0 ${wide} ${height}`, class: "chart", role: "img", "aria-label": some.map((w, j) => `${name(j)} ${show(w, 3)}`).join(", ") });
+  some.forEach((w, j) => chart.append(svg("text", { x: 78, y: 22 * j + 17, "text-anchor": "end" }, name(j)), svg("rect", { x: 86, y: 22 * j + 5, width: full, height: 14, rx: 4, fill: "var(--sunken)" }),
+    svg("rect", { x: 86, y: 22 * j + 5, width: full * w, height: 14, rx: 4, fill: "var(--net)" }), svg("text", { x: 94 + full, y: 22 * j + 17 }, show(w, 4))));
   return make("div", {}, chart, make("p", { className: "small", id: "pattern-note", textContent: row.length > ROWS ? `The first ${ROWS} of ${row.length} slots.` : `${row.length} slots.` }));
 }
 
