@@ -8,7 +8,7 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 # Every extra that the tests use. Add to this list when a test needs another one.
-EXTRAS ?= report,sklearn,parquet,lab,convert,onnx,lens,dev
+EXTRAS ?= report,sklearn,parquet,lab,convert,onnx,lens,docs,dev
 # Test processes. Two fit a small machine; each keeps to one thread so that they do not fight over cores.
 JOBS ?= 2
 
@@ -22,7 +22,7 @@ PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 	if $$p -c '$(NEWER)' 2>/dev/null; then echo $$p; break; fi; done)
 endif
 
-.PHONY: help setup demo test lint bench browser clean
+.PHONY: help setup demo test lint docs bench browser clean
 
 help: ## print this list
 	@echo "make targets:"
@@ -58,6 +58,10 @@ test: $(STAMP) $(if $(CI),browser) ## run all tests and the examples in the docs
 lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(STAMP) ## build the documentation site in out/site, offline; a broken link is an error
+	@PYTHONPATH=docs:src $(BIN)/zensical build --clean --strict
+	@echo "open out/site/index.html"
 
 bench: $(STAMP) ## run every script in benchmarks/; each prints its table and writes JSON to results/
 	@shopt -s nullglob; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
