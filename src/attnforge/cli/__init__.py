@@ -79,7 +79,6 @@ app = typer.Typer(
     name="attnforge",
     help="Functions become attention-only networks, with a certificate of the largest error.",
     epilog="Exit codes: 0 fine, 1 a check failed or a file could not be written, 2 wrong use.",
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
     pretty_exceptions_enable=False,

@@ -169,6 +169,8 @@ def guarded(command: Any) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _complain(f"{where}{error.strerror or error}", WRONG_USE if isinstance(error, MISTAKES) else FAILED)
+    except ImportError as error:  # an installation that is broken: what is optional has an error of its own
+        return _complain(f"{error}; `pip install attnforge` brings what it needs", FAILED)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
 
