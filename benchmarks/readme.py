@@ -53,6 +53,7 @@ def main() -> None:
         for name in ("temperature.svg", "temperature-dark.svg"):
             shutil.copy(place / "out/demo/figures" / name, ROOT / "docs/images" / name)
     page = filled((ROOT / "docs/measured.md").read_text("utf-8"), "demo", f"```text\n$ make demo\n{text}\n```")
+    page = filled(page, "summary", table(whole=True))
     page = filled(page, "heads", output("benchmarks/heads.py", "--markdown"))
     (ROOT / "docs/measured.md").write_text(page, encoding="utf-8", newline="\n")
     readme = ROOT / "README.md"

@@ -1,6 +1,8 @@
-"""One table for the README: a line for each thing that the package does, from the last run of each benchmark.
+"""A line for each thing that the package does, from the last run of each benchmark: all of them for docs/measured.md,
+five for the README.
 
-python benchmarks/summary.py     prints the table, as markdown
+python benchmarks/summary.py          prints the README's table, as markdown
+python benchmarks/summary.py --all    prints the whole of it
 """
 
 from __future__ import annotations
@@ -93,13 +95,18 @@ PARTS: tuple[tuple[str, Callable[[Data], list[Line]]], ...] = (
 )  # fmt: skip
 
 
-def table() -> str:
+#: What the README has room for: of each part, its first or its last line.
+SHORT = {"heads": 0, "compile": 0, "convert": -1, "export": 0, "incontext": 0}
+
+
+def table(whole: bool = False) -> str:
     """The table as markdown; a benchmark that was never run is an error, not an empty line."""
     lines = [("job", "result", "for comparison"), ("---", "---", "---")]
     for name, part in PARTS:
-        lines += part(json.loads((RESULTS / f"{name}.json").read_text("utf-8")))
+        found = part(json.loads((RESULTS / f"{name}.json").read_text("utf-8")))
+        lines += found if whole else [found[SHORT[name]]] if name in SHORT else []
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table() + "\n")
+    sys.stdout.write(table("--all" in sys.argv[1:]) + "\n")

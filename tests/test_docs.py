@@ -5,16 +5,21 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import shlex
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from attnforge.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md")) + [p for p in (ROOT / "README.md",) if p.is_file()]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SHELL = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 THEORY = sorted((ROOT / "docs" / "theory").glob("*.md"))
 LABEL = re.compile(r"^### (([A-HR]\d+)\..*)$", re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -54,6 +59,23 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
         run(text, str(page))
 
 
+def commands(text: str) -> list[list[str]]:
+    """The commands of a page's `sh` blocks, as a shell takes them apart."""
+    return [shlex.split(line, comments=True) for block in SHELL.findall(text) for line in block.splitlines() if line]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if SHELL.search(p.read_text("utf-8"))], ids=lambda p: p.name)
+def test_the_commands_of_a_page_run_as_printed(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = commands(page.read_text("utf-8"))
+    assert found and all(words[0] == "attnforge" for words in found), "other commands stand in blocks of text"
+    for words in found:
+        result = CliRunner().invoke(app, words[1:], prog_name="attnforge")
+        assert result.exit_code == 0, f"{shlex.join(words)}\n{result.output}"
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.name)
 def test_every_block_asserts_something(page: Path) -> None:
     silent = [line for line, code in blocks(page.read_text("utf-8")) if not _asserts(code)]
@@ -69,7 +91,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         path, _, fragment = target.partition("#")
         file = page.parent / path if path else page
         assert file.exists(), f"{page.name} links to {target}"
-        if fragment:
+        if fragment and fragment not in ("only-light", "only-dark"):  # of pictures: on which ground they are shown
             assert fragment in set(anchors(file.read_text("utf-8"))), f"{page.name} links to {target}"
 
 
@@ -128,6 +150,7 @@ def resolve(name: str) -> Any:
 def test_a_false_statement_on_a_page_is_found() -> None:
     with pytest.raises(AssertionError):
         run("text\n```python\nx = 1\n```\nmore\n```python\nassert x == 2\n```\n", "page")
+    assert commands("```sh\nattnforge a 'b c'  # d\n```\n```text\nx\n```\n") == [["attnforge", "a", "b c"]]
     assert blocks("a\n```python\nx\n```\n```text\ny\n```\n") == [(3, "x\n")]
     assert not _asserts("x = 1\n") and _asserts("assert x\n")
 
