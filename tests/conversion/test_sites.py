@@ -17,6 +17,7 @@ from attnforge.conversion.find import norm_of, recognise
 from attnforge.conversion.norm import ConvertedNorm, NativeNorm
 from attnforge.conversion.site import ConvertedActivation, ConvertedProduct, outside
 from attnforge.heads import AnchorHead, ProductHead
+from attnforge.heads.fast.activation import FastActivation
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 
@@ -240,3 +241,20 @@ def test_products_keep_their_certificate() -> None:
 def test_activations_are_recognised_by_their_values(candidate: object, name: str | None) -> None:
     found = recognise(candidate)
     assert (found and found.name) == name
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_compiled_sites_guard_or_say_that_they_do_not(strict: bool) -> None:
+    """A strict site looks at every call, outside of the compiled graph; others warn, once, that nobody does."""
+    head = FastActivation.fit("gelu", -8, 8).requires_grad_(False)
+    site = ConvertedActivation(head, "gelu", -8.0, 8.0, "mlp.act", strict)
+    y = torch.linspace(-3, 3, 24)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        compiled = torch.compile(site, backend="eager")
+        assert torch.allclose(compiled(y), site(y), atol=1e-6)
+        told = [one for one in heard if issubclass(one.category, af.DomainWarning)]
+    assert bool(told) == (not strict) and all("does not watch its ranges" in str(one.message) for one in told)
+    if strict:
+        with pytest.raises(af.DomainError, match="reaches -60"):
+            compiled(20 * y)

@@ -25,7 +25,7 @@ from ..heads.gpu.launch import relaunching
 from ..heads.norm.bound import Roundings
 from ..heads.norm.fused import is_constant, normed_rows, stages, watched_norm
 from ..heads.norm.head import NormHead
-from .site import ROUGHLY, SiteModule, full_precision, tracing, working
+from .site import ROUGHLY, SiteModule, full_precision, tell_unwatched, tracing, working
 
 CHUNK = 1 << 17  # row entries evaluated at once, without gradients: intermediate rows stay in the cache
 
@@ -134,7 +134,7 @@ class ConvertedNorm(SiteModule):
             if exporting():
                 out = self.head.explicit(x, weight, bias)
             elif tracing():
-                out = self.head.evaluate(x, weight, bias)[0]
+                out = self._checked(x, weight, bias)
             else:
                 out = self._native(x, weight, bias)
         out = out.unflatten(-1, self.normalized_shape) if len(self.normalized_shape) > 1 else out
@@ -144,12 +144,13 @@ class ConvertedNorm(SiteModule):
         """Whether a compiled program calls the kernel: on a GPU, where no gradients are wanted."""
         given = (x, self.weight, self.bias)
         wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-        return torch.compiler.is_compiling() and not exporting() and x.is_cuda and not wanted
+        return torch.compiler.is_compiling() and not exporting() and x.is_cuda and not wanted and not self.strict
 
     def _by_kernel(self, input: Tensor) -> Tensor:
         wide, given, kept = len(self.normalized_shape), self._parameters, self._kept
         x = input.flatten(-wide) if wide > 1 else input
         if torch.compiler.is_compiling():
+            tell_unwatched()
             return self._called(x).unflatten(-1, self.normalized_shape) if wide > 1 else self._called(x)
         wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *given.values()))
         out = None
@@ -203,10 +204,10 @@ class ConvertedNorm(SiteModule):
             variance = square.detach() / self.head.channels
             place = torch.zeros_like(variance) if mean is None else mean.detach().abs()
             constant = is_constant(variance, place)
-            self.watch(torch.where(constant, self.low, variance))
+            self.look(torch.where(constant, self.low, variance))
             if mean is not None:
                 ratio = torch.where(constant, 0.0, place / variance.sqrt())
-                self.watch(ratio, 0.0, self.head.offset, "mean of a row, in standard deviations,")
+                self.look(ratio, 0.0, self.head.offset, "mean of a row, in standard deviations,")
         return out
 
     def site_bound(self, dtype: torch.dtype) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable, without loading the compiler
 
 from ..certificates.certified import CertifiedModule
 from ..certificates.rounding import UNIT, up
@@ -27,6 +28,7 @@ from ..errors import CertificateError, DomainError, DomainWarning
 from ..heads import ProductHead
 from ..heads.fast.activation import FastActivation
 from ..heads.fast.read import exporting
+from ..heads.fast.table import known
 from ..heads.gpu import ready
 from ..heads.product.fused import kept_product, together, watched_product
 
@@ -43,6 +45,24 @@ def working(dtype: torch.dtype) -> torch.dtype:
 def tracing() -> bool:
     """Whether a graph is being recorded: then checks and counters are left out of it."""
     return torch.compiler.is_compiling() or torch._C._is_tracing()
+
+
+@known
+def tell_unwatched() -> bool:
+    """Warn, while a graph is compiled, that nobody will look at the ranges of a converted model; always True."""
+    warnings.warn(
+        "compiled, a converted model does not watch its ranges: values outside of them pass uncounted, and there the "
+        "certificate says nothing; convert with strict=True to keep the guard, or run the model uncompiled first",
+        DomainWarning,
+        stacklevel=2,
+    )
+    return True
+
+
+@_disable_dynamo
+def _watch_outside(site: SiteModule, *given: Any) -> None:
+    """The guard of a strict site under torch.compile: outside of its graph, so that it sees every call."""
+    site.watch(*given)
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:
@@ -118,6 +138,16 @@ class SiteModule(nn.Module):
             self.warned = True
             warnings.warn(f"{told}; warned once per site, the module counts in .outside", DomainWarning, stacklevel=3)
 
+    def look(self, values: Tensor, *range_: Any) -> None:
+        """`watch`; of what is compiled, only where the site is `strict`: elsewhere a warning says that nobody does."""
+        if not tracing():
+            self.watch(values, *range_)
+        elif torch.compiler.is_compiling() and not exporting():
+            if self.strict:
+                _watch_outside(self, values, *range_)
+            else:
+                tell_unwatched()
+
     def _due(self) -> bool:
         """Looking at numbers on an accelerator means waiting for them: done now and then, until there was a warning."""
         self.calls += 1
@@ -157,9 +187,8 @@ class ConvertedActivation(SiteModule):
             if not self.warned:
                 self.counted((input, self.low, self.high, self.what))
             return out
-        if not tracing():
-            self.watch(input)
-        elif isinstance(self.head, FastActivation) and input.is_cuda and not exporting():
+        self.look(input)
+        if tracing() and isinstance(self.head, FastActivation) and input.is_cuda and not exporting():
             return self.head.core(input)  # widened inside: a compiled program keeps no wide copy
         y = input.to(self.head.dtype) if input.dtype != self.head.dtype else input
         with full_precision(y):
@@ -187,9 +216,8 @@ class ConvertedProduct(SiteModule):
             out = self._together(x, y)
             self.counted((x, *self.head.box["x"], "the first factor"), (y, self.low, self.high, self.what))
             return out
-        if not tracing():
-            self.watch(x, *self.head.box["x"], "the first factor")
-            self.watch(y)
+        self.look(x, *self.head.box["x"], "the first factor")
+        self.look(y)
         given, table = x.dtype, self.head.dtype
         if given != table:
             x, y = x.to(table), y.to(table)
