@@ -25,6 +25,7 @@ from __future__ import annotations
 import itertools
 import keyword
 import operator
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
@@ -847,7 +848,8 @@ def to_text(program: Node) -> str:
 
 def _fresh(name: str, taken: set[str]) -> str:
     """A name for a line of text that is not taken yet."""
-    base = "".join(c if c.isidentifier() or c.isdigit() else "_" for c in name) or "part"
+    plain = unicodedata.normalize("NFKC", name)  # as Python's parser reads names: two that look alike may be one
+    base = "".join(c if c.isidentifier() or c.isdigit() else "_" for c in plain) or "part"
     base = base if base.isidentifier() else f"_{base}"
     found = next(new for new in (base, *(f"{base}_{n}" for n in range(2, len(taken) + 3))) if new not in taken)
     taken.add(found)

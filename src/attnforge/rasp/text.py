@@ -282,6 +282,8 @@ class _Reader:
         if given.vararg or given.kwarg or given.kwonlyargs or given.defaults or not given.args + given.posonlyargs:
             self.fail(node, "a function has one or more plain arguments: lambda x, y: ...")
         names = tuple(part.arg for part in given.posonlyargs + given.args)
+        if len(set(names)) < len(names):
+            self.fail(node, "an argument of the function stands in it twice")
         body = _Closed(self, names).visit(node.body)
         self.allowed(body, names, 0)
         text = f"lambda {', '.join(names)}: {ast.unparse(body)}"
