@@ -5,6 +5,7 @@ python benchmarks/programs.py                    measures, prints the tables, wr
 python benchmarks/programs.py --quick            L = 10 and 40 alone, and a hundredth of the random sequences
 python benchmarks/programs.py --only sort hist   some programs; nothing is written
 python benchmarks/programs.py --markdown         prints the tables of the last run
+python benchmarks/programs.py --write            puts them into docs/rasp.md
 
 Every program of `attnforge.rasp.library` is compiled at L = 10, 40, 100 and 200 (five of them at 1000) in float32, and
 in float64 where float32 cannot be proved. The network is compared with the interpreter on all sequences where there are
@@ -44,6 +45,7 @@ from attnforge import rasp  # noqa: E402
 from attnforge.rasp.library import PROGRAMS, Listed  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "programs.json"
+PAGE = ROOT / "docs" / "rasp.md"
 PARTIAL = RESULTS.with_suffix(".partial")  # a line for each row that is done, until all are
 LENGTHS = (10, 40, 100, 200)
 LONG = ("length", "hist", "reverse", "sort", "frac_prevs")  # also at 1000
@@ -295,18 +297,33 @@ def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]
     ]
 
 
+def markdown(found: dict[str, Any]) -> str:
+    """The tables as a page shows them."""
+    parts = []
+    for title, header, rows in tables(found):
+        lines = (f"| {' | '.join(row)} |" for row in rows)
+        parts.append("\n".join([f"*{title}*", "", f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *lines]))
+    return "\n\n".join(parts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--write", action="store_true")
     parser.add_argument("--only", nargs="*", metavar="PROGRAM")
     parser.add_argument("--share", type=float, default=1.0, help="which part of the random sequences to run")
     parser.add_argument("--jobs", type=int, default=1, help="how many rows to measure at a time")
     given = parser.parse_args()
-    if given.markdown:
-        for title, header, rows in tables(json.loads(RESULTS.read_text("utf-8"))):
-            print(f"\n{title}\n\n| {' | '.join(header)} |\n|{'---|' * len(header)}")
-            print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    if given.markdown or given.write:
+        text = markdown(json.loads(RESULTS.read_text("utf-8")))
+        if given.write:
+            begin, end = (f"<!-- programs:{side} -->" for side in ("begin", "end"))
+            before, rest = PAGE.read_text("utf-8").split(begin)
+            page = f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
+            PAGE.write_text(page, encoding="utf-8", newline="\n")
+        else:
+            print(text)
         return
     names = [rasp.library.get(name).name for name in given.only] if given.only else list(PROGRAMS)
     share = 0.01 if given.quick else given.share
