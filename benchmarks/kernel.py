@@ -3,7 +3,8 @@ takes; and whether anything that is changed in a file escapes it.
 
 python benchmarks/kernel.py             proves the benchmark's formulas in float32 and float64, prints a table
 python benchmarks/kernel.py --quick     a few of them
-python benchmarks/kernel.py --mutants   changes stored numbers, headers and derivations: each must be covered or refused
+python benchmarks/kernel.py --mutants   changes stored numbers, headers, derivations: each must be covered or refused;
+                                        goes on where it was stopped
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 from formulas import FORMULAS  # noqa: E402
 
 import attnforge as af  # noqa: E402
+from attnforge import rasp  # noqa: E402
+from attnforge.certificates.certified import WRONG  # noqa: E402
 from attnforge.compiler.compiled import CompiledNetwork  # noqa: E402
 from attnforge.compiler.derivation import derive  # noqa: E402
 from attnforge.compiler.pipeline import compile_program  # noqa: E402
@@ -43,6 +46,8 @@ from attnforge.kernel.prove import prove  # noqa: E402
 from attnforge.programs.interpret import values  # noqa: E402
 from attnforge.programs.positions import prepared  # noqa: E402
 from attnforge.programs.program import Builder, Program  # noqa: E402
+from attnforge.rasp.network.compiled import CompiledProgram  # noqa: E402
+from attnforge.rasp.network.derivation import derive as words_of  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "kernel.json"
 GOALS = {"float32": (torch.float32, 1e-3), "float64": (torch.float64, 1e-6)}
@@ -125,20 +130,35 @@ TOKENS: dict[str, Callable[[Builder], int]] = {
 }
 
 
-def subjects() -> Iterator[tuple[str, CompiledNetwork]]:
-    """Small networks of every family that the kernel covers."""
+NETWORKS = (
+    ("anchor", "exp(x) + 1/y"), ("product", "x*y + 0.7*x"), ("gate", "max(x, y) + abs(x)"),
+    ("square", "sqrt(x**2 + y**2)"), ("nested", "sin(x*y) + exp(-x**2)/y"), ("ramp", "clip(2*x, -1, 1)*y"),
+    ("logistic", "tanh(x)*y"),
+)  # fmt: skip
+
+
+def subject(name: str) -> CompiledNetwork:
+    """A small network of a family that the kernel covers."""
     torch.manual_seed(0)
-    box = af.Box(x=(-1, 1), y=(0.5, 2))
-    for name, formula in {
-        "anchor": "exp(x) + 1/y", "product": "x*y + 0.7*x", "gate": "max(x, y) + abs(x)", "square": "sqrt(x**2 + y**2)",
-        "nested": "sin(x*y) + exp(-x**2)/y", "ramp": "clip(2*x, -1, 1)*y", "logistic": "tanh(x)*y",
-    }.items():  # fmt: skip
-        yield name, af.compile(formula, box, eps=1e-2)
-    for name, make in TOKENS.items():
+    if name in TOKENS:
         build = Builder(af.Box.cube(-1, 1, shape=(3, 2)), tokens=3)
-        yield name, compile_program(prepared(build.program(make(build), name, (3, 2))), 1e-2)
-    mlp = nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 2))
-    yield "mlp", af.compile(mlp, af.Box.cube(-1, 1, shape=(2,)), eps=1e-2)
+        return compile_program(prepared(build.program(TOKENS[name](build), name, (3, 2))), 1e-2)
+    if name == "mlp":
+        mlp = nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 2))
+        return af.compile(mlp, af.Box.cube(-1, 1, shape=(2,)), eps=1e-2)
+    return af.compile(dict(NETWORKS)[name], af.Box(x=(-1, 1), y=(0.5, 2)), eps=1e-2)
+
+
+def of_subject(name: str, count: int, source: random.Random) -> Iterator[tuple[str, str]]:
+    """All mutants of one subject."""
+    if name.startswith("program "):
+        program, domain = programs()[name.removeprefix("program ")]
+        yield from program_mutants(af.compile(program, domain), count, source)
+        return
+    net = subject(name)
+    chosen = derive(net, parse(net.written()), net.bound, effort=60)
+    for make in (stored_mutants, derivation_mutants, header_mutants):
+        yield from make(net, chosen, count, source)
 
 
 def errors(net: CompiledNetwork, program: Program, points: int = POINTS) -> float:
@@ -258,19 +278,100 @@ def header_mutants(net: CompiledNetwork, chosen: Any, count: int, source: random
         yield f"header, {kind}", verdict(lambda: prove(changed, chosen).bound, error)  # noqa: B023
 
 
-def mutation(
-    count: int, console: Console, seed: int = 0, names: tuple[str, ...] | None = None
-) -> dict[str, Counter[str]]:
-    """Change files in every way; a table of what became of the mutants."""
-    source = random.Random(seed)
-    found: dict[str, Counter[str]] = {}
-    for name, net in subjects():
-        if names is not None and name not in names:
+# -- token programs and heads on their own -----------------------------------------------------------------------------
+
+
+def programs() -> dict[str, tuple[Any, rasp.Sequences]]:
+    """Token programs of every kind of head, on domains that are looked at sequence by sequence."""
+    library, domain = rasp.library, rasp.Sequences("ab", 5)
+    names = ("reverse", "sort", "hist2", "frac_prevs", "unique_copy", "induction", "shift_by", "majority")
+    found = {name: (library.get(name).build(), domain) for name in names if name != "majority"}
+    found["majority"] = (library.majority("a"), domain)
+    found["dyck1"] = (library.dyck1(), rasp.Sequences("()", 5))
+    found["parity_scan"] = (library.parity_scan(5), rasp.Sequences("01", 5))
+    return found
+
+
+def program_error(net: CompiledProgram) -> float:
+    """How wrong a network is on all sequences of its domain: 1 for another value, the difference for numbers."""
+    worst, given = 0.0, list(net.domain)
+    for sequence, got in zip(given, net.run(given), strict=True):
+        try:
+            meant = net.program(sequence)
+        except af.DomainError:
             continue
-        chosen = derive(net, parse(net.written()), net.bound, effort=60)
-        kinds = (stored_mutants, derivation_mutants, header_mutants)
-        for kind, result in (pair for make in kinds for pair in make(net, chosen, count, source)):
-            found.setdefault(f"{name}: {kind}", Counter())[result] += 1
+        pairs = zip(got, meant, strict=True)
+        off = [abs(float(a) - float(b)) if net.outputs is None else float(a != b) for a, b in pairs]  # type: ignore[arg-type]
+        worst = max([worst, *(x if x == x else math.inf for x in off)])
+    return worst
+
+
+def rebuilt(saved: Saved) -> CompiledProgram:
+    """The network that the contents of a file describe."""
+    kinds = {"float32": torch.float32, "float64": torch.float64}
+    tensors = {k: torch.tensor(t.numbers, dtype=kinds[t.dtype]).reshape(t.shape) for k, t in saved.tensors.items()}
+    return CompiledProgram.rebuild(saved.header["config"], tensors)
+
+
+def program_mutants(net: CompiledProgram, count: int, source: random.Random) -> Iterator[tuple[str, str]]:
+    """Stored numbers, words and descriptions of a token program, each changed alone."""
+    saved, words = parse(net.written()), words_of(net)
+    places = [(name, i) for name, tensor in saved.tensors.items() for i in range(len(tensor.numbers))]
+    for name, i in source.sample(places, min(count, len(places))):
+        old, edit = saved.tensors[name], source.choice(sorted(EDITS))
+        numbers = torch.tensor(old.numbers, dtype=net.dtype)
+        numbers[i] = EDITS[edit](float(numbers[i]), float(numbers[(i + 1) % len(numbers)]))
+        new = Tensor(old.dtype, old.shape, tuple(numbers.double().tolist()))
+        mutant = Saved(saved.header, {**saved.tensors, name: new}, saved.weights)
+        yield name.split(".")[-1], verdict(lambda: prove(mutant, words).bound, lambda: program_error(rebuilt(mutant)))  # noqa: B023
+    for name, old in saved.tensors.items():
+        scaled = torch.tensor(old.numbers, dtype=net.dtype) * 0.01
+        new = Tensor(old.dtype, old.shape, tuple(scaled.double().tolist()))
+        mutant = Saved(saved.header, {**saved.tensors, name: new}, saved.weights)
+        yield "scaled", verdict(lambda: prove(mutant, words).bound, lambda: program_error(rebuilt(mutant)))  # noqa: B023
+    right, every = program_error(net), list(leaves_of(words))
+    for _ in range(count):
+        path = source.choice(every)
+        wrong = changed_at(words, path, source)
+        if wrong["outputs"] == words["outputs"]:  # else `check` refuses it before the kernel is asked
+            yield f"derivation, {path[0]}", verdict(lambda: prove(saved, wrong).bound, lambda: right)  # noqa: B023
+    config = {key: saved.header["config"][key] for key in ("program", "domain", "layout")}
+    every = list(leaves_of(config))
+    for _ in range(count):
+        path = source.choice(every)
+        changed = {**saved.header["config"], **changed_at(config, path, source)}
+        mutant = replace(saved, header={**saved.header, "config": changed})
+
+        def error() -> float:
+            try:
+                net = rebuilt(mutant)  # noqa: B023
+                same = words_of(net)["outputs"] == words["outputs"]  # as `check` asks
+            except (AttnforgeError, *WRONG) as problem:
+                raise CertificateError("the file does not load") from problem
+            return program_error(net) if same else 0.0
+
+        yield f"header, {path[0]}", verdict(lambda: prove(mutant, words).bound, error)  # noqa: B023
+
+
+def mutation(
+    count: int, console: Console, seed: int = 0, names: tuple[str, ...] | None = None, kept: Path | None = None
+) -> dict[str, Counter[str]]:
+    """Change files in every way; a table of what became of the mutants. What `kept` holds already is not done again."""
+    whole = json.loads(kept.read_text("utf-8")) if kept is not None else {}
+    done: dict[str, dict[str, dict[str, int]]] = whole.setdefault("mutants", {})
+    networks = dict.fromkeys(name for name, _ in NETWORKS)
+    every = [*networks, *TOKENS, "mlp", *(f"program {name}" for name in programs())]
+    for name in every:
+        if (names is not None and name not in names) or name in done:
+            continue
+        source, own = random.Random(f"{seed} {name}"), dict[str, Counter[str]]()
+        for kind, result in of_subject(name, count, source):
+            own.setdefault(kind, Counter())[result] += 1
+        done[name] = {kind: dict(counts) for kind, counts in own.items()}
+        if kept is not None:
+            console.print(name, sum(own.values(), Counter[str]()))
+            kept.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+    found = {f"{name}: {kind}": Counter(c) for name, own in done.items() for kind, c in own.items()}  # type: ignore[arg-type]
     table = Table("mutants", "covered", "refused", "BROKEN")
     for kind, counts in found.items():
         table.add_row(kind, *(str(counts[word]) for word in ("covered", "refused", "BROKEN")))
@@ -288,10 +389,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     given, console = parser.parse_args(), Console()
     if given.mutants:
-        found = mutation(given.mutants, console, given.seed)
+        found = mutation(given.mutants, console, given.seed, kept=RESULTS)
         return int(any(counts["BROKEN"] for counts in found.values()))
     result = acceptance(QUICK if given.quick else None, console)
     if not given.quick:
+        result["mutants"] = json.loads(RESULTS.read_text("utf-8")).get("mutants", {})
         RESULTS.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     return 0
 

@@ -16,10 +16,13 @@ from ..heads.gate.target import Lines
 from ..heads.product.head import ProductHead
 from ..heads.self_head import SelfSpec
 from ..heads.token.head import TokenHead
+from ..kernel.balls import NotProved
 from ..kernel.file import Saved
 from .derivation import ANCHOR_CELLS, SMOOTH_CELLS, crossings, finished
 
 EFFORT = 200  # parts of the box that are looked at: a head has one or two numbers to split
+MOST_ANCHORS = 128  # of a head that is proved: two cells each, seconds
+WORK = 1 << 15  # cells times slots beyond which tables are not made finer: seconds
 TOKENS = 4  # and for heads over tokens, whose bound hardly depends on the part
 
 
@@ -34,16 +37,18 @@ def derive(head: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
         last = 2 if head.positions.shape[0] else 1
         scope = [["tokens", head.attention.causal]]
         chosen = _chosen([[[last, c] for c in range(head.channels)]], [scope], last, None, head.attention.heads, [])
-        return finished(saved, chosen, goal, TOKENS, {})
+        return finished(saved, chosen, goal, TOKENS, {}, goal)
     if isinstance(head, ProductHead):
         low, high = head.box.outward(head.dtype)["x" if head.swapped else "y"]
         sides = head.box.outward(head.dtype)["y" if head.swapped else "x"]
         edges, states = np.linspace(low, high, SMOOTH_CELLS + 1), [[[1, 0], [2, 0]], [[3, 0]]]
         count = head.layer.heads()[0].heads
         chosen = _chosen(states, [[], [["self", False]]], 3, 0, count, edges, head.spec.centre[0])
-        return finished(saved, chosen, goal, EFFORT, {3: max(map(abs, sides))})
+        return finished(saved, chosen, goal, EFFORT, {3: max(map(abs, sides))}, goal)
     if isinstance(head, AnchorHead):
-        inner, wanted = head.cells(), max(ANCHOR_CELLS, 2 * head.size)
+        if head.size > MOST_ANCHORS:
+            raise NotProved(f"the head has {head.size} anchors, and the kernel takes its time beyond {MOST_ANCHORS}")
+        inner, wanted = head.cells(), max(ANCHOR_CELLS, int(head.size * max(2.0, head.kappa)))
         edges, scope = np.append(inner[:: max(1, (len(inner) - 1) // wanted)], [inner[-1], 0.0]), "memory"
         count = 1
     else:
@@ -53,7 +58,8 @@ def derive(head: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
         edges, scope = np.append(edges, shape.knots if isinstance(shape, Lines) else ()), "self"
     low, high = head.box.outward(head.dtype)["y"]
     ends = np.unique(np.concatenate([[low], edges[(edges > low) & (edges < high)], [high]]))
-    return finished(saved, _chosen([[[1, 0]]], [[[scope, False]]], 1, 0, count, ends), goal, EFFORT, {})
+    most = WORK // sum(group.slots + 1 for group in head.layer.heads() for _ in range(group.heads))
+    return finished(saved, _chosen([[[1, 0]]], [[[scope, False]]], 1, 0, count, ends), goal, EFFORT, {}, goal, most)
 
 
 def _chosen(

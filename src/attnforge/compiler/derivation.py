@@ -139,11 +139,18 @@ def derive(net: CompiledNetwork, saved: Saved, goal: float, effort: int | None =
     return finished(saved, chosen, goal, effort, reach)
 
 
-def finished(saved: Saved, chosen: dict[str, Any], goal: float, effort: int, reach: dict[int, float]) -> dict[str, Any]:
-    """Choices with finer edges where these help, and a tree; `reach` is how large what products are scaled by is."""
+def finished(
+    saved: Saved, chosen: dict[str, Any], goal: float, effort: int, reach: dict[int, float],
+    enough: float = 0.0, most: int = MOST_CELLS,
+) -> dict[str, Any]:  # fmt: skip
+    """Choices with finer edges where these help, and a tree.
+
+    `reach` is how large what products are scaled by is; cells whose errors are `enough` are not made finer, and there
+    are at most so many.
+    """
     with working():
         prover = Prover.of(saved, chosen)
-        refined = _refined(prover, reach)
+        refined = _refined(prover, reach, enough, most)
         if refined:
             for number, edges in refined.items():
                 chosen["tables"][number] = edges
@@ -152,7 +159,7 @@ def finished(saved: Saved, chosen: dict[str, Any], goal: float, effort: int, rea
     return chosen
 
 
-def _refined(prover: Prover, reach: dict[int, float]) -> dict[int, list[float]]:
+def _refined(prover: Prover, reach: dict[int, float], enough: float, most: int) -> dict[int, list[float]]:
     """Finer edges for the tables on which halving the worst cells lowers the largest error."""
     away: dict[int, float] = {}
     for place in prover.chosen.places:
@@ -167,7 +174,7 @@ def _refined(prover: Prover, reach: dict[int, float]) -> dict[int, list[float]]:
             (a, b): s * away[number] + r for a, b, s, r in zip(edges, edges[1:], slopes, rests, strict=False)
         }  # fmt: skip
         before, stuck, grown = max(cells.values()), 0, False
-        while stuck < 2 and len(cells) < MOST_CELLS:
+        while stuck < 2 and len(cells) < most and before > enough:
             least = 0.9 * before if math.isfinite(before) else before
             for a, b in [cell for cell, error in cells.items() if not error < least]:
                 middle = 0.5 * a + 0.5 * b
