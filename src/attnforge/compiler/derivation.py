@@ -41,6 +41,7 @@ EFFORT = 2000  # parts of the box that are looked at before giving up
 WORK = 300_000  # and numbers on all of them, with a slope for each coordinate of the box: a few seconds
 FEWEST = 8  # parts that are looked at in any case
 TRIES = 2  # coordinates that are tried for a split
+ALIKE = 1.02  # splits whose bounds add up to so much more than the least are as good
 MOST_CELLS = 4096  # of a table that is made finer
 SLOW, PATIENCE = 0.99, 500  # splitting ends when so many more parts do not lower the bound by 1 %
 
@@ -92,7 +93,8 @@ def _edges(net: CompiledNetwork, site: Site, heads: StoredHeads) -> tuple[float,
     """The edges of cells for a site that reads one scalar; None for others."""
     if isinstance(site, ProductSite):
         low, high = site.intervals[1]
-        return tuple(np.unique(np.linspace(low, high, SMOOTH_CELLS + 1)).tolist())
+        step = (high - low) / SMOOTH_CELLS  # a cell more at both ends, where errors may push an argument
+        return tuple(np.unique(np.linspace(low - step, high + step, SMOOTH_CELLS + 3)).tolist())
     if isinstance(site, NormSite):  # cells of the squared length of a row, each as wide relative to itself
         width, eps = net.program.ops[site.op].width, net.program.ops[site.op].eps  # type: ignore[attr-defined]
         low, high = (math.log(end + eps) for end in site.variance)
@@ -196,7 +198,7 @@ def _refined(prover: Prover, reach: dict[int, float], enough: float, most: int) 
 
 def split(prover: Prover, goal: float, effort: int) -> list[Any]:
     """A tree of parts, split where the bound is worst and along the coordinate that lowers it most."""
-    low, high = prover.box()
+    low, high = first, last = prover.box()
     whole = prover.leaf(low, high)
     root: list[Any] = []
     own = {id(root): whole}  # the bound of every part, before it was split
@@ -206,7 +208,7 @@ def split(prover: Prover, goal: float, effort: int) -> list[Any]:
         worst, _, low, high, node = heapq.heappop(waiting)
         if -worst <= SLOW * before[1] or not math.isfinite(before[1]):
             before = looked, -worst
-        best: tuple[float, int, float, Any] | None = None
+        tried: list[tuple[float, float, int, float, Any]] = []
         blind = not math.isfinite(worst)
         for i in _order(low, high, prover, blind)[: 1 if blind else TRIES]:
             at = 0.5 * low[i] + 0.5 * high[i]
@@ -215,11 +217,12 @@ def split(prover: Prover, goal: float, effort: int) -> list[Any]:
                 found = [prover.leaf(*part) for part in parts]
                 looked += 2
                 score = sum(min(x, 1e300) for x in found)
-                best = min(best or (math.inf, i, at, ()), (score, i, at, (parts, found)), key=lambda each: each[0])
-        if best is None or looked - before[0] > PATIENCE:
+                tried.append((score, (high[i] - low[i]) / (last[i] - first[i]), i, at, (parts, found)))
+        if not tried or looked - before[0] > PATIENCE:
             heapq.heappush(waiting, (worst, looked, low, high, node))
             break
-        _, i, at, (parts, found) = best
+        least = min(score for score, *_ in tried)  # of what is nearly as good the widest: it has been split least
+        _, _, i, at, (parts, found) = max((one for one in tried if one[0] <= ALIKE * least), key=lambda one: one[1])
         node += [i, at, [], []]
         for side, (part, value) in enumerate(zip(parts, found, strict=True)):
             own[id(node[2 + side])] = value
