@@ -80,7 +80,7 @@ def test_files_of_before_get_a_derivation_in_memory(tmp_path: Path) -> None:
     assert read(tmp_path / "net.safetensors").header["format"] == 1
     found = af.check(tmp_path / "net.safetensors")
     assert found.bound == net.bound and found.kernel is not None and found.kernel <= 1.1 * net.bound
-    head = af.GateHead.relu(-1, 1)
+    head = af.NormHead.layer_norm(4, (0.5, 2.0))
     head.save(tmp_path / "head.safetensors")
     found = af.check(tmp_path / "head.safetensors")
     assert found.proof == "analysis" and found.kernel is None and "does not cover" in found.remark

@@ -35,8 +35,8 @@ def derive(head: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
     """The derivation of a head."""
     if isinstance(head, TokenHead):
         last = 2 if head.positions.shape[0] else 1
-        scope = [["tokens", head.attention.causal]]
-        chosen = _chosen([[[last, c] for c in range(head.channels)]], [scope], last, None, head.attention.heads, [])
+        states, seen = [[[last, c] for c in range(head.channels)]], [[["tokens", head.attention.causal]]]
+        chosen = _chosen(states, seen, last, None, head.attention.heads, [])
         return finished(saved, chosen, goal, TOKENS, {}, goal)
     if isinstance(head, ProductHead):
         low, high = head.box.outward(head.dtype)["x" if head.swapped else "y"]
