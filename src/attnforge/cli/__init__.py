@@ -45,6 +45,7 @@ COMMANDS = {
     "check": Entry("saved", "Recompute the certificate of a saved network or head.", FileOrMachine),
     "run": Entry("run", "Evaluate a saved network at the points of a file, or at sequences."),
     "export": Entry("export", "Write a saved network for the tools of others: PyTorch, ONNX, ..."),
+    "manifest": Entry("manifest", "Say what every head of a saved network is for, or check what was said."),
     "explain": Entry("saved", "Show layer by layer what the heads of a saved network compute."),
     "explore": Entry("explore", "Write a page in which a saved network runs."),
     "lipschitz": Entry("saved", "Show how far the outputs of a saved network can move when its inputs do."),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ArgumentError, closest
+from ..errors import ArgumentError, UnsupportedOperation, closest
 from ..extras import require
 from .common import AS_JSON, FORCE, SAVED, existing, refuse_overwriting, say, say_json
 
@@ -30,6 +30,9 @@ def export(
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Load it in a fresh process and compare it with the network.")
     ] = True,
+    manifest: Annotated[
+        bool, typer.Option("--manifest/--no-manifest", help="Say in a manifest beside it what every head is for.")
+    ] = True,
     as_json: Annotated[bool, AS_JSON] = False,
     force: Annotated[bool, FORCE] = False,
 ) -> None:
@@ -37,7 +40,8 @@ def export(
 
     `plain` is a stock attention-only transformer; `attnforge run` and af.load read its file. `lens` is the same as a
     TransformerLens model (attnforge.export.load_lens), `hf` as a Hugging Face folder with a model card; `onnx` runs in
-    ONNX Runtime. Exit code 1 if what was written does something else than the network.
+    ONNX Runtime. Exit code 1 if what was written does something else than the network. A manifest of what every head is
+    for is written to manifest.json in the folder, or beside the file; attnforge manifest --check reads it.
 
     \b
     attnforge export net.safetensors --to onnx -o net.onnx
@@ -45,6 +49,7 @@ def export(
     from .. import files
     from ..certificates.certified import CertifiedModule
     from ..export.writing import steps
+    from ..groundtruth.artefacts import beside, place_beside
     from ..saving import free_folder
 
     if to not in TARGETS:
@@ -54,6 +59,8 @@ def export(
         free_folder(output, force)
     else:
         refuse_overwriting({TARGETS[to]: output}, force)
+    if manifest and to != "hf":
+        refuse_overwriting({".json": place_beside(output)}, force)
     for module, extra in NEEDS.get(to, ()):  # found out now, not after the work
         require(module, extra)
     net = files.load(file)
@@ -63,12 +70,20 @@ def export(
     with steps():
         written = _written(net, to, output, verify)
     seconds = time.perf_counter() - start
+    said, reason = None, ""
+    if manifest:
+        try:
+            said = beside(written, net, force=True)
+        except UnsupportedOperation as error:  # heads alone and tables: what they do is what they are called
+            reason = str(error)
     if as_json:
-        say_json(_description(net, written, seconds))
+        say_json({**_description(net, written, seconds), "manifest": None if said is None else str(said)})
         return
     say(f"wrote {output} in {seconds:.1f} s: {_size(output):,} bytes")
     if written.verification is not None:
         say(str(written.verification))
+    if manifest:
+        say(f"wrote {said}: what every head is for" if said is not None else reason)
 
 
 def _written(net: CertifiedModule, to: str, output: Path, verify: bool) -> Artefact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .artefacts import beside
 from .counterfactual import Pair, Pairs, pairs
 from .evidence import Checked, check
 from .manifest import ROLES, Channel, Claim, Edge, HeadEntry, Inputs, Manifest, Output, Witness, schema
@@ -11,5 +12,5 @@ from .variants.variant import Variant
 
 __all__ = [
     "ROLES", "Channel", "Checked", "Claim", "Counts", "Edge", "HeadEntry", "Inputs", "Manifest", "Output", "Pair",
-    "Pairs", "Score", "Variant", "Witness", "check", "pairs", "schema", "score", "vary",
+    "Pairs", "Score", "Variant", "Witness", "beside", "check", "pairs", "schema", "score", "vary",
 ]  # fmt: skip
