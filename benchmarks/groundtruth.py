@@ -11,7 +11,7 @@ to the stream (or from the input) to the query, key and value of a later head (o
 
 - activation patching: replace what passes it by what passes it on the other sequence, alone;
 - attribution patching: the same to first order, by one gradient at the clean sequence;
-- greedy ablation: from the output backwards, replace for good wherever that changes the output by less than a threshold.
+- greedy ablation: from the output backwards, replace for good wherever that changes the output by less than 1 %.
 
 Scores are the mean change of the logits that tell the clean from the other answer. Edges count as found where that is
 more than 1 % of the change between the two sequences.
