@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -153,10 +154,10 @@ def _plain_seats(plain: PlainTransformer, used: int) -> list[list[Seat]]:
     """The heads of a plain form, bit by bit, those of one layer together."""
     layers: dict[int, list[Seat]] = {}
     for block, row in zip(plain.blocks, plain.heads, strict=True):
-        attention = block.attention
+        attention = cast(torch.nn.MultiheadAttention, block.attention)
         d = plain.spec.stream // len(row)
-        into = stored(attention.in_proj_weight).reshape(3, len(row), d, -1)  # type: ignore[union-attr, operator]
-        back = stored(attention.out_proj.weight).T.reshape(len(row), d, -1)  # type: ignore[union-attr]
+        into = stored(attention.in_proj_weight).reshape(3, len(row), d, -1)
+        back = stored(attention.out_proj.weight).T.reshape(len(row), d, -1)
         for h, about in enumerate(row):
             if about.purpose:
                 query, key, value = (into[third, h, :, :used].T for third in range(3))
@@ -267,12 +268,11 @@ def _coarse(x: Array) -> Array:
 
 
 def _padded(seat: Seat, count: int) -> Seat:
-    more = {name: np.zeros((count, getattr(seat, name).shape[1])) for name in ("query", "key", "value")}
-    for name, table in more.items():
-        table[: len(getattr(seat, name))] = getattr(seat, name)
-    output = np.zeros((len(seat.output), count))
-    output[:, : seat.output.shape[1]] = seat.output
-    return replace(seat, output=output, **more)
+    query, key, value, output = (
+        np.concatenate([table, np.zeros((count - len(table), table.shape[1]))])
+        for table in (seat.query, seat.key, seat.value, seat.output.T)
+    )
+    return Seat(seat.about, query, key, value, np.ascontiguousarray(output.T))
 
 
 # ---- bases and blocks

@@ -29,15 +29,14 @@ from ...export.plain.stream import HeadTables, Stream, first_rows
 from ...heads.token.bound import DEAD
 from ...rasp.language import SOp
 from ...rasp.network.compiled import CompiledProgram
+from ...rasp.network.facts import Ids
 from ...rasp.network.proof import LARGEST, Column, HeadError, Loose
 from ...rasp.network.state import ideal
 
 TOKEN, PADDING, REGISTER = range(3)  # the kinds of rows
 U64 = 2.0**-53  # the roundoff of what is computed here
 VANISHED = 1e-300  # more than what squares of a row's numbers lose that are too small for float64
-CLOSE = (
-    1.0 + 2.0**-30
-)  # more than all roundings of one bound together: sums of some thousand terms that are not negative
+CLOSE = 1.0 + 2.0**-30  # more than all roundings of one bound: sums of some thousand terms that are not negative
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,19 +44,20 @@ class Basis:
     """A stored basis (column, direction), and the parts of it that have nothing to do with each other."""
 
     rows: Array
-    part: Array  # of each direction
-    column: Array  # the part of each column
+    part: Ids  # of each direction
+    column: Ids  # the part of each column
     spread: Array  # by how much each part can stretch a row
 
     @classmethod
     def of(cls, rows: Array) -> Basis:
         """The finest parts: directions that a column joins are in one."""
-        part, column = np.arange(rows.shape[1]), np.zeros(len(rows), dtype=int)
+        part: Ids = np.arange(rows.shape[1], dtype=np.int64)
+        column: Ids = np.zeros(len(rows), dtype=np.int64)
         joined = [np.flatnonzero(row) for row in rows]
         for at in joined:
             if len(at) > 1:
                 part[np.isin(part, part[at])] = part[at].min()
-        part = np.unique(part, return_inverse=True)[1].reshape(-1)
+        part = np.unique(part, return_inverse=True)[1].reshape(-1).astype(np.int64)
         for c, at in enumerate(joined):
             column[c] = part[at[0]] if len(at) else 0
         gram = np.abs(rows @ rows.T) + np.abs(rows) @ np.abs(rows.T) * (rows.shape[1] + 4) * U64
@@ -233,9 +233,9 @@ class Simulated:
         for block, seat in self.blocks[layer][2]:
             query, key, value, back = self._thirds(block, seat)
             table = Table.of(self.basis, value, self.basis.rows @ value)
-            norm = max(float(self._norm(kind).sum()) for kind in range(3)) ** 2
-            norm *= float(np.linalg.norm(query) * np.linalg.norm(key))
-            if not max(norm, np.linalg.norm(value) * norm) < LARGEST[self.dtype]:
+            norm = max(float(self._norm(kind).sum()) for kind in range(3))
+            q, k, v = (norm * float(np.linalg.norm(third)) for third in (query, key, value))
+            if not max(q, k, v, q * k) < LARGEST[self.dtype]:
                 raise CertificateError(f"numbers of head {seat} of block {block} may overflow")
             sizes = [self.virtual.mass(k, table.wanted) + self._loose(table, k) for k in range(3)]
             most = np.maximum.reduce(sizes) * self._room()
@@ -343,7 +343,7 @@ class Simulated:
             self.error = self.error + np.einsum("kj,kjp->kp", most, slips)
         added = np.stack([self.u * self._norm(kind) for kind in range(3)])
         self.error = (self.error + np.where(self.error > 0, added + self.width * self.tiny, 0.0)) * CLOSE
-        if not np.isfinite(self.error).all():
+        if not max(float(self._norm(kind).max()) for kind in range(3)) < LARGEST[self.dtype]:
             raise CertificateError("numbers of a variant may overflow")
 
     def readout(self, state: Sequence[Column]) -> Array:

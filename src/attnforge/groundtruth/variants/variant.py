@@ -281,7 +281,9 @@ class Variant(PlainTransformer):
         state = {name: stored(t) for name, t in base.state_dict().items()}
         for block, row in enumerate(self.base.heads):
             into = state[f"blocks.{block}.attention.in_proj_weight"].reshape(3, len(row), -1, self.base.stream)
-            tables.update({about.place: into[:, h].transpose(0, 2, 1) for h, about in enumerate(row) if about.purpose})
+            tables.update(
+                {about.place: [*into[:, h].transpose(0, 2, 1)] for h, about in enumerate(row) if about.purpose}
+            )
         return tables, state["embed.weight"], state["positions"], state["readout.weight"]
 
     # ---- files

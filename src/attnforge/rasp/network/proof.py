@@ -440,10 +440,10 @@ class _Checker:
             size = np.abs(q.at) + q.error
             most = q.at @ t["b_K"] + q.error @ np.abs(t["b_K"]) + size @ reach
             terms = len(reach) + len(state)
-            terms, more = 4 * terms + 16, 0.0
+            terms, extra = 4 * terms + 16, 0.0
             if self.loose is not None:
-                terms, more = terms + self.loose.terms, self.loose.pad_logit
-            pads = _up(most + more + gamma(terms, self.u) * (size @ (reach + np.abs(t["b_K"])) + more) + 1e-9)
+                terms, extra = terms + self.loose.terms, self.loose.pad_logit
+            pads = _up(most + extra + gamma(terms, self.u) * (size @ (reach + np.abs(t["b_K"])) + extra) + 1e-9)
         every = np.ones((len(q.at), len(k.at)), dtype=bool)
         chosen = every if selector == ALL else self.facts.selected(selector, q.ids, k.ids)
         return q, k, self._loosened("slot_key", Rows(t["M_K"], np.zeros_like(t["M_K"]), {})), pads, chosen
