@@ -275,7 +275,7 @@ class Simulated:
         wanted = wanted_tables(self.stream, head, about.omega, d, len(self.basis.rows))
         tables = [Table.of(self.basis, *pair) for pair in zip((query, key, value), wanted, strict=True)]
         q, ks, vs = ([self._loose(table, kind) for kind in range(3)] for table in tables)
-        outside = vs[REGISTER] if about.scope == "tokens" else np.maximum.reduce(vs)
+        outside = vs[REGISTER] if head.scope == "tokens" else np.maximum.reduce(vs)
         logits = self._hidden(head, about, tables, q, ks)
         sizes = [self.virtual.mass(kind, tables[2].wanted) + vs[kind] for kind in range(3)]
         most = np.stack([np.maximum(sizes[TOKEN], sizes[REGISTER]), np.maximum.reduce(sizes), outside])
