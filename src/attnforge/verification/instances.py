@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from ..errors import PrecisionError
 from ..kernel.file import outward
 from .graph import Reading, model, of_model
 from .proof import refuted, witnessed
-from .property import Atom, Property
+from .property import Atom, Clause, Property
 
 SIZES = (1.0, 0.5, 0.125, 2.0**-6)  # of a box, as parts of the network's sides: from whole to tiny
 LEVELS = 5  # of difficulty: margins from half of what the outputs spread over down to a quarter of the bound
@@ -23,6 +24,7 @@ POINTS, ROUNDS, AROUND = 2048, 6, 256  # points of the search for the best input
 WORTHY = 2.0**-6  # of what an output spreads over: a bound above that leaves no room between easy and hard
 LOOSE, SPARE = 16.0, 3  # a gap of more than so many margins is not as hard as it looks: up to three are put aside
 TRIES = 8  # of other boxes and conditions before the next size is taken
+Clauses = tuple[Clause, ...]
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,10 @@ def problem(net: CompiledNetwork, graph: Reading, rng: np.random.Generator, numb
 
 @dataclass(frozen=True)
 class _Search:
-    """A network on a box: points of it, and the outputs there, as computed."""
+    """A network on a box: points of it, and the outputs there, computed in float64."""
 
     net: CompiledNetwork
+    wide: CompiledNetwork
     graph: Reading
     rng: np.random.Generator
     size: float
@@ -83,9 +86,10 @@ class _Search:
         points = np.concatenate([low + (high - low) * rng.random((POINTS, len(low))), [low, high]])
         ends = rng.random((POINTS // 8, len(low))) < 0.5  # corners, where monotone functions are largest
         points = _rounded(np.concatenate([points, np.where(ends, low, high)]), low, high, net.dtype)
-        return cls(net, graph, rng, size, low, high, points, _outputs(net, points))
+        wide = copy.deepcopy(net).double()  # so far from its dtype's rounding, every machine finds the same best point
+        return cls(net, wide, graph, rng, size, low, high, points, _outputs(wide, points))
 
-    def best(self, clauses: tuple[tuple[Atom, ...], ...]) -> tuple[Array, float]:
+    def best(self, clauses: Clauses) -> tuple[Array, float]:
         """The point that comes closest to making a property true, or makes it most true, and by how much."""
         points, values = self.points, _reached(clauses, self.values)
         for power in range(ROUNDS):
@@ -93,10 +97,10 @@ class _Search:
             steps = self.rng.normal(size=(AROUND, len(self.low))) * (self.high - self.low) * 8.0 ** -(power + 1)
             near = _rounded(np.repeat(at, AROUND // len(at), 0) + steps, self.low, self.high, self.net.dtype)
             points = np.concatenate([at, near])
-            values = _reached(clauses, _outputs(self.net, points))
+            values = _reached(clauses, _outputs(self.wide, points))
         return points[int(np.argmax(values))], float(values.max())
 
-    def property(self, clauses: tuple[tuple[Atom, ...], ...]) -> Property:
+    def property(self, clauses: Clauses) -> Property:
         return Property(tuple(self.low.tolist()), tuple(self.high.tolist()), self.graph.outputs, clauses)
 
 
@@ -106,25 +110,24 @@ def _tried(search: _Search, wanted: str, level: int) -> Problem | None:
     best, reached = search.best(clauses)
     bound, dtype = search.net.certificate.bound or 0.0, dtype_name(search.net.dtype)
     if kind == "order":  # there is no threshold to choose
-        return _judged(search, kind, clauses, wanted, best, reached, 0.0)
+        return _judged(search, kind, clauses, wanted, best, 0.0)
     spread = float(np.ptp(_reached(clauses, search.values)))
     hardest = 0.25 * bound
     margin = hardest * (max(0.5 * spread, 4 * hardest) / hardest) ** (level / (LEVELS - 1))
     if wanted == "sat":
         sure = witnessed(search.graph, search.property(clauses), tuple(best.tolist())).margin
-        return _judged(search, kind, _moved(clauses, sure - margin, dtype, False), wanted, best, reached, 0.0)
+        return _judged(search, kind, _moved(clauses, sure - margin, dtype, False), wanted, best, 0.0)
     far = reached + 2.25 * bound + margin
-    found = _judged(search, kind, _moved(clauses, far, dtype, True), wanted, best, reached, margin)
+    found = _judged(search, kind, _moved(clauses, far, dtype, True), wanted, best, margin)
     if found is not None and found.margin < margin:  # the enclosure is not that tight: so far out it is
         further = _moved(clauses, far + margin - found.margin, dtype, True)
-        found = _judged(search, kind, further, wanted, best, reached, margin)
+        found = _judged(search, kind, further, wanted, best, margin)
     return found if found is not None and found.margin > 0 else None
 
 
 def _judged(
-    search: _Search, kind: str, clauses: tuple[tuple[Atom, ...], ...], wanted: str, best: Array, reached: float,
-    goal: float,
-) -> Problem | None:  # fmt: skip
+    search: _Search, kind: str, clauses: Clauses, wanted: str, best: Array, goal: float
+) -> Problem | None:
     """The problem with its proof; None where a wanted witness is none. What is not unsat has a margin below 0."""
     claim, net = search.property(clauses), search.net
     if wanted == "sat":
@@ -132,7 +135,7 @@ def _judged(
         shown = witnessed(search.graph, claim, point)
         made = Problem(claim, kind, search.size, "sat", shown.margin, witness=point, outputs=shown.outputs)
         return made if shown.margin > 0 else None
-    nearest = _reached(clauses, _outputs(net, best[None]))[0]
+    nearest = _reached(clauses, _outputs(search.wide, best[None]))[0]
     if nearest >= 0:
         return None
     found = refuted(net.program, net.certificate.bound or 0.0, claim, goal)
@@ -140,14 +143,14 @@ def _judged(
     return made if found.margin > 0 or goal > 0 else None
 
 
-def _conditions(search: _Search) -> tuple[str, tuple[tuple[Atom, ...], ...]]:
+def _conditions(search: _Search) -> tuple[str, Clauses]:
     """Comparisons whose thresholds are where the outputs may be: `_moved` puts them where they are wanted."""
     rng, count = search.rng, search.graph.outputs
     kinds = ["above", "below", "outside", *(["both", "order", "order"] if count > 1 else [])]
     kind, one = str(rng.choice(kinds)), int(rng.integers(count))
     middle = [math.floor(64 * float(x) + 0.5) / 64 for x in 0.5 * (search.values.min(0) + search.values.max(0))]
     if kind == "order":
-        largest = int(np.argmax(_outputs(search.net, search.points[:1])[0]))
+        largest = int(np.argmax(search.values[0]))
         return kind, tuple((Atom(j, True, other=largest),) for j in range(count) if j != largest)
     if kind == "both":
         two = sorted(int(i) for i in rng.permutation(count)[:2])
@@ -157,9 +160,7 @@ def _conditions(search: _Search) -> tuple[str, tuple[tuple[Atom, ...], ...]]:
     return kind, ((Atom(one, kind == "above", 0.0),),)
 
 
-def _moved(
-    clauses: tuple[tuple[Atom, ...], ...], by: float, dtype: str, away: bool
-) -> tuple[tuple[Atom, ...], ...]:
+def _moved(clauses: Clauses, by: float, dtype: str, away: bool) -> Clauses:
     """Thresholds further out by a number, then the next number of the dtype: `away` from the outputs, or towards."""
 
     def one(atom: Atom) -> Atom:
@@ -169,7 +170,7 @@ def _moved(
     return tuple(tuple(one(atom) for atom in clause) for clause in clauses)
 
 
-def _reached(clauses: tuple[tuple[Atom, ...], ...], values: Array) -> Array:
+def _reached(clauses: Clauses, values: Array) -> Array:
     """For each row of outputs by how much a property is true there; below 0 it is not."""
 
     def held(atom: Atom) -> Array:
