@@ -17,7 +17,7 @@ import attnforge as af
 SRC = Path(__file__).resolve().parents[1] / "src"
 FUNCTIONS = ("approximate", "certify", "check", "compile", "convert", "load", "manifest", "plan", "purity", "quantise")
 CLASSES = ("AnchorHead", "Box", "Certificate", "GateHead", "NormHead", "ProductHead", "TokenHead")
-PACKAGES = ("export", "groundtruth", "incontext", "lab", "rasp", "theorems")
+PACKAGES = ("export", "groundtruth", "incontext", "lab", "rasp", "theorems", "verification")
 
 
 def fresh(code: str) -> str:
