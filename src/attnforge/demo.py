@@ -26,6 +26,7 @@ from .compiler.compiled import CompiledNetwork
 from .compiler.pipeline import compile
 from .dtypes import DTYPES
 from .errors import ArgumentError, CertificateError, closest
+from .explorer import explore
 from .heads.anchor.head import AnchorHead
 from .heads.gate.head import GateHead
 from .heads.norm.head import NormHead
@@ -159,6 +160,7 @@ def write_networks(networks: Sequence[Compiled], folder: Path, step: Step) -> tu
         saved.append(path)
         step(f"writing {made.target.name}.html")
         pages.append(network_page(made.net).save(folder / f"{made.target.name}.html", force=True))
+        pages.append(Path(explore(made.net, folder / "explore" / f"{made.target.name}.html", force=True)))
     return saved, pages
 
 
@@ -484,7 +486,8 @@ def demo_page(results: Results, pictures: Mapping[str, Pair]) -> Page:
         page.section("Networks")
         page.text(
             "A formula, an MLP and a block of a transformer, compiled. Each has a page of its own next to "
-            "this one, `formula.html`, `mlp.html` and `sequence.html`, and a file that `attnforge check` proves again."
+            "this one, `formula.html`, `mlp.html` and `sequence.html`, an explorer in the folder `explore`, where it "
+            "runs, and a file that `attnforge check` proves again."
         )
         _table(page, NETWORK_HEADER, results.networks, NETWORK_NOTE)
     page.section("The idea")

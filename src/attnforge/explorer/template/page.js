@@ -17,7 +17,8 @@ const tokenProgram = scene.vocabulary !== null;
 const goal = scene.target && (tokenProgram ? makeTokenProgram(scene.target) : makeProgram(scene.target));
 const words = scene.vocabulary?.map(readValue) ?? [];
 const outputs = scene.target?.outputs?.map(readValue) ?? null;
-const middle = scene.inputs.map(({ lo, hi }, i) => network.round(lo + ((0.37 + 0.618 * i) % 1) * (hi - lo))); // no two alike
+// Where the page begins: somewhere inside, no two numbers alike, and short enough to read.
+const middle = scene.inputs.map(({ lo, hi }, i) => network.round(Math.min(Math.max(Number((lo + ((0.37 + 0.618 * i) % 1) * (hi - lo)).toPrecision(3)), lo), hi)));
 const placeOf = new Map(words.map((word, i) => [showValue(word), i]));
 const families = [...new Set(scene.units.map((unit) => unit.family))];
 const colourOf = (unit) => `f${families.indexOf(unit.family) % 6}`;
@@ -25,7 +26,7 @@ const layerNumbers = [...new Set(scene.units.map((unit) => unit.layer))];
 
 const now = {
   point: tokenProgram ? scene.sequence.map((t) => placeOf.get(showValue(readValue(t)))) : middle,
-  off: new Set(), heat: new Map(), unit: 0, head: -1, over: [], query: 0, after: scene.layers.length,
+  off: new Set(), heat: new Map(), unit: 0, head: -1, over: [], query: 0, after: 1 + scene.layers.findLastIndex((layer) => layer.groups.length > 0),
   worst: null, x: 0, y: -1, drawn: 0,
 };
 const shownDigits = scene.dtype === "float32" ? 7 : 12;
@@ -413,12 +414,13 @@ function readsAndWrites(unit) {
   const list = (set) => { const all = [...set]; return all.length > 12 ? `${all.slice(0, 12).join(", ")} and ${all.length - 12} more` : all.join(", ") || "constants"; };
   return [["reads", list(reads)], ["writes", list(writes)]];
 }
-let told = -1; // the unit that the facts are about: drawing them again would take a button from under a finger
+let told = ""; // what the facts are about: drawing them again would take a button from under a finger
 function drawFacts() {
   const place = byId("facts"), at = now.over[0] ?? now.unit;
   if (!scene.units.length) { place.hidden = true; return; }
-  if (at === told) return;
-  told = at;
+  const which = at === now.unit ? Math.max(now.head, 0) : 0;
+  if (`${at} ${which}` === told) return;
+  told = `${at} ${which}`;
   const unit = scene.units[at], [g] = unit.heads[0];
   const group = scene.layers[unit.layer].groups[g];
   const sees = { memory: "memory slots", self: "its own token and memory slots", tokens: group.causal ? "tokens up to its own" : "all tokens" }[group.scope];
@@ -428,8 +430,8 @@ function drawFacts() {
   if (!unit.facts.some(([name]) => name === "sees")) add("sees", `${sees}${group.slots ? `, ${group.slots} slots` : ""}`);
   for (const [name, value] of [...unit.facts, ...readsAndWrites(at)]) add(name, value);
   const hooks = unit.hooks.filter(Boolean);
-  if (hooks.length) {
-    const name = hooks[0], copy = make("button", { type: "button", className: "copy", id: "copy", textContent: "copy", onclick: () => copyText(name, copy) });
+  if (unit.hooks[which]) {
+    const name = unit.hooks[which], copy = make("button", { type: "button", className: "copy", id: "copy", textContent: "copy", onclick: () => copyText(name, copy) });
     add("TransformerLens", make("code", { textContent: name }), copy, hooks.length > 1 ? make("span", { className: "quiet", textContent: ` and ${hooks.length - 1} more` }) : "");
   }
   place.replaceChildren(make("h3", { textContent: unit.label }), list);
@@ -523,7 +525,7 @@ function matrix(watched, rows, label, group) {
   table.append(make("thead", {}, make("tr", {}, make("th"), ...Array.from({ length: keys }, (_, j) => make("th", { scope: "col", textContent: name(j) })))));
   // A head that counts gives its tokens tiny weights, and it is their sum that matters: then shades are logarithms.
   const largest = Math.max(...watched.weights.slice(0, count).map((row) => Math.max(0, ...row.slice(0, rows)))), fine = largest > 0 && largest < 0.05;
-  const depth = (w) => (fine ? Math.max(0, 1 + Math.log10(w || 1e-99) / 12) : w);
+  const depth = (w) => (!fine ? w : w > 0 ? Math.min(1, Math.max(0.1, 0.6 + Math.log10(w / largest) / 10)) : 0);
   if (fine) caption.textContent += ` Shades are logarithms: the largest weight of a token is ${show(largest, 2)}.`;
   const body = make("tbody"), note = (i, j, w) => { byId("pattern-note").textContent = `Row ${i} (${name(i)}) gives column ${j} (${name(j)}) the weight ${show(w, 5)}.`; };
   for (let i = 0; i < count; i += 1) {
