@@ -1,4 +1,4 @@
-"""How far the explorer's page is from PyTorch and from its target, over every family of networks that tests/explorer has.
+"""How far the explorer's page is from PyTorch and from its target, over the families of networks in tests/explorer.
 
 python benchmarks/explorer.py
 

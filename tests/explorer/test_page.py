@@ -463,10 +463,21 @@ def test_networks_that_are_too_large_say_so(browser: Driven) -> None:
     assert browser.page.evaluate("attnforge.cost") > 5e7
     assert "does not run here" in browser.page.inner_text("#trouble")
     assert browser.page.locator(".unit").count() == len(read(net).units)
+    assert not browser.page.is_visible("#try")
     packed = Packed("float32")
-    packed.add(torch.zeros(MOST_NUMBERS))
-    with pytest.raises(af.ArgumentError, match="weights that a page runs"):
-        packed.add(torch.zeros(1))
+    assert packed.add(torch.zeros(MOST_NUMBERS)) == {"at": 0, "shape": [MOST_NUMBERS]} and packed.runs
+    packed.add(torch.zeros(1))
+    assert not packed.runs and packed.text() == "", "beyond the limit a page gets no weights"
+    text = explore(_formula())
+    script = text.index('"numbers":')
+    large = text[:script] + '"numbers":9000000,"was":' + text[script + len('"numbers":') :]
+    path.write_text(large, "utf-8")
+    browser.wrong.clear()
+    browser.page.goto(path.as_uri())
+    assert "9,000,000 weights, more than" in browser.page.inner_text("#trouble")
+    browser.page.hover("#unit4")
+    assert "A4" in browser.page.inner_text("#facts")
+    browser.clean()
 
 
 # ---- files, the command line, notebooks

@@ -38,7 +38,7 @@ LONGEST = 90  # letters of a title
 
 
 class Packed:
-    """Tensors one after the other, as they are stored."""
+    """Tensors one after the other, as they are stored; of more than `MOST_NUMBERS` numbers only the shapes are kept."""
 
     def __init__(self, dtype: str):
         self.kind = np.dtype(dtype).newbyteorder("<")
@@ -49,20 +49,23 @@ class Packed:
         """Where a tensor begins, and its shape."""
         if tensor is None:
             return None
-        at, array = self.count, tensor.detach().cpu().numpy().astype(self.kind, copy=False)
-        if array.dtype.itemsize * tensor.numel() != tensor.element_size() * tensor.numel():
+        array, at = tensor.detach().cpu().numpy(), self.count
+        if array.dtype.itemsize != self.kind.itemsize:
             raise ArgumentError(f"a page runs networks of one dtype; this one has {tensor.dtype} among its tensors")
-        self.count += tensor.numel()
-        if self.count > MOST_NUMBERS:
-            raise ArgumentError(
-                f"this network has more than the {MOST_NUMBERS:,} weights that a page runs; net.report() shows it "
-                "without running it"
-            )
-        self.parts.append(np.ascontiguousarray(array).tobytes())
+        self.count += array.size
+        if self.runs:
+            self.parts.append(np.ascontiguousarray(array, dtype=self.kind).tobytes())
+        else:
+            self.parts.clear()
         return {"at": at, "shape": list(tensor.shape)}
 
+    @property
+    def runs(self) -> bool:
+        """Whether a page can carry what was added so far."""
+        return self.count <= MOST_NUMBERS
+
     def text(self) -> str:
-        """All of them, in base64."""
+        """All of them, in base64; nothing where they are too many."""
         return base64.b64encode(b"".join(self.parts)).decode()
 
 
@@ -103,7 +106,7 @@ def scene(net: CertifiedModule | SiteModule) -> dict[str, Any]:
         "certificate": str(certificate).split("\n\n", 1)[0],
         "mostInputs": MOST_INPUTS,
     }
-    return {**data, "numbers": packed.count, "weights": packed.text()}
+    return {**data, "numbers": packed.count, "mostNumbers": MOST_NUMBERS, "weights": packed.text()}
 
 
 def _title(net: CertifiedModule) -> str:

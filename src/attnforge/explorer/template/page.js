@@ -12,7 +12,9 @@ const HUNTED = 4000;      // points of a hunt
 const DRAWN = 161, MAPPED = 41, SWEPT = 24; // points of a curve, of a side of a map, and at each temperature of a sweep
 const ROWS = 40, COLUMNS = 48;  // of a matrix of weights, or of the stream, that are shown
 
-const network = makeNetwork(scene);
+// Weights that are too many are not in the page: there is nothing to run, and the structure is shown.
+const carried = scene.numbers <= scene.mostNumbers;
+const network = carried ? makeNetwork(scene) : { layers: [], round: (x) => x, cost: Infinity };
 const tokenProgram = scene.vocabulary !== null;
 const goal = scene.target && (tokenProgram ? makeTokenProgram(scene.target) : makeProgram(scene.target));
 const words = scene.vocabulary?.map(readValue) ?? [];
@@ -403,6 +405,7 @@ function toggle(unit, head = -1) {
 }
 const columnsBefore = (layer) => (layer ? scene.layers[layer - 1].names : scene.columns);
 function readsAndWrites(unit) {
+  if (!carried) return [];
   const { layer, heads } = scene.units[unit], before = columnsBefore(layer), after = scene.layers[layer].names;
   const reads = new Set(), writes = new Set();
   for (const [g, h] of heads) {
@@ -762,11 +765,16 @@ function buildWords() {
   byId("about").textContent = `An attention-only network that runs in this page: ${plural(layerNumbers.length, "layer")}, ${plural(heads, "head")}, ${plural(scene.numbers, "weight")}, ${scene.dtype}. ${scene.kind === "exact" ? "Exact by proof." : scene.bound !== null ? `Certified: off by at most ${scene.boundText}${scene.relative ? " of the target’s size" : ""}.` : "Measured, not certified."}`;
   say(scene.dtype === "float32" ? "The weights are those of the file, and every sum, product, quotient and exponential is rounded to float32, as the network’s own are: an exponential below −104 is 0." : "The weights are those of the file, and the arithmetic is that of doubles, which is the network’s own.",
     " Sums are made one term after the other; PyTorch may add in another order, which the certificate allows. The target is evaluated in doubles. Switching heads off or warming them leaves what is certified: the bound is for the network as built.");
-  say(`One pass takes about ${Math.round(network.cost).toLocaleString("en")} multiplications. Up to ${FOLLOWS.toExponential(0)} the page follows a slider, up to ${RUNS.toExponential(0)} it runs when the slider rests, beyond that it shows the structure only. A hunt looks at up to ${HUNTED.toLocaleString("en")} points, fewer for large networks, and can be stopped.`);
+  say(`${carried ? `One pass takes about ${Math.round(network.cost).toLocaleString("en")} multiplications. ` : ""}Up to ${FOLLOWS.toExponential(0)} the page follows a slider, up to ${RUNS.toExponential(0)} it runs when the slider rests, beyond that it shows the structure only. A hunt looks at up to ${HUNTED.toLocaleString("en")} points, fewer for large networks, and can be stopped.`);
   if (scene.certificate) byId("words").append(make("pre", { tabIndex: 0 }, make("code", { textContent: scene.certificate })));
   if (network.cost > RUNS) {
+    const why = carried ? `takes ${network.cost.toExponential(1)} multiplications a pass, more than the ${RUNS.toExponential(0)} that a page can follow` : `has ${plural(scene.numbers, "weight")}, more than the ${scene.mostNumbers.toLocaleString("en")} that a page carries`;
     byId("trouble").hidden = false;
-    byId("trouble").textContent = `This network takes ${network.cost.toExponential(1)} multiplications a pass, more than the ${RUNS.toExponential(0)} that a page can follow: its structure is shown, and it does not run here.`;
+    byId("trouble").textContent = `This network ${why}: its structure is shown, and it does not run here.`;
+    for (const id of ["try", "at-hand", "drawn", "stream"]) {
+      byId(id).hidden = true;
+      document.querySelector(`nav a[href="#${id}"]`).hidden = true;
+    }
   }
 }
 
