@@ -32,7 +32,7 @@ from .heads.gate.head import GateHead
 from .heads.norm.head import NormHead
 from .heads.product.head import ProductHead
 from .report.heads import LABELS, Comparison, Shapes, comparison_figure, figure_of, sweep_figure, swept
-from .report.html import Page
+from .report.html import Links, Page
 from .report.network import Measured, measure, network_page
 from .saving import write_whole
 
@@ -126,6 +126,12 @@ class Compiled:
         )  # fmt: skip
 
     @property
+    def note(self) -> str:
+        """This network in a line."""
+        size = self.net.size
+        return f"off by at most {upper_text(self.net.bound)}, proved; {size.layers} layers, {size.heads} heads"
+
+    @property
     def numbers(self) -> dict[str, Any]:
         """This network for other programs."""
         return {
@@ -159,10 +165,11 @@ def write_networks(networks: Sequence[Compiled], folder: Path, step: Step) -> tu
             raise CertificateError(f"{path.name}: the file does not give the certificate that the compiler gave")
         saved.append(path)
         step(f"writing {made.target.name}.html")
-        pages.append(network_page(made.net).save(folder / f"{made.target.name}.html", force=True))
+        page = network_page(made.net)
+        page.up = Links.of([("The demonstration", "index.html", "")]).links[0]
+        pages.append(page.save(folder / f"{made.target.name}.html", force=True))
         pages.append(Path(explore(made.net, folder / "explore" / f"{made.target.name}.html", force=True)))
     return saved, pages
-
 
 
 
@@ -485,10 +492,10 @@ def demo_page(results: Results, pictures: Mapping[str, Pair]) -> Page:
     if results.networks:
         page.section("Networks")
         page.text(
-            "A formula, an MLP and a block of a transformer, compiled. Each has a page of its own next to "
-            "this one, `formula.html`, `mlp.html` and `sequence.html`, an explorer in the folder `explore`, where it "
-            "runs, and a file that `attnforge check` proves again."
+            "A formula, an MLP and a block of a transformer, compiled. Each has a page of its own, an explorer in which "
+            "it runs, and a file beside them that `attnforge check` proves again."
         )
+        page.links((made.target.title, f"{made.target.name}.html", made.note) for made in results.networks)
         _table(page, NETWORK_HEADER, results.networks, NETWORK_NOTE)
     page.section("The idea")
     page.text(
@@ -538,7 +545,7 @@ def demo_page(results: Results, pictures: Mapping[str, Pair]) -> Page:
     page.section("What is certified")
     page.text(
         "**Certified** means proved: for every number of the dtype in the interval, for the weights as stored, for any "
-        "order of summation, with or without fused multiply-add, and for an exponential within two units of roundoff. "
+        "order of summation, with or without fused multiply-add, and for an exponential within 3 units of roundoff. "
         "Bounds are rounded up, also on this page.\n\n"
         "**Measured** is the largest error seen on a dense sample. It is not a bound. Outside the interval nothing is "
         "claimed, and a head says so; TF32, autocast and reduced-precision matrix products are refused.\n\n"

@@ -16,8 +16,8 @@ import pytest
 
 from attnforge.errors import ArgumentError
 from attnforge.lab import run
-from attnforge.lab.experiment import AGREES, Finding
-from attnforge.lab.page import lab_page, number, page_of, row
+from attnforge.lab.experiment import AGREES, FAILS, Finding
+from attnforge.lab.page import lab_page, number, page_of, reason, row
 from attnforge.lab.store import Store, results, tally, write
 from lab.toy import TOY
 
@@ -46,9 +46,24 @@ def test_the_page_says_what_a_reader_asks(folder: Path) -> None:
     assert re.search(r"torch \d", text) and "threads of a cell" in text and "cores" in text
     assert html.count("plotly.js v") == 1 and html.count('class="plot"') == 1 and html.count('class="still"') == 1
     links = re.findall(r'<a href="#([^"]*)">', html)
-    assert links == ["verdicts", "a-toy", "where-the-numbers-come-from"] or links == []
+    assert links == ["what-does-not-hold-and-why", "verdicts", "a-toy", "where-the-numbers-come-from"]
+    assert "`" not in text and "<th></th>" not in re.sub(r' (scope|class)="[^"]*"', "", html), "no raw marks, no empty header"
     markup = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     assert not re.search(r'(?:src|href)="(?!data:image/|#)', markup), "nothing is loaded from outside"
+
+
+@pytest.mark.parametrize(
+    ("quantity", "blamed"),
+    [
+        ("largest error of cold heads against the paper's bound, float32", "The arithmetic"),
+        ("best trained network: relative error", "Training"),
+        ("from random: gradient descent finds the construction", "Training"),
+        ("largest error of every built ramp against its certified bound", "The theory itself"),
+    ],
+)
+def test_what_does_not_hold_has_a_reason(quantity: str, blamed: str) -> None:
+    said = reason(Finding(quantity, 1.0, 2.0, None, FAILS, "rule", "at most"))
+    assert said.startswith(f"{quantity}: predicted ≤ 1, measured 2. {blamed}: ") and said.endswith(".")
 
 
 def test_figures_and_verdicts_are_files_beside_the_records(folder: Path) -> None:

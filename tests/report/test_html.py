@@ -113,6 +113,20 @@ def test_sections_have_anchors_of_their_own_and_links() -> None:
     assert "<nav" not in Page("t").section("One").html()
 
 
+def test_pages_link_to_pages_beside_them_and_nowhere_else() -> None:
+    html = Page("t", up=("Up <here>", "index.html")).links([("One", "one.html", "a note"), ("Two", "two.html", "")]).html()
+    assert re.findall(r'href="([^"]*)"', html) == ["index.html", "one.html", "two.html"]
+    assert "← Up &lt;here&gt;" in html and html.count("<span>a note</span>") == 1
+    for wrong in ("javascript:alert(1)", "https://example.org/a.html", "../a.html", "a/b.html", "//a.html", "", ".html"):
+        with pytest.raises(ArgumentError, match="beside it"):
+            Page("t").links([("title", wrong, "")])
+
+
+def test_captions_know_code_and_nothing_else() -> None:
+    html = Page("t").code("x", "`sum` of x**2 + y**2, `<b>`").html()
+    assert "<figcaption><code>sum</code> of x**2 + y**2, <code>&lt;b&gt;</code></figcaption>" in html
+
+
 def test_the_footer_names_the_versions() -> None:
     words = " ".join(Reader(Page("t").html()).words)
     assert all(name in words for name in (*VERSIONS_OF, "Python"))

@@ -25,11 +25,13 @@ from attnforge.heads.anchor.potential import Potential
 from attnforge.heads.anchor.rule import kappa
 from attnforge.heads.families import FAMILIES
 from attnforge.report.mathml import clean, typeset
-from attnforge.report.network import drawing, histogram_figure, measure, network_page, slices, slices_figure
+from attnforge.report.network import DIAGONAL, drawing, histogram_figure, measure, network_page, slices, slices_figure
 from attnforge.report.structure import structure
 from charts.images import check
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+HALF = "<mfrac><mi>a</mi><mn>2</mn></mfrac>"
+OPEN, CLOSE = '<mo stretchy="false">(</mo>', '<mo stretchy="false">)</mo>'  # around what is no taller than a line
 SPACE = '<mspace width="0.17em"></mspace>'
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: `make browser` installs one where it can")
 FLAGS = (
@@ -81,7 +83,11 @@ def test_measured_errors_and_slices(net: CompiledNetwork) -> None:
     found = measure(net, 2000)
     assert 0 < found.worst <= net.bound and found.count >= 2200 and len(found.point) == 2
     along = slices(net, found)
-    assert [s.label for s in along] == ["x1", "x1", "theta", "theta"]
+    assert [s.label for s in along] == ["x1", "x1", "theta", "theta", DIAGONAL]
+    for s in along:
+        assert (np.abs(s.output - s.target) == s.error).all()
+    x, theta = 2 * along[-1].x - 1, 0.5 + 1.5 * along[-1].x
+    assert np.abs(along[-1].target - np.sin(x * theta) - np.exp(-(x**2)) / theta).max() < 1e-6
     assert all(0 < s.error.max() <= net.bound for s in along)
     assert max(s.error.max() for s in along) >= 0.9 * found.worst, "slices go through the worst point"
 
@@ -123,7 +129,8 @@ def test_kappa_needs_three_anchors() -> None:
     ("formula", "markup"),
     [
         ("x**2", "<msup><mi>x</mi><mrow><mn>2</mn></mrow></msup>"),
-        ("-(a*b)", f"<mrow><mo>−</mo><mrow><mo>(</mo><mrow><mi>a</mi>{SPACE}<mi>b</mi></mrow><mo>)</mo></mrow></mrow>"),
+        ("-(a*b)", f"<mrow><mo>−</mo><mrow>{OPEN}<mrow><mi>a</mi>{SPACE}<mi>b</mi></mrow>{CLOSE}</mrow></mrow>"),
+        ("(a/2)**b", f"<msup><mrow><mo>(</mo>{HALF}<mo>)</mo></mrow><mrow><mi>b</mi></mrow></msup>"),
         ("sqrt(x)", "<msqrt><mi>x</mi></msqrt>"),
         ("abs(x)", "<mrow><mo>|</mo><mi>x</mi><mo>|</mo></mrow>"),
         ("2e-3", "<mrow><mn>2</mn><mo>⋅</mo><msup><mn>10</mn><mn>−3</mn></msup></mrow>"),

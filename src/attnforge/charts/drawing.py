@@ -401,6 +401,7 @@ def _legend_inside(axes: Axes, handles: Handles, where: str, room: float) -> Non
 
 
 HEIGHT = 400  # pixels of a row of panels
+BAR_ROOM = 0.07  # of the width of a figure: for a colour bar, its numbers and its label, beside its own panel
 EXPLORED = ("line", "points", "bound")  # styles of series; the others, and marks, are for pictures only
 
 
@@ -413,10 +414,8 @@ def interactive(figure: Figure) -> Any:
     rows, columns = shape(len(figure.panels))
     columns = min(columns, 2)  # a page is narrower than paper is wide
     rows = -(-len(figure.panels) // columns)
-    drawn = subplots.make_subplots(
-        rows, columns, subplot_titles=[panel.title for panel in figure.panels], horizontal_spacing=0.12,
-        vertical_spacing=0.3 / rows if rows > 1 else 0,
-    )  # fmt: skip
+    apart = 0.3 / rows if rows > 1 else 0
+    drawn = subplots.make_subplots(rows, columns, horizontal_spacing=0.14, vertical_spacing=apart)
     appearance, shown = looks(figure), set[str]()
     for number, panel in enumerate(figure.panels):
         row, column = number // columns + 1, number % columns + 1
@@ -428,11 +427,14 @@ def interactive(figure: Figure) -> Any:
             drawn.add_trace(trace, row, column)
             shown.add(series.name)
         _axes(drawn, panel, row, column)
-    drawn.update_annotations(font={"size": 14})
-    legend = {"orientation": "h", "yanchor": "bottom", "y": 1 + 0.12 / rows, "x": 0, "xanchor": "left"}
-    lines = 1 + len(shown) // 4
-    drawn.update_layout(template="none", height=HEIGHT * rows + 22 * lines, legend=legend, hovermode="closest",
-                        margin={"l": 64, "r": 20, "t": 70 + 22 * lines, "b": 56})  # fmt: skip
+        axis = "" if number == 0 else str(number + 1)  # a title stays with its axes, wherever the page puts them
+        drawn.add_annotation(text=panel.title, x=0.5, y=1.02, xref=f"x{axis} domain", yref=f"y{axis} domain",
+                             xanchor="center", yanchor="bottom", showarrow=False, font={"size": 14})  # fmt: skip
+    legend = {"orientation": "h", "yref": "container", "yanchor": "top", "y": 1, "x": 0, "xanchor": "left"}
+    lines = -(-len(shown) // 4)
+    above = 34 + 24 * lines
+    drawn.update_layout(template="none", height=HEIGHT * rows + above, legend=legend, hovermode="closest",
+                        margin={"l": 64, "r": 20, "t": above, "b": 56}, meta={"row": HEIGHT})  # fmt: skip
     return drawn
 
 
@@ -455,14 +457,11 @@ def _plotly_series(go: Any, series: Series, look: Look, first: bool) -> Any:
 
 
 def _plotly_heat(go: Any, drawn: Any, heat: Heat, row: int, column: int) -> Any:
-    x, y = next(drawn.select_xaxes(row=row, col=column)).domain, next(drawn.select_yaxes(row=row, col=column)).domain
-    bar = {
-        "x": x[1] + 0.005,
-        "y": (y[0] + y[1]) / 2,
-        "len": y[1] - y[0],
-        "thickness": 12,
-        "title": {"text": heat.label},
-    }
+    across, y = next(drawn.select_xaxes(row=row, col=column)), next(drawn.select_yaxes(row=row, col=column)).domain
+    low, high = across.domain
+    across.domain = (low, high - BAR_ROOM)
+    bar = {"x": high - BAR_ROOM + 0.005, "y": (y[0] + y[1]) / 2, "len": y[1] - y[0], "thickness": 12,
+           "title": {"text": heat.label, "side": "right"}}  # fmt: skip
     return go.Heatmap(z=heat.z, zmin=heat.low, zmax=heat.high, colorscale="Viridis", colorbar=bar)
 
 

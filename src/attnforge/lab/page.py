@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -37,6 +38,10 @@ def page_of(found: Sequence[Result], problems: Sequence[str] = ()) -> Page:
             ("cells measured", len(records), f"in {_seconds(sum(r.time_s for r in records))} of computing"),
         ]
     )
+    missed = [(one.experiment.name, finding) for one in found for finding in one.findings if finding.verdict == FAILS]
+    if missed:
+        page.section("What does not hold, and why")
+        page.text("\n\n".join(f"**{name}**: {reason(finding)}" for name, finding in missed))
     page.section("Verdicts")
     page.text(
         "Each number counts quantities. **Agrees**, **better than predicted** and **does not hold** follow from rules "
@@ -48,13 +53,29 @@ def page_of(found: Sequence[Result], problems: Sequence[str] = ()) -> Page:
         [(one.experiment.name, _short(one.experiment.label), *tally([one]).values(), one.state) for one in found],
         align="llrrrl",
     )
-    missed = [(one.experiment.name, *row(f)[:3]) for one in found for f in one.findings if f.verdict == FAILS]
-    if missed:
-        page.table(["experiment", *HEADER[:3]], missed, "What does not hold, experiment by experiment.", "llrl")
     for one in found:
         _section(page, one)
     _provenance(page, found, records, problems)
     return page
+
+
+#: What a verdict that does not hold is laid to, by the words of its quantity; else it is the theory itself.
+BLAMED = (
+    ("float32", "The arithmetic: the claim speaks of real numbers, and float32 rounds on top of it."),
+    ("train|gradient descent", "Training: weights that do it exist, and gradient descent did not find them."),
+    ("", "The theory itself: what was built does not do what is claimed."),
+)
+
+
+def reason(finding: Finding) -> str:
+    """What was found where a claim does not hold, and whether float32, training or the theory itself is to blame.
+
+    >>> reason(Finding("largest error, float32", 1.0, 2.0, None, FAILS, "at most", "at most"))
+    'largest error, float32: predicted ≤ 1, measured 2. The arithmetic: the claim speaks of real numbers, and ...'
+    """
+    quantity, predicted, measured, _ = row(finding)
+    blamed = next(words for pattern, words in BLAMED if re.search(pattern, quantity))
+    return f"{quantity}: predicted {predicted}, measured {measured}. {blamed}"
 
 
 def _short(label: str) -> str:
@@ -163,7 +184,7 @@ def _provenance(page: Page, found: Sequence[Result], records: Sequence[Record], 
     rows = [("machine and device", one) for one in places] + [("versions", one) for one in versions]
     rows += [("threads of a cell", ", ".join(threads))]
     rows += [("measured", f"{days[0]} to {days[-1]}")] if days else []
-    page.table(["", ""], rows, align="ll")
+    page.table(["what", "here"], rows, align="ll")
     page.table(
         ["experiment", "label", "grid", "computing", "largest memory"],
         [(one.experiment.name, one.experiment.label, one.state, *_cost(one.gathered.records)) for one in found],

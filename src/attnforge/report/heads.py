@@ -134,6 +134,7 @@ class SlotsPicture:
     interval: tuple[float, float]
     y: Array
     target: Array
+    output: Array
     place: float | None
     offset: Array
     weights: Array
@@ -167,7 +168,8 @@ def slots_picture(head: AnchorHead | GateHead | ChainHead, points: int = 2 * POI
     error = (head.core(near).double() - torch.from_numpy(target_of(head, near))).numpy()
     return SlotsPicture(
         head.name if isinstance(head, GateHead) else head.function.name, (head.lo, head.hi), y.double().numpy(),
-        target_of(head, y), place, near.double().numpy() - (place or 0.0), weights.double().flatten(1).numpy(),
+        target_of(head, y), head.core(y).double().numpy(), place, near.double().numpy() - (place or 0.0),
+        weights.double().flatten(1).numpy(),
         _labels(group), error, head.bound, head.certificate.dtype,
     )  # fmt: skip
 
@@ -205,7 +207,8 @@ def head_figure(data: HeadPicture) -> Figure:
     positive = data.logarithmic and data.target.min() > 0
     on_curve = np.interp(data.anchors[inside], data.y, data.target)
     function = [
-        Series("target", data.y, data.target, role="target"),
+        Series("target", data.y, data.target, style="broad", role="target"),
+        Series("head", data.y, data.output, role="output"),
         Series("anchors", data.anchors[inside], on_curve, style="points", role="anchor"),
     ]
     values = [
@@ -220,7 +223,7 @@ def head_figure(data: HeadPicture) -> Figure:
         f"{data.name} as one attention head: the function with its anchors, their values, the error, the weights.",
         (
             Panel(
-                f"{_short(data.name)} on {_interval(data.interval)}", "input y", "target", function, legend="inside",
+                f"{_short(data.name)} on {_interval(data.interval)}", "input y", "output", function, legend="inside",
                 log_y=positive and data.target.max() > DECADES * data.target.min(), **axis,
             ),
             Panel(
@@ -270,8 +273,9 @@ def slots_figure(data: SlotsPicture) -> Figure:
         f"{data.name} from a few slots: the function, the weights, the error.",
         (
             Panel(
-                f"{_short(data.name, 20)} on {_interval(data.interval)}", "input y", "target",
-                [Series("", data.y, data.target, role="target")],
+                f"{_short(data.name, 20)} on {_interval(data.interval)}", "input y", "output",
+                [Series("target", data.y, data.target, style="broad", role="target"),
+                 Series("head", data.y, data.output, role="output")], legend="inside",
             ),
             Panel(
                 "Weights of the slots", near, "weight", marks=weights, x_range=ends, y_range=(-0.02, 1.02),

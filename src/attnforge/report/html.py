@@ -192,7 +192,23 @@ class Details:
     kind: ClassVar[str] = "details"
 
 
-Part = Heading | Text | Cards | Table | Image | Code | Math | Plot | Details
+@dataclass(frozen=True)
+class Links:
+    """Pages beside this one: (title, file, note) each."""
+
+    links: tuple[tuple[str, str, str], ...]
+    kind: ClassVar[str] = "links"
+
+    @classmethod
+    def of(cls, links: Iterable[tuple[str, str, str]]) -> Links:
+        rows = tuple((str(title), str(file), str(note)) for title, file, note in links)
+        for title, file, _ in rows:
+            if not title or not re.fullmatch(r"[\w-][\w.-]*\.html?", file):
+                raise ArgumentError(f"a page links to files beside it, such as net.html; got {file!r} for {title!r}")
+        return cls(rows)
+
+
+Part = Heading | Text | Cards | Table | Image | Code | Math | Plot | Details | Links
 
 
 if TYPE_CHECKING:
@@ -277,6 +293,10 @@ class Block:
         text = json.dumps(json.loads(figure.to_json())).replace("<", "\\u003c")
         return self._add(Plot(text, caption, alt, still))
 
+    def links(self, links: Iterable[tuple[str, str, str]]) -> Self:
+        """Pages in the same folder: (title, file, note) each."""
+        return self._add(Links.of(links))
+
     def details(self, summary: str, *, open: bool = False) -> Block:
         """A part that folds away under its summary; returns the block inside, to be filled."""
         inside = Block()
@@ -298,11 +318,12 @@ class Page(Block):
     # A page this short needs no links to its own sections.
     LINKS_FROM: ClassVar[int] = 4
 
-    def __init__(self, title: str, subtitle: str | None = None):
+    def __init__(self, title: str, subtitle: str | None = None, up: tuple[str, str] | None = None):
+        """`up` is the title and the file of a page in the same folder that this one belongs to."""
         super().__init__()
         if not isinstance(title, str) or not title.strip():
             raise ArgumentError(f"a page's title is a text that is not empty, got {title!r}")
-        self.title, self.subtitle = title, subtitle
+        self.title, self.subtitle, self.up = title, subtitle, None if up is None else Links.of([(*up, "")]).links[0]
 
     def html(self) -> str:
         """The whole page as one text."""
@@ -316,6 +337,7 @@ class Page(Block):
             .render(
                 title=self.title,
                 subtitle=self.subtitle,
+                up=self.up,
                 parts=self.parts,
                 links=headings if len(headings) >= self.LINKS_FROM else [],
                 style=asset("page.css"),
@@ -395,10 +417,13 @@ def asset(name: str) -> str:
 @cache
 def _environment() -> Any:
     jinja2 = require("jinja2", "report")
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    # Captions know code alone: two stars in a row are more often a power than bold print.
+    made.globals["pieces"] = lambda text: [(i % 2, piece) for i, piece in enumerate(re.split(r"`([^`\n]+)`", text))]
+    return made

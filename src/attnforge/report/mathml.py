@@ -116,8 +116,9 @@ def typeset(formula: str) -> str | None:
 
 
 def parentheses(markup: str) -> str:
-    """The markup between parentheses that grow with it."""
-    return f"<mrow><mo>(</mo>{markup}<mo>)</mo></mrow>"
+    """The markup between parentheses, which grow with fractions and roots alone: fonts have few sizes of them."""
+    fixed = "" if any(tall in markup for tall in ("<mfrac", "<msqrt", "<mtable")) else ' stretchy="false"'
+    return f"<mrow><mo{fixed}>(</mo>{markup}<mo{fixed}>)</mo></mrow>"
 
 
 def name(text: str) -> str:

@@ -22,6 +22,7 @@ from ..dtypes import Array
 from ..heads.families import FAMILIES
 from ..network import AttentionLayer
 from ..programs.interpret import values
+from ..programs.ops import Apply, Op
 from ..progress import shown
 from .html import Page
 from .mathml import typeset
@@ -32,7 +33,8 @@ LISTED = 12  # coordinates of a tensor's box that are worth a line each
 POINTS = 20_000  # where errors are looked for: a second of work for a small network
 AT_ONCE = 4096  # points that are evaluated together, so that large networks keep to little memory
 SLICE = 1201  # points of a slice: one for each pixel of its panel, and more
-NAMED, ENTRIES = 9, 3  # coordinates with a slice: variables of a formula, entries of a tensor
+NAMED, ENTRIES = 9, 2  # coordinates with a slice: variables of a formula, entries of a tensor
+FULL = (3, 4, 6, 8, 9)  # numbers of panels that fill rows of two or three
 BINS = 60  # of the histogram of errors: a dozen for each power of ten
 
 # The drawing, in pixels: a box and the distance to the next, the room above all and around them.
@@ -42,7 +44,14 @@ MOST = 14  # boxes in a column, as many as a screen holds; the rest is counted
 LETTER = 7.7  # width of a letter of the larger type, roughly
 #: Families in the order of the theme's colours; what does not depend on other tokens first.
 FONT = "font-family=\"system-ui, 'Segoe UI', 'Noto Sans', 'Liberation Sans', 'DejaVu Sans', sans-serif\""
-CENTRE = "the centre"
+CENTRE, DIAGONAL = "the centre", "from the lowest corner (0) to the highest (1)"
+#: Words that stand in the tables of a page, and what they mean.
+MEANING = {
+    "kappa": "the inverse temperature of a head with anchors: well below 1 it interpolates, above it selects one",
+    "nodes": "points of the quadrature rule behind a product; its error falls geometrically with their number",
+    "sharpness": "the factor of the logits: the larger, the narrower the stretch around a kink where weights change",
+    "exact": "no approximation: all that is left is rounding",
+}
 
 
 @shown("drawing")
@@ -51,7 +60,7 @@ def network_page(net: CompiledNetwork) -> Page:
     certificate, size = net.certificate, net.size
     parts, found = structure(net), measure(net)
     bound = certificate.bound or 0.0
-    page = Page(_title(certificate.target), f"An attention-only network with a certificate, {certificate.dtype}.")
+    page = Page(_title(net), f"An attention-only network with a certificate, {certificate.dtype}.")
     asked = f"asked for {net.eps:g}" + (f" + {net.rtol:g} of the target's size" if net.rtol else "")
     page.cards(
         [
@@ -63,6 +72,11 @@ def network_page(net: CompiledNetwork) -> Page:
         ]
     )
     _target(page, net)
+    along = slices(net, found)
+    if along:
+        page.section("Function and network")
+        chart = slices_figure(along, bound)
+        page.figure(chart, chart.caption.removesuffix(".") + f"{_left_out(net, along)}.")
     page.section("The network")
     page.text(
         "Every box is a group of softmax heads; affine maps carry numbers from layer to layer along the lines. Nothing "
@@ -77,22 +91,29 @@ def network_page(net: CompiledNetwork) -> Page:
     _layers(page, net, parts)
     _certificate(page, net, parts, bound)
     page.section("Errors")
-    along = slices(net, found)
-    if along:
-        chart = slices_figure(along, bound)
-        caption = chart.caption.removesuffix(".") + f"{_left_out(net, along)}. The dashed line is the certified bound."
-        page.figure(chart, caption)
     page.figure(histogram_figure(found, bound))
     return page
 
 
 def _left_out(net: CompiledNetwork, along: list[Slice]) -> str:
-    drawn, all_ = len({s.label for s in along}), net.program.box.dim
+    drawn, all_ = len({s.label for s in along} - {DIAGONAL}), net.program.box.dim
     return f"; {drawn} of {all_} coordinates are shown" if drawn < all_ else ""
 
 
-def _title(target: str) -> str:
-    return target if len(target) <= LONGEST_TITLE else target[: LONGEST_TITLE - 1] + "…"
+def _title(net: CompiledNetwork) -> str:
+    """A formula as it is; a module by its name, what goes in and out, and the functions within."""
+    program, title = net.program, net.certificate.target
+    if net.box.names is None:
+        sizes = (" × ".join(map(str, shape)) or "1" for shape in (program.box.shape, program.output_shape))
+        used = dict.fromkeys(op.function.name if isinstance(op, Apply) else op.word for op in _carried_out(net))
+        within = f", with {', '.join(w.removeprefix('expr: ') for w in used)}" if used else ""
+        title = f"{program.source}: {' to '.join(sizes)}{within}"
+    return title if len(title) <= LONGEST_TITLE else title[: LONGEST_TITLE - 1] + "…"
+
+
+def _carried_out(net: CompiledNetwork) -> list[Op]:
+    """The operations that heads carry out."""
+    return [net.program.ops[site.op] for site in net.layout.sites]
 
 
 def _target(page: Page, net: CompiledNetwork) -> None:
@@ -143,7 +164,9 @@ def _layers(page: Page, net: CompiledNetwork, parts: Structure) -> None:
              unit.temperature or None, upper_text(unit.error))
         )  # fmt: skip
     if rows:
-        page.table(header, rows, "What each group of heads computes; error: what it adds itself.", "rllrrllr")
+        page.table(header, rows, "What each group of heads computes; error: what it adds itself, at most.", "rllrrllr")
+        said = " ".join(unit.temperature for unit in parts.units)
+        page.text("\n\n".join(f"`{word}`: {meaning}." for word, meaning in MEANING.items() if word in said))
     fold = page.details("Sizes of the layers, and the program")
     sizes = []
     for index, step in enumerate(net.layout.steps):
@@ -153,7 +176,7 @@ def _layers(page: Page, net: CompiledNetwork, parts: Structure) -> None:
         heads, slots = sum(g.heads for g in groups), sum(g.slots for g in groups)
         sizes.append((index + 1, len(step.before), len(step.after), heads, slots, count))
     fold.table(["layer", "columns in", "columns out", "heads", "memory slots", "parameters"], sizes)
-    fold.code(str(net.program), "The program: what the compiler made of the target.")
+    fold.code(str(net.program), "The program: what the compiler made of the target. %5 is the result of its line 5.")
 
 
 def _certificate(page: Page, net: CompiledNetwork, parts: Structure, bound: float) -> None:
@@ -162,7 +185,8 @@ def _certificate(page: Page, net: CompiledNetwork, parts: Structure, bound: floa
     page.text(
         "For every point of the box, in the dtype that ships, for any order of summation, the network differs from its "
         f"target by at most **{upper_text(bound, 4)}**. The table says where that comes from, at the place of the box "
-        "where it is largest: its lines add up to the bound."
+        "where it is largest: its lines add up to the bound. A site such as `%5` is a line of the program above and "
+        "the heads that carry it out."
     )
     by_site: dict[str, dict[str, float]] = {}
     for term in certificate.terms:
@@ -183,34 +207,40 @@ def _certificate(page: Page, net: CompiledNetwork, parts: Structure, bound: floa
 
 
 def slices_figure(along: list[Slice], bound: float) -> Figure:
-    """A panel for each coordinate: the error on two lines through the box, below the bound."""
+    """For each line through the box the function beside the network, and below it the error under the bound."""
     labels = list(dict.fromkeys(s.label for s in along))
     floor, top = error_range(max(float(s.error.max()) for s in along), bound)
-    columns = min(3, len(labels))
-    panels = []
-    for number, label in enumerate(labels):
-        own = [s for s in along if s.label == label]
-        series = [
-            Series(f"through {s.through}", s.x, np.maximum(s.error, floor),
-                   role="target" if s.through == CENTRE else "anchor")
-            for s in own
-        ]  # fmt: skip
-        level = Level(max(bound, floor), f"bound {upper_text(bound)}", named=True)
-        panels.append(
-            Panel(
-                "", label, "" if number % columns else "error", series, log_y=True, marks=[level],
-                x_range=(float(own[0].x[0]), float(own[0].x[-1])), y_range=(floor, top / 3),
-            )
-        )  # fmt: skip
-    rows = -(-len(labels) // columns)
+    columns = len(labels) if len(labels) <= 3 else 2 if len(labels) % 3 else 3
+    panels: list[Panel] = []
+    for start in range(0, len(labels), columns):
+        lines = [[s for s in along if s.label == label] for label in labels[start : start + columns]]
+        panels += [_both(own[0]) for own in lines]
+        panels += [_errors(own, floor, top, bound, own is lines[0]) for own in lines]
     return Figure(
         "slices",
-        "The error along one coordinate at a time, the others at the centre of the box, and at the worst point seen.",
+        "Along lines through the box: function and network on top of each other, through the centre; below, their "
+        "difference, also through the worst point seen. The dashed line is the certified bound.",
         panels,
-        "Curves of the error on logarithmic axes, all below the line of the bound.",
+        "Curves of function and network, and of the error on logarithmic axes, all below the line of the bound.",
         columns=(1,) * columns,
-        heights=(2.7,) * rows,
+        heights=(2.3, 2.6) * -(-len(labels) // columns),
     )
+
+
+def _both(line: Slice) -> Panel:
+    series = [Series("function", line.x, line.target, style="broad", role="target"),
+              Series("network", line.x, line.output, role="output")]  # fmt: skip
+    return Panel("", "", "output", series, x_range=(float(line.x[0]), float(line.x[-1])))
+
+
+def _errors(own: list[Slice], floor: float, top: float, bound: float, first: bool) -> Panel:
+    series = [Series(f"error through {s.through}", s.x, np.maximum(s.error, floor),
+                     role="target" if s.through == CENTRE else "anchor") for s in own]  # fmt: skip
+    level = Level(max(bound, floor), f"bound {upper_text(bound)}", named=True)
+    return Panel(
+        "", own[0].label, "error" if first else "", series, log_y=True, marks=[level],
+        x_range=(float(own[0].x[0]), float(own[0].x[-1])), y_range=(floor, top / 3),
+    )  # fmt: skip
 
 
 def histogram_figure(found: Measured, bound: float) -> Figure:
@@ -255,18 +285,19 @@ class Measured:
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """The error along one coordinate of the box through a point."""
+    """Target, network and error along a line through a point of the box: of the output that errs most."""
 
     label: str
     through: str
     x: Array
     target: Array
+    output: Array
     error: Array
 
 
 @torch.no_grad()
 def evaluate(net: CompiledNetwork, points: Tensor) -> tuple[Array, Array]:
-    """Target and |network - target| at points of the program's box, each flattened to (point, output)."""
+    """Target and network at points of the program's box, each flattened to (point, output)."""
     program = net.program
     outputs, truths = [], []
     for some in points.to(net.dtype).split(AT_ONCE):
@@ -276,8 +307,7 @@ def evaluate(net: CompiledNetwork, points: Tensor) -> tuple[Array, Array]:
             start += box.dim
         outputs.append(net.core(*inputs).double().reshape(len(some), -1))
         truths.append(values(program, some.double()).reshape(len(some), -1))
-    truth = torch.cat(truths)
-    return truth.numpy(), (torch.cat(outputs) - truth).abs().numpy()
+    return torch.cat(truths).numpy(), torch.cat(outputs).numpy()
 
 
 def measure(net: CompiledNetwork, count: int = POINTS, seed: int = 0) -> Measured:
@@ -294,14 +324,15 @@ def measure(net: CompiledNetwork, count: int = POINTS, seed: int = 0) -> Measure
     ends = torch.where(side, wide.upper.reshape(-1)[at], wide.lower.reshape(-1)[at])
     flat[rows, at] = ends.to(net.dtype)
     points = torch.cat([random, corners, edges])
-    target, error = evaluate(net, points)
-    worst = error.max(-1)
+    target, output = evaluate(net, points)
+    worst = np.abs(output - target).max(-1)
     point = points[int(worst.argmax())].double().numpy().reshape(-1)
     return Measured(worst, point, (float(target.min()), float(target.max())))
 
 
 def slices(net: CompiledNetwork, measured: Measured) -> list[Slice]:
-    """The error along coordinates of the box, through its centre and through the worst point seen.
+    """Function, network and error along coordinates of the box, through its centre and the worst point seen; and from
+    its lowest corner to its highest.
 
     Variables of a formula are worth a look each, the entries of a tensor are much alike: a few of them will do.
     """
@@ -312,18 +343,24 @@ def slices(net: CompiledNetwork, measured: Measured) -> list[Slice]:
     places = (np.unravel_index(i, box.shape) for i in range(box.dim))
     names = box.names or tuple(f"x[{', '.join(str(int(p)) for p in place)}]" for place in places)
     wide = box.outward(net.dtype)
-    live = [i for i in range(box.dim) if high[i] > low[i]][:most]
+    live = [i for i in range(box.dim) if high[i] > low[i]]
+    places_of = {"the worst point": measured.point, CENTRE: centre}
+    t = np.linspace(0.0, 1.0, SLICE)
+    lines: list[tuple[str, str, Array, Array]] = []
+    for i in live[:most]:
+        for through in (CENTRE, "the worst point"):
+            rows = np.tile(places_of[through], (SLICE, 1))
+            rows[:, i] = np.linspace(low[i], high[i], SLICE)
+            lines.append((names[i], through, rows[:, i], rows))
+    if len(live) > 1 and len(live[:most]) + 1 in FULL:
+        lines.append((DIAGONAL, CENTRE, t, low + t[:, None] * (high - low)))
     found = []
-    for i in live:
-        x = np.linspace(low[i], high[i], SLICE)
-        for through, middle in ((CENTRE, centre), ("the worst point", measured.point)):
-            rows = np.tile(middle, (SLICE, 1))
-            rows[:, i] = x
-            points = torch.from_numpy(rows).reshape(-1, *box.shape)
-            inside = torch.minimum(torch.maximum(points, wide.lower), wide.upper)
-            target, error = evaluate(net, inside)
-            at = error.max(-1)
-            found.append(Slice(names[i], through, x, target[:, int(error.max(0).argmax())], at))
+    for label, through, x, rows in lines:
+        points = torch.from_numpy(rows).reshape(-1, *box.shape)
+        target, output = evaluate(net, torch.minimum(torch.maximum(points, wide.lower), wide.upper))
+        error = np.abs(output - target)
+        worst = int(error.max(0).argmax())
+        found.append(Slice(label, through, x, target[:, worst], output[:, worst], error.max(-1)))
     return found
 
 

@@ -18,7 +18,7 @@ def program_page(net: CompiledProgram) -> Page:
     stale."""
     certificate, size = net.certificate, net.size
     name = net.program.name or "token program"
-    page = Page(name, f"A token program as an attention-only network, {certificate.dtype}.")
+    page = Page(f"{name}: a token program", f"As an attention-only network, {certificate.dtype}.")
     least = certificate.margin
     exact = certificate.kind == "exact"
     proved = ("certificate", "exact" if exact else f"error at most {certificate.bound:.3g}", "for every sequence")
@@ -31,7 +31,7 @@ def program_page(net: CompiledProgram) -> Page:
     domain = net.domain
     rows = [("tokens", " ".join(map(repr, domain.vocabulary[:LINES]))), ("longest sequence", str(domain.max_length)),
             ("sequences", f"{float(domain.size):.4g}"), ("causal", "yes" if domain.causal else "no")]  # fmt: skip
-    page.table(["domain", ""], rows, "Every sequence of 1 to the largest number of tokens.", "ll")
+    page.table(["domain", "here"], rows, "Every sequence of 1 to the largest number of tokens.", "ll")
     page.section("The network")
     heads = []
     for number, layer in enumerate(net.network.layers, 1):
@@ -43,14 +43,15 @@ def program_page(net: CompiledProgram) -> Page:
     page.text(str(certificate).split("\n\n", 1)[0])
     ledger = [(m.site, f"{m.margin:.5g}", f"{m.needed:.5g}", f"{m.eaten:.3g}", m.note) for m in certificate.margins]
     caption = "By how much the right slot of each head is ahead of the others, errors of codes and rounding taken off."
-    page.table(["head", "ahead by", "needed", "eaten by errors", ""], ledger[:LINES], caption, "lrrrl")
+    page.table(["head", "ahead by", "needed", "eaten by errors", "note"], ledger[:LINES], caption, "lrrrl")
     page.section("One sequence")
     sequence = (domain.sample(1, seed=1)[0] * SHOWN)[: min(SHOWN, domain.max_length)]
     given = sequence if domain.bos is None else (domain.bos, *sequence)
-    traced = [(row.op, row.layer, " ".join(map(_short, row.network)), "yes" if row.agrees else "no")
-              for row in net.trace(given).rows]  # fmt: skip
+    traced = [(row.op, row.layer, *(" ".join(map(_short, values)) for values in (row.interpreter, row.network)),
+               "yes" if row.agrees else "no") for row in net.trace(given).rows]  # fmt: skip
     page.text(f"The sequence `{' '.join(map(str, sequence))}`, and what the network holds after each layer.")
-    page.table(["op", "layer", "values", "as the interpreter"], traced[:LINES], "Decoded columns.", "lrll")
+    header = ["op", "layer", "in the interpreter", "in the network", "the same"]
+    page.table(header, traced[:LINES], "Program and network beside each other: decoded columns.", "lrlll")
     return page
 
 

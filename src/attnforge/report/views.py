@@ -18,12 +18,15 @@ from ..errors import ArgumentError
 from ..heads.anchor.head import AnchorHead
 from ..heads.chain.head import ChainHead
 from ..heads.gate.head import GateHead
+from ..rasp.network.compiled import CompiledProgram
 from .heads import figure_of, target_of
 from .html import Page
 from .network import Measured, network_page, slices, slices_figure
 from .network import measure as measured
+from .program import program_page
 from .structure import structure
 
+HEADS = (AnchorHead, GateHead, ChainHead)  # of one scalar: what can be drawn beside its target
 LOOKED_AT = 4096  # points that are looked at for a plot: the worst of them gets a slice of its own
 
 
@@ -39,15 +42,18 @@ def picture(net: CertifiedModule) -> Figure | None:
     """The error along lines through the box, or a head with its anchors; None for what has no picture."""
     if isinstance(net, CompiledNetwork):
         return slices_figure(slices(net, measured(net, LOOKED_AT)), net.bound or 0.0)
-    return figure_of(net) if isinstance(net, AnchorHead | GateHead | ChainHead) else None
+    return figure_of(net) if isinstance(net, HEADS) else None
 
 
 def report(net: CertifiedModule, path: str | Path | None = None, *, force: bool = False) -> Page | Path:
     """The page of a network, or where it was written."""
     if isinstance(net, CompiledNetwork):
         page = network_page(net)
+    elif isinstance(net, CompiledProgram):
+        page = program_page(net)
     else:
-        page = Page(net.certificate.target, f"A network of the family '{net.family}', {net.certificate.dtype}.")
+        kind = "an attention head" if isinstance(net, HEADS) else "a network"
+        page = Page(f"{net.certificate.target}: {kind}", f"Of the family '{net.family}', {net.certificate.dtype}.")
         page.code(explain(net))
         figure = picture(net)
         if figure is not None:
@@ -78,7 +84,7 @@ def measure(net: CertifiedModule, count: int = LOOKED_AT, seed: int = 0) -> Meas
     whole("count", count, 1)
     if isinstance(net, CompiledNetwork):
         return measured(net, count, seed)
-    if not isinstance(net, AnchorHead | GateHead | ChainHead):
+    if not isinstance(net, HEADS):
         kind = type(net).__name__
         raise ArgumentError(f"the target of a {kind} is not known here: there is nothing to measure it against")
     points = torch.cat([net.box.sample(count, seed, net.dtype), net.box.corners(2, net.dtype)]).reshape(-1)

@@ -78,10 +78,38 @@
     narrow();
   }
 
+  // What is wider than its frame says so: the shade alone is easily missed.
+  const frames = [...document.querySelectorAll(".scroll")];
+  const mark = () => frames.forEach((frame) => frame.classList.toggle("more", frame.scrollWidth > frame.clientWidth + 1));
+  addEventListener("resize", mark);
+  addEventListener("load", mark);
+  for (const part of document.querySelectorAll("details")) part.addEventListener("toggle", mark);
+
+  // On a narrow screen panels stand below one another, each with its colour bar, under a legend of one name a line.
+  const NARROW = 560;
+  const stacked = (data, layout) => {
+    const axes = Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key)).map((key) => key.slice(5));
+    const panel = 0.75 * layout.meta.row, gap = 0.26 * layout.meta.row;  // the gap holds an axis, its name, and a title
+    const total = axes.length * panel + (axes.length - 1) * gap;
+    axes.forEach((number, i) => {
+      const bars = data.filter((trace) => trace.colorbar && (trace.xaxis ?? "x") === `x${number}`);
+      const top = 1 - (i * (panel + gap)) / total, bottom = Math.max(0, top - panel / total);
+      layout[`xaxis${number}`].domain = [0, bars.length ? 0.82 : 1];
+      layout[`yaxis${number}`].domain = [bottom, top];
+      for (const { colorbar } of bars) Object.assign(colorbar, { x: 0.84, y: (top + bottom) / 2, len: top - bottom });
+    });
+    const names = new Set(data.filter((trace) => trace.name && trace.showlegend !== false).map((trace) => trace.name));
+    layout.margin = { ...layout.margin, l: 52, r: 10, t: 46 + 20 * names.size };
+    layout.height = total + layout.margin.t + layout.margin.b;
+    layout.dragmode = false;
+    layout.legend = { ...layout.legend, orientation: "v" };
+  };
+
   for (const place of document.querySelectorAll(".plot")) {
     const { data, layout } = JSON.parse(place.querySelector("script").textContent);
     const family = getComputedStyle(document.body).fontFamily;
     if (layout.colorway) place.dataset.coloured = "";
+    if (layout.meta?.row && place.clientWidth < NARROW) stacked(data, layout);
     const solid = data.some((trace) => /surface|3d|volume|cone|streamtube/.test(trace.type));
     const top = layout.title ? 56 : 32;
     const margin = solid ? { l: 8, r: 8, t: top, b: 8 } : { l: 60, r: 24, t: top, b: 52 };
