@@ -96,6 +96,14 @@ def _found(name: str) -> Any:
     raise AttributeError(name)
 
 
+def test_the_gallery_shows_what_its_script_draws() -> None:
+    shown = set(re.findall(r"images/gallery/([\w.-]+)", (DOCS / "gallery.md").read_text("utf-8")))
+    assert shown == {p.name for p in (DOCS / "images" / "gallery").iterdir()} and len(shown) >= 12
+    script = (DOCS / "gallery.py").read_text("utf-8")
+    assert all(f'"{Path(name).stem.removesuffix("-dark")}"' in script for name in shown)
+    assert all((DOCS / "images" / "gallery" / name).stat().st_size < 300_000 for name in shown)
+
+
 def formulas(text: str) -> list[str]:
     """The formulas of a page, outside of code."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)

@@ -47,7 +47,7 @@ def test_the_page_says_what_a_reader_asks(folder: Path) -> None:
     assert html.count("plotly.js v") == 1 and html.count('class="plot"') == 1 and html.count('class="still"') == 1
     links = re.findall(r'<a href="#([^"]*)">', html)
     assert links == ["what-does-not-hold-and-why", "verdicts", "a-toy", "where-the-numbers-come-from"]
-    assert "`" not in text and "<th></th>" not in re.sub(r' (scope|class)="[^"]*"', "", html), "no raw marks, no empty header"
+    assert "`" not in text and not re.search(r"<th[^>]*></th>", html), "no raw marks, no empty header"
     markup = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     assert not re.search(r'(?:src|href)="(?!data:image/|#)', markup), "nothing is loaded from outside"
 

@@ -17,8 +17,8 @@ def program_page(net: CompiledProgram) -> Page:
     """All there is to say about a program's network, on one page; raises `CertificateError` if its certificate is
     stale."""
     certificate, size = net.certificate, net.size
-    name = net.program.name or "token program"
-    page = Page(f"{name}: a token program", f"As an attention-only network, {certificate.dtype}.")
+    title = f"{net.program.name}: a token program" if net.program.name else "A token program"
+    page = Page(title, f"As an attention-only network, {certificate.dtype}.")
     least = certificate.margin
     exact = certificate.kind == "exact"
     proved = ("certificate", "exact" if exact else f"error at most {certificate.bound:.3g}", "for every sequence")
