@@ -496,6 +496,8 @@ def demo_page(results: Results, pictures: Mapping[str, Pair]) -> Page:
             "it runs, and a file beside them that `attnforge check` proves again."
         )
         page.links((made.target.title, f"{made.target.name}.html", made.note) for made in results.networks)
+        explorers = [(f"Explore: {m.target.title}", f"explore/{m.target.name}.html") for m in results.networks]
+        page.links((title, place, "runs in the page, from the stored weights") for title, place in explorers)
         _table(page, NETWORK_HEADER, results.networks, NETWORK_NOTE)
     page.section("The idea")
     page.text(
