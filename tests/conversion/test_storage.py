@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -347,3 +349,47 @@ def test_prepare(tmp_path: Path, copied: Path) -> None:
     with pytest.raises(af.ArgumentError, match="force=True replaces it"):
         storage.prepare(copied)
     assert storage.prepare(copied, force=True) == copied
+
+
+def test_descriptions_that_were_changed(tmp_path: Path) -> None:
+    """Whatever conversion.json says, with the digest that belongs to it: a report that holds, or `CertificateError`."""
+    converted, report = af.convert(plain_model(), torch.randn(64, 3), level="ffn")
+    folder = storage.save(converted, report, tmp_path / "hostile")
+    file = folder / storage.DESCRIPTION
+    header = json.loads(file.read_text("utf-8"))
+    sites, rng = header["conversion"]["sites"], random.Random(0)
+    at = next(i for i, site in enumerate(sites) if "config" in site["config"])
+    site = ("conversion", "sites", at)
+    named: list[tuple[Any, ...]] = [
+        (*site, "bound"), (*site, "kind"), (*site, "operation"), ("conversion", "exponential"),
+        *((*site, "config", "config", *more) for more in (("interval", 1), ("table", "anchors"), ("function",))),
+    ]  # fmt: skip
+    every = sorted(_places(header), key=str)
+    values = (None, True, -1, 10**9, 10**400, 1e308, "", "x", [], {}, [None], {"a": 1}, "a" * 9000)
+    tries = [(place, value) for place in named for value in (-1, 10**400, [None])]
+    tries += [(rng.choice(every), rng.choice(values)) for _ in range(12)]
+    kept = 0
+    for place, value in tries:
+        changed = copy.deepcopy({key: part for key, part in header.items() if key != "digest"})
+        inner: Any = changed
+        for key in place[:-1]:
+            inner = inner.setdefault(key, {}) if isinstance(inner, dict) else inner[key]
+        inner[place[-1]] = value
+        text = json.dumps(changed, sort_keys=True, separators=(",", ":"))
+        changed["digest"] = hashlib.sha256(text.encode()).hexdigest()
+        file.write_text(json.dumps(changed), encoding="utf-8")
+        try:
+            found = storage.check(folder, plain_model())
+        except af.CertificateError:
+            continue
+        kept += 1
+        assert all(0 <= site.bound < 1 and isinstance(site.operation, str) for site in found.sites)
+    assert kept < len(tries) / 2
+
+
+def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    keys = value if isinstance(value, dict) else range(min(len(value), 4)) if isinstance(value, list) else ()
+    for key in keys:
+        if key != "digest":
+            yield (*at, key)
+            yield from _places(value[key], (*at, key))

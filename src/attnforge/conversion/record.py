@@ -22,6 +22,7 @@ from .page import write
 
 LEVELS = ("ffn", "pure")
 FAMILIES = ("anchor", "gate", "chain", "fast", "product", "norm")
+KINDS = ("activation", "norm", "gated")
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,9 @@ class Replacement:
     """What rebuilds the module, besides the tensors of its state_dict; JSON only."""
 
     def __post_init__(self) -> None:
+        texts = (self.path, self.operation, self.level, self.family, self.kind, self.ranged)
+        if not all(isinstance(text, str) for text in texts) or self.kind not in KINDS:
+            raise ArgumentError(f"{self.path!r} is no site: expected texts, and one of {', '.join(KINDS)}")
         if self.level not in LEVELS:
             raise ArgumentError(f"{self.path}: level must be one of {', '.join(LEVELS)}, got {self.level!r}")
         if self.family not in FAMILIES:
@@ -89,6 +93,8 @@ class Replacement:
         known = {f.name: data[f.name] for f in fields(cls)}
         for name in ("low", "high", "margin", "bound", "scale", "low_seen", "high_seen", "kappa"):
             known[name] = None if known[name] is None else float(known[name])
+        if not isinstance(known["aliases"], (list, tuple)):
+            raise ArgumentError(f"the aliases of a site are a list of paths, got {type(known['aliases']).__name__}")
         known["aliases"] = tuple(map(str, known["aliases"]))
         return cls(**known)
 

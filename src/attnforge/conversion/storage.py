@@ -27,10 +27,11 @@ from torch import Tensor, nn
 
 from ..arguments import is_number
 from ..certificates.certificate import weights_hash
-from ..certificates.certified import CertifiedModule
+from ..certificates.certified import WRONG, CertifiedModule
 from ..certificates.rounding import exponential_within
+from ..certificates.schema import require
 from ..dtypes import DTYPES, dtype_name
-from ..errors import ArgumentError, AttnforgeError, CertificateError
+from ..errors import ArgumentError, CertificateError
 from ..extras import transformers_without_bars
 from ..functions.registry import parse
 from ..heads.build import computes
@@ -71,6 +72,7 @@ def install(model: nn.Module, conversion: Conversion, stored: Mapping[str, Tenso
 def _module(model: nn.Module, site: Replacement, stored: Mapping[str, Tensor], strict: bool) -> nn.Module:
     config, old = site.config, _at(model, site.path)
     if site.kind == "norm":
+        require(config["head"], NativeNorm.schema, "the description of a norm")
         native = NativeNorm.rebuild(dict(config["head"]), _below(stored, f"{site.path}.head"))
         assert isinstance(native, NativeNorm)
         weight, bias = (old._parameters.get(name) for name in ("weight", "bias"))
@@ -90,7 +92,9 @@ def _head(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> CertifiedMod
     family = str(config["family"])
     if family not in FAMILIES or family not in CertifiedModule.families:
         raise CertificateError(f"unknown family of heads {family!r}; expected one of {', '.join(FAMILIES)}")
-    return CertifiedModule.families[family].rebuild(dict(config["config"]), tensors)
+    kind = CertifiedModule.families[family]
+    require(config["config"], kind.schema, "the description of a head")
+    return kind.rebuild(dict(config["config"]), tensors)
 
 
 def _below(stored: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
@@ -140,7 +144,7 @@ def recertified(model: nn.Module, conversion: Conversion) -> Conversion:
         try:
             with exponential_within(conversion.exponential):
                 bound = _bound(model.get_submodule(site.path), site, dtype)
-        except AttnforgeError as error:
+        except WRONG as error:
             wrong.append(f"  {site.path}: {error}")
             continue
         if bound > site.bound:
@@ -303,7 +307,7 @@ def _load(path: Path, model: nn.Module | None) -> tuple[nn.Module, Conversion]:
         _fill(found, stored)
     except CertificateError:
         raise
-    except (AttnforgeError, KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+    except WRONG as error:
         raise CertificateError(f"'{path}' does not describe a converted model of this version: {error}") from error
     wanted = header.get("weights")
     if wanted is not None and weights_hash(found) != wanted:
