@@ -267,13 +267,8 @@ def fused_error(
 ) -> float:
     """A bound of |x y - what `fused` computes| in `dtype`: both heads of lemma C1 evaluated together, also by a kernel.
 
-    `truncated` is the lemma's relative remainder on the box. With z = g (y - b), |z| <= s, A = e^z, B = e^-z and D the
-    denominator, the kernel computes (x - a) ((A - B) / D) / g + (b x + (a y - a b)). Against the exact value of the
-    same, to first order in u (the factor `enough` covers the rest): z is exact, or off by u |z| where b is subtracted;
-    the inner nodes' tau z are off by 2 u |z| more, so exponentials err relatively by (s + EXP) u or (3 s + EXP) u, one
-    s less without b, and their reciprocals by CORRECTED u more. D is a sum of positive terms, each with a sum, a weight
-    and a product, in at most n/2 additions; A/D <= s/(1 - e^-2s) and B/D <= 1/2 since D >= 2 sinh(z)/z, and
-    |A - B|/D <= s.
+    `truncated` is the lemma's relative remainder on the box. The proof is under C1 in docs/theory/product.md, with these
+    names.
     """
     a, b = centre
     u, enough = unit(dtype), 1.001
@@ -282,7 +277,7 @@ def fused_error(
     s = gain * size_y
     ends = ((s if b else 0.0) + EXP) * u
     denominator = ends + (2 * s + CORRECTED + 3 + nodes // 2) * u
-    difference = ends * s / -math.expm1(-2 * s) + (ends + CORRECTED * u) / 2
+    difference = (ends + CORRECTED * u) * (s / -math.expm1(-2 * s) + 0.5)
     product = size_x / gain * (difference + s * (denominator + (QUOTIENT + (3 if a else 2)) * u))
     skip = abs(b) * max(map(abs, sides.value)) + abs(a) * max(map(abs, sides.query)) + abs(a * b)
     last = 5 * u * skip + u * (size_x * size_y if skip else 0.0)
