@@ -311,6 +311,7 @@ class Prover:
             raise CertificateError("a head writes the flag of tokens")
         q = self._rows(t["W_Q"], t["b_Q"], nodes)
         keys, values = self._slots(head)
+        self._finite(head, keys.most())
         logits = Logits(self.machine, self.dtype, q, keys)
         tops, least = [], arb.pos_inf()
         for i, row in enumerate(logits.at):
@@ -348,6 +349,18 @@ class Prover:
         sides = [self.facts.sides(part) for part in parts]
         queries, keys = ([*dict.fromkeys(i for side in sides for i in side[n])] for n in (0, 1))
         return selector, parts, self._rows(t["W_Q"], t["b_Q"], queries), self._rows(t["W_K"], t["b_K"], keys)
+
+    def _finite(self, head: Head, keys: list[arb]) -> None:
+        """Nothing overflows on padding, whose rows are computed too: a NaN there would reach the tokens."""
+        t, sizes = head.tables, []
+        for name in ("Q", "K"):
+            sizes.append([size(arb(x)) for x in t[f"b_{name}"]])
+            for row, column in zip(t[f"W_{name}"], self.state, strict=True):
+                sizes[-1] = [total + size(arb(x)) * column.pad for total, x in zip(sizes[-1], row, strict=True)]
+        most = [2 * largest([x, y]) for x, y in zip(sizes[1], keys, strict=True)]  # rounding is less than a half
+        logit = sum((2 * x * y for x, y in zip(sizes[0], most, strict=True)), ZERO)
+        if not logit + largest([*sizes[0], *most]) < self.machine.huge:
+            raise NotProved("numbers of padding may overflow")
 
     def _padding(self, head: Head, q: Rows) -> list[arb]:
         """For each query an upper bound of the logits of padding, where a head sees it (K24)."""
@@ -394,6 +407,7 @@ class Prover:
         if any(word.op != head.op for word in words):
             raise CertificateError("a head writes what it does not compute")
         slots, stored = self._slots(head)
+        self._finite(head, [largest(pair) for pair in zip(k.most(), slots.most(), strict=True)])
         tokens, count = len(k.at), len(slots.at)
         logits = Logits(self.machine, self.dtype, q, _both(k, slots))
         pads, full = self._padding(head, q), facts.nonempty(selector)
@@ -445,7 +459,8 @@ class Prover:
             worst = [abs(out.at[i][n] - self.meant(at, row[operand])) for i, row in enumerate(v.ids)]
             errors.append((size(arb(max(worst, default=fmpq(0)))) + out.error[n]).upper())
         if not full:
-            slip = ZERO if count == 1 and dead else own
+            slip = ZERO if count == 1 and dead else own  # of several slots each has a part
+            slip += ZERO if count == 1 else gamma(2 * longest + 3) * most + 2 * longest * (1 + most) * self.machine.tiny
             sunk = through(self.machine, stored, head.tables["W_O"], head.columns, [slip] * stored.width, exact)
             for n, word in enumerate(words):
                 off = [abs(row[n] - self._default(word)) for row in sunk.at]
@@ -502,6 +517,7 @@ class Prover:
         if len(t["M_K"]) != 1 or any(map(any, t["W_V"])):
             raise NotProved("a count has one sink, and one value for all tokens")
         slots, _ = self._slots(head)
+        self._finite(head, [largest(pair) for pair in zip(k.most(), slots.most(), strict=True)])
         logits = Logits(machine, self.dtype, q, _both(k, slots))
         pads, sink = self._padding(head, q), len(k.at)
         least, low, high = arb.pos_inf(), arb.pos_inf(), arb.neg_inf()
