@@ -207,6 +207,18 @@ def test_words_that_do_not_fit_the_weights_are_refused():
         variant.spec = replace(variant.spec, heads=tuple(map(tuple, rows)))
         with pytest.raises(af.AttnforgeError):
             variant.recertify()
+    for kinds in ("permuted", "rotated"):  # heads of two layers that have changed places, and a mask that was not there
+        for change in ("blocks", "mask"):
+            variant = vary(net, kinds, 0)
+            rows = [list(row) for row in variant.spec.heads]
+            if change == "blocks":
+                (a, i), (b, j) = [
+                    (r, next(h for h, head in enumerate(row) if head.purpose)) for r, row in enumerate(rows[:2])
+                ]
+                rows[a][i], rows[b][j] = rows[b][j], rows[a][i]
+            variant.spec = replace(variant.spec, heads=tuple(map(tuple, rows)), causal=change == "mask")
+            with pytest.raises(af.AttnforgeError):
+                variant.recertify()
     variant = vary(net, "rotated", 0)
     variant.basis[[1, 2]] = variant.basis[[2, 1]]
     with pytest.raises(af.AttnforgeError):

@@ -134,14 +134,17 @@ class Variant(PlainTransformer):
         directions = aligned_rows(basis)
         if directions is None:
             raise CertificateError("this variant mixes columns: its plain form cannot be read back")
-        width, used = self._width(), len(basis)
+        width = self._width()
         place, sign = directions
+        if replace(self.base, stream=self.spec.stream, channels=self.spec.channels, heads=self.spec.heads) != self.spec:
+            raise CertificateError("the description of the variant is not that of its plain form")
+        layers = [{head.place[0] for head in row if head.place[0] >= 0} for row in self.spec.heads]
+        order = [layer for found in layers for layer in found]
+        if max(map(len, layers), default=0) > 1 or order != sorted(order):
+            raise CertificateError("heads of the variant stand in other blocks than the layers they are of")
         tensors = {name: t.detach().cpu() for name, t in self.state_dict().items()}
         outside = torch.ones(self.spec.stream, dtype=torch.bool)
         outside[torch.from_numpy(place[:width])] = False
-        written = {
-            int(place[c]) for row in self.spec.heads for h in row if h.place[0] < 0 for c in h.writes if c < used
-        }
         base = PlainTransformer(self.base, self.dtype)
         built = {name: torch.zeros_like(t) for name, t in base.state_dict().items()}
 
@@ -159,7 +162,7 @@ class Variant(PlainTransformer):
         seats = {h.place: (b, i) for b, row in enumerate(self.base.heads) for i, h in enumerate(row) if h.place[0] >= 0}
         free = [self._read_seat(tensors, b, i, seats, built, back) for b, row in enumerate(self.spec.heads)
                 for i in range(len(row))]  # fmt: skip
-        self._refuse_effects([one for one in free if one is not None], tensors, ~outside, written)
+        self._refuse_effects([one for one in free if one is not None], tensors, ~outside)
         base.load_state_dict(built)
         if self.source is not None and self._layers is not None:
             base.made_from(self.source, self._layers)
@@ -210,24 +213,33 @@ class Variant(PlainTransformer):
         output[:d] += out[:d]
         return None
 
-    def _refuse_effects(
-        self, free: list[tuple[Tensor, Tensor]], tensors: dict[str, Tensor], used: Tensor, written: set[int]
-    ) -> None:
+    def _refuse_effects(self, free: list[tuple[Tensor, Tensor]], tensors: dict[str, Tensor], used: Tensor) -> None:
         """Raise unless heads that stand for nothing read what is finite, and change nothing that anyone reads."""
         touched = used.clone()
         for _, out in free:
             touched |= out.abs().sum(0) > 0
-        most = self.spec.largest_activation
+        reach = self._reach(tensors)
         for into, out in free:
             idle = not bool(into[2][:, touched].any())  # its values are those of directions that stay 0
             if not idle and bool(out[:, used].any()):
                 raise CertificateError("a head that should do nothing changes what other heads read")
             if bool(into[:, :, touched & ~used].any()):
                 raise CertificateError("a head that stands for nothing reads what another one wrote")
-            sizes = into.double().abs().sum(-1).amax(-1) * most
-            reach = float(sizes[0] * sizes[1] * into.shape[1] + sizes[2] * (1 + out.double().abs().sum()))
-            if not reach < FINITE * torch.finfo(self.dtype).max:
-                raise CertificateError("a head that stands for nothing may overflow")
+        if not reach < FINITE * torch.finfo(self.dtype).max:
+            raise CertificateError("numbers of a variant may overflow: zeros times them would be no zeros")
+
+    def _reach(self, tensors: dict[str, Tensor]) -> float:
+        """How large anything of a pass can be: every mean of values is at most as large as these."""
+        given = {name: tensor.double().abs() for name, tensor in tensors.items()}
+        largest = max(float(end.abs().max()) for box in self.spec.boxes for end in (box.lower, box.upper))
+        size = given["embed.weight"].sum(1) * 2 * largest + given["positions"].amax(0)
+        most = float(size.max())
+        for block, row in enumerate(self.spec.heads):
+            thirds = given[f"blocks.{block}.attention.in_proj_weight"] @ size
+            q, k, v = thirds.reshape(3, len(row), -1)
+            size = size + 2 * given[f"blocks.{block}.attention.out_proj.weight"] @ v.reshape(-1)
+            most = max(most, float((q * k).sum(-1).max()), float(thirds.max()), float(size.max()))
+        return most
 
     # ---- what reads what
 
