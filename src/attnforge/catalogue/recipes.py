@@ -39,7 +39,7 @@ TRIED = 64  # inputs on which a random program must give two values at least
 LIBRARY = (
     *((name, n) for n in (4, 6) for name in (
         "reverse", "hist", "sort", "shift_by", "induction", "detect_pattern", "majority", "frac_prevs", "count",
-        "length", "firsts", "lasts", "unique_copy", "bigram_copy", "sort_unique", "index_select")),
+        "length", "firsts", "lasts", "unique_copy", "sort_unique", "index_select")),
     *((name, 4) for name in ("hist2", "mode", "dyck1", "pair_balance", "parity", "count_less_freq", "median3",
                              "binary_increment")),
 )  # fmt: skip

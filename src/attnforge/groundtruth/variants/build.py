@@ -39,6 +39,7 @@ SPARE = 2  # virtual columns that stay 0, which idle heads read: one would be pl
 WRITTEN = 2  # columns that a distractor writes, of its own
 SHARP = 8.0  # logits of distractors: attention that is neither uniform nor one-hot
 SUPERPOSED = 77  # the stream of random numbers that frames are drawn from: another than that of rotations
+CODES = 6  # that are tried, in the order of layers: each costs two proofs at most
 PUSHES = 400  # steps in which the vectors of a code are pushed apart: more change the third digit of their products
 SHARPNESS = 12.0  # how much more the nearest vectors count than others: products then differ by some hundredths
 ROOM = 1.25  # of what hides keys beyond what content can do: rounding of a rotated stream eats some of it
@@ -350,7 +351,7 @@ def _codes(stream: Stream, net: CompiledProgram) -> list[list[int]]:
         for c, place in stream.fresh[number].items():
             if layer.after[c].kind == "is":
                 found.setdefault(layer.after[c].op, []).append(place)
-    return [group for group in found.values() if len(group) > 2]
+    return [group for group in found.values() if len(group) > 2][:CODES]
 
 
 def _dimensions(size: int) -> list[int]:

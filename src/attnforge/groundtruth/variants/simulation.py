@@ -67,11 +67,12 @@ class Basis:
 
     def norms(self, table: Array) -> Array:
         """The norm of each part (part, row) of rows of directions."""
-        most, square = np.zeros((2, len(self.spread), len(table)))
-        np.maximum.at(most, self.part, np.abs(table).T)
-        share = np.abs(table).T / np.where(most == 0, 1.0, most)[self.part]  # squares of small numbers would vanish
-        np.add.at(square, self.part, share * share)
-        return np.asarray(most * np.sqrt(square) * CLOSE)
+        order = np.argsort(self.part, kind="stable")
+        starts = np.searchsorted(self.part[order], np.arange(len(self.spread)))
+        sizes = np.abs(table.T[order])
+        most = np.maximum.reduceat(sizes, starts, axis=0)
+        share = sizes / np.where(most == 0, 1.0, most)[self.part[order]]  # squares of small numbers would vanish
+        return np.asarray(most * np.sqrt(np.add.reduceat(share * share, starts, axis=0)) * CLOSE)
 
     def distance(self, found: Array, wanted: Array) -> Array:
         """The norm of each part (part, row) of found - wanted basis, from above; wanted is (row, column)."""
