@@ -283,6 +283,10 @@ def markdown(found: dict[str, Any]) -> str:
     lines += ["", f"{found['instances']} instances, written in {made:.0f} s and checked in {checked:.0f} s. "
               f"Labels that a verifier refutes: {wrong}. vnnlib 1.0.2 reads {found['read by vnnlib']} as they "
               "were written."]  # fmt: skip
+    for tool, count in sorted(faults.items()):
+        margins = [a["margin"] for a in found["against"] if a["tool"] == tool and not a["against the label"]]
+        lines.append(f"{tool} contradicts {count} labels; looked into, each of them holds, by {min(margins):.2g} to "
+                     f"{max(margins):.2g}.")  # fmt: skip
     if found["why"] or found["missing"]:
         lines += ["", "What did not run:", ""]
         lines += [f"- {why} ({count} instances)" for why, count in sorted(found["why"].items())]

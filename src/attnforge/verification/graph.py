@@ -104,9 +104,9 @@ def _head(graph: Graph, Z: str, group: Heads, h: int, tokens: int, name: str) ->
         parts.append(_rows_times(graph, query, projected(W_K, b_K), tokens, turned=True))
     if constant:
         parts.append(graph.node("MatMul", query, graph.number(torch.cat(constant).T)))
-    logits = parts[0] if len(parts) == 1 else _beside(graph, parts, [own_width(group, tokens), slots])
+    logits = parts[0] if len(parts) == 1 else _beside(graph, parts, [_own_slots(group, tokens), slots])
     weights = graph.node("Softmax", logits, axis=-1, name=name)
-    count = own_width(group, tokens)
+    count = _own_slots(group, tokens)
     terms = []
     if count and W_V is not None:
         own = weights if not slots else graph.node("MatMul", weights, graph.number(_pick(count, slots, group)))
@@ -127,7 +127,7 @@ def _head(graph: Graph, Z: str, group: Heads, h: int, tokens: int, name: str) ->
     return graph.node("MatMul", read, graph.number(W_O), name=f"{name}, out")
 
 
-def own_width(group: Heads, tokens: int) -> int:
+def _own_slots(group: Heads, tokens: int) -> int:
     """How many token slots a head sees."""
     return {"memory": 0, "self": 1, "tokens": tokens}[group.scope]
 
