@@ -194,7 +194,7 @@ class Details:
 
 @dataclass(frozen=True)
 class Links:
-    """Pages beside this one: (title, file, note) each."""
+    """Pages beside this one or in a folder beside it: (title, file, note) each."""
 
     links: tuple[tuple[str, str, str], ...]
     kind: ClassVar[str] = "links"
@@ -203,7 +203,7 @@ class Links:
     def of(cls, links: Iterable[tuple[str, str, str]]) -> Links:
         rows = tuple((str(title), str(file), str(note)) for title, file, note in links)
         for title, file, _ in rows:
-            if not title or not re.fullmatch(r"[\w-][\w.-]*\.html?", file):
+            if not title or not re.fullmatch(r"([\w-]+/)?[\w-][\w.-]*\.html?", file):
                 raise ArgumentError(f"a page links to files beside it, such as net.html; got {file!r} for {title!r}")
         return cls(rows)
 

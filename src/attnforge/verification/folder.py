@@ -299,7 +299,10 @@ def _labelled(root: Path) -> Iterator[Instance]:
         try:
             yield _instance(json.loads(line))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise CertificateError(f"line {number} of {root / LABELS} is no label: {error}") from error
+            raise CertificateError(
+                f"line {number} of {root / LABELS} is no label: {error}; without the line, the command that wrote the "
+                "pack makes it again"
+            ) from error
 
 
 def _instance(given: Any) -> Instance:
