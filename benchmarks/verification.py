@@ -311,7 +311,9 @@ def main() -> None:
         sys.path.insert(0, str(ROOT / "src"))
         with tempfile.TemporaryDirectory() as folder:
             found = measured(arguments, arguments.pack or Path(folder) / "pack")
-        if not arguments.quick:
+        if found["missing"] and RESULTS.exists():
+            print(f"{RESULTS.name} stays as it is, because not everything ran")
+        elif not arguments.quick:
             RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", "utf-8")
     else:
         found = json.loads(RESULTS.read_text("utf-8"))
