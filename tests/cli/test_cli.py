@@ -332,6 +332,7 @@ def test_demo_compiles_saves_and_checks_networks(tmp_path: Path) -> None:
         assert network["measured"] <= network["bound"] <= network["eps"]
         assert call("check", str(folder / f"{network['name']}.safetensors")).exit_code == 0
         assert "certified bound" in (folder / f"{network['name']}.html").read_text("utf-8")
+        assert "attnforge explorer" in (folder / "explore" / f"{network['name']}.html").read_text("utf-8")
     assert "sequence.html" in (folder / "index.html").read_text("utf-8")
 
 

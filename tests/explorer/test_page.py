@@ -95,7 +95,7 @@ class Mixing(nn.Module):
 def _module() -> CertifiedModule:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        layers = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
+        layers = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     return af.compile(layers, af.Box.cube(-1, 1, shape=2), eps=1e-2)
 
 

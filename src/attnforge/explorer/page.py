@@ -31,7 +31,8 @@ from ..report.html import policy, versions
 from ..saving import free_file, write_whole
 from .model import Layer, Unit, model
 
-SCRIPTS = ("arithmetic.js", "target.js", "tokens.js", "charts.js", "page.js")
+SCRIPTS = ("arithmetic.js", "target.js", "tokens.js", "charts.js", "state.js", "inputs.js", "outputs.js", "heads.js",
+           "curves.js", "page.js")  # in this order: the last one begins  # fmt: skip
 MOST_NUMBERS = 1 << 21  # weights that a page carries: 8 MB in float32, 11 MB as text
 MOST_INPUTS = 64  # sliders; the rest of a large input stays at the centre of its box
 LONGEST = 90  # letters of a title

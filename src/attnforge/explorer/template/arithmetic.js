@@ -2,6 +2,9 @@
 // exponential is rounded to float32 before anything else sees it, so that what vanishes in the network vanishes here:
 // exp(-104) is 0. Sums go one term after the other; certificates allow any order.
 
+const last = (list) => list[list.length - 1];
+const hasOwn = (table, name) => Object.prototype.hasOwnProperty.call(table, name);
+
 // Numbers as stored, little-endian, which is what browsers run on.
 function decodeNumbers(text, dtype) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -52,7 +55,8 @@ function makeNetwork(scene) {
       return {
         scope: group.scope, causal: group.causal, heads: n, keys: group.keys, values: group.values, slots: group.slots,
         W_Q: maps(t.W_Q, n), b_Q: perHead(t.b_Q, n), W_K: maps(t.W_K, n), b_K: perHead(t.b_K, n),
-        W_V: maps(t.W_V, n), b_V: perHead(t.b_V, n), M_K: perHead(t.M_K, n), M_V: perHead(t.M_V, n), W_O: maps(t.W_O, n),
+        W_V: maps(t.W_V, n), b_V: perHead(t.b_V, n), M_K: perHead(t.M_K, n), M_V: perHead(t.M_V, n),
+          W_O: maps(t.W_O, n),
       };
     }),
   }));
@@ -71,7 +75,8 @@ function makeNetwork(scene) {
     const W_K = group.W_K?.[h], b_K = group.b_K?.[h], W_V = group.W_V?.[h], b_V = group.b_V?.[h];
     const M_K = group.M_K?.[h], M_V = group.M_V?.[h], W_O = group.W_O[h];
     const seen = scope === "tokens" ? rows : scope === "self" ? 1 : 0;
-    const tokenKeys = seen ? new Float64Array(rows * keys) : null, tokenValues = seen ? new Float64Array(rows * values) : null;
+    const tokenKeys = seen ? new Float64Array(rows * keys) : null, tokenValues = seen ? new Float64Array(rows * values)
+      : null;
     for (let r = 0; seen && r < rows; r += 1) {
       project(state, r * columns, W_K, b_K, keys, tokenKeys, r * keys);
       project(state, r * columns, W_V, b_V, values, tokenValues, r * values);
@@ -101,7 +106,8 @@ function makeNetwork(scene) {
       for (let v = 0; v < values; v += 1) {
         let sum = 0;
         for (let j = 0; j < seen; j += 1) {
-          if (weights[j] !== 0) sum = round(sum + round(weights[j] * tokenValues[(scope === "self" ? r : j) * values + v]));
+          if (weights[j] !== 0) sum = round(sum + round(weights[j] * tokenValues[(scope === "self" ? r
+            : j) * values + v]));
         }
         let memory = 0;
         for (let j = 0; j < slots; j += 1) {
@@ -150,7 +156,8 @@ function makeNetwork(scene) {
         add();
       });
       if (layer.S) {
-        for (let r = 0; r < rows; r += 1) for (let c = 0; c < width; c += 1) part[r * width + c] = times(state, r * columns, layer.S, c);
+        for (let r = 0; r < rows; r += 1) for (let c = 0; c < width; c += 1) part[r * width + c] = times(state,
+          r * columns, layer.S, c);
         add();
       }
       if (layer.residual) { part.set(state); add(); }
@@ -201,8 +208,9 @@ function makeNetwork(scene) {
   }
   function forward(point, change) {
     const { state, rows } = enter(point), found = run(state, rows, change);
-    const last = scene.firstRow ? 1 : scene.vocabulary ? point.length : scene.tokens, from = scene.registers * found.columns;
-    return { ...found, output: found.state.subarray(from, from + last * found.columns) };
+    const kept = scene.firstRow ? 1 : scene.vocabulary ? point.length : scene.tokens;
+    const from = scene.registers * found.columns;
+    return { ...found, output: found.state.subarray(from, from + kept * found.columns) };
   }
 
   // Multiplications of one pass: what decides whether the page follows a slider.

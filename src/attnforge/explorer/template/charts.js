@@ -22,7 +22,8 @@ function show(x, digits = 6) {
   if (!Number.isFinite(x)) return String(x);
   if (x === 0) return "0";
   const size = Math.abs(x);
-  if (size < 1e-3 || size >= 1e6) return x.toExponential(Math.min(3, digits - 1)).replace("e+", "e").replace(/\.?0*e/, "e");
+  if (size < 1e-3 || size >= 1e6) return x.toExponential(Math.min(3, digits - 1)).replace("e+", "e").replace(/\.?0*e/,
+    "e");
   return String(Number(x.toPrecision(digits)));
 }
 
@@ -62,18 +63,23 @@ function panel({ width = 640, height = 220, x, y, label, xName = "", yName = "",
   if (xName) node.append(svg("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, xName));
   if (yName) node.append(svg("text", { x: 0, y: 10, "text-anchor": "start" }, yName));
   const clip = `clip${panel.count = (panel.count ?? 0) + 1}`;
-  node.append(svg("clipPath", { id: clip }, svg("rect", { x: left, y: top - 6, width: width - left - right, height: height - top - bottom + 12 })));
-  node.append(svg("g", { "clip-path": `url(#${clip})` }, ...draw(sx, sy, { left, right: width - right, top, bottom: height - bottom })));
+  node.append(svg("clipPath", { id: clip }, svg("rect",
+    { x: left, y: top - 6, width: width - left - right, height: height - top - bottom + 12 })));
+  node.append(svg("g", { "clip-path": `url(#${clip})` },
+    ...draw(sx, sy, { left, right: width - right, top, bottom: height - bottom })));
   return node;
 }
 function curve(xs, ys, sx, sy, colour, width = 2, dash = "") {
   let path = "", pen = "M";
   xs.forEach((x, i) => {
-    if (Number.isFinite(ys[i])) { path += `${pen}${sx(x).toFixed(1)} ${sy(ys[i]).toFixed(1)}`; pen = "L"; } else pen = "M";
+    if (Number.isFinite(ys[i])) { path += `${pen}${sx(x).toFixed(1)} ${sy(ys[i]).toFixed(1)}`; pen = "L";
+      } else pen = "M";
   });
-  return svg("path", { d: path, fill: "none", stroke: colour, "stroke-width": width, "stroke-dasharray": dash, "stroke-linejoin": "round" });
+  return svg("path", { d: path, fill: "none", stroke: colour, "stroke-width": width, "stroke-dasharray": dash,
+    "stroke-linejoin": "round" });
 }
-const upright = (x, sx, frame, colour = "var(--soft)") => svg("line", { x1: sx(x), x2: sx(x), y1: frame.top, y2: frame.bottom, stroke: colour, "stroke-dasharray": "3 3" });
+const upright = (x, sx, frame, colour = "var(--soft)") => svg("line",
+  { x1: sx(x), x2: sx(x), y1: frame.top, y2: frame.bottom, stroke: colour, "stroke-dasharray": "3 3" });
 
 // Viridis, by five of its colours.
 const SHADES = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];

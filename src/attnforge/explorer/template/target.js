@@ -50,7 +50,8 @@ const FUNCTIONS = {
     const [slope, at] = lines[knots.filter((k) => y > k).length];
     return slope * y + at;
   },
-  logistic: (y, rate, high, low) => sigmoid(rate * y) * (high[0] * y + high[1]) + sigmoid(-rate * y) * (low[0] * y + low[1]),
+  logistic: (y, rate, high,
+    low) => sigmoid(rate * y) * (high[0] * y + high[1]) + sigmoid(-rate * y) * (low[0] * y + low[1]),
 };
 
 // A function of one number from its description; its argument is moved into the closed ends of its domain first.
@@ -58,7 +59,7 @@ function makeFunction(data) {
   const lo = data.lo ?? -Infinity, hi = data.hi ?? Infinity;
   if (data.name) {
     const f = FUNCTIONS[data.name];
-    if (!Object.hasOwn(FUNCTIONS, data.name)) throw new Error(`no function ${data.name}`);
+    if (!hasOwn(FUNCTIONS, data.name)) throw new Error(`no function ${data.name}`);
     return (y) => f(clamp(y, lo, hi), ...data.args);
   }
   const nodes = data.nodes.map(([word, ...rest]) => {

@@ -17,8 +17,8 @@ function readValue(data) {
 function showValue(v) {
   if (v === null) return "None";
   if (typeof v === "string") {
-    const mark = v.includes("'") && !v.includes('"') ? '"' : "'", bare = v.replaceAll("\\", "\\\\");
-    return mark + (mark === "'" ? bare.replaceAll("'", "\\'") : bare) + mark;
+    const mark = v.includes("'") && !v.includes('"') ? '"' : "'", bare = v.replace(/\\/g, "\\\\").replace(/\n/g, "\\n");
+    return mark + (mark === "'" ? bare.replace(/'/g, "\\'") : bare) + mark;
   }
   if (Array.isArray(v)) return `(${v.map(showValue).join(", ")}${v.length === 1 ? "," : ""})`;
   return v.d === 1n ? `${v.n}` : `${v.n}/${v.d}`;
@@ -63,17 +63,19 @@ const TOKEN_OPERATORS = {
   mod: (a, b) => minus(a, multiply(floorDiv(a, b), b)),
   pow: (a, b) => (b.n < 0n ? fraction(a.d ** -b.n, a.n ** -b.n) : fraction(a.n ** b.n, a.d ** b.n)),
   logical_and: (a, b) => flag(truth(a) && truth(b)), logical_or: (a, b) => flag(truth(a) || truth(b)),
-  logical_not: (a) => flag(!truth(a)), neg: (a) => fraction(-a.n, a.d), abs: (a) => fraction(a.n < 0n ? -a.n : a.n, a.d),
+  logical_not: (a) => flag(!truth(a)), neg: (a) => fraction(-a.n, a.d),
+    abs: (a) => fraction(a.n < 0n ? -a.n : a.n, a.d),
   min: (a, b) => (compareValues(b, a) < 0 ? b : a), max: (a, b) => (compareValues(b, a) > 0 ? b : a),
   where: (condition, yes, no) => (truth(condition) ? yes : no),
 };
 
 function makeTokenFunction(data) {
   if (data.operator) {
-    if (!Object.hasOwn(TOKEN_OPERATORS, data.operator)) throw new Error(`no operator ${data.operator}`);
+    if (!hasOwn(TOKEN_OPERATORS, data.operator)) throw new Error(`no operator ${data.operator}`);
     return TOKEN_OPERATORS[data.operator];
   }
-  const rows = new Map(data.table.map((row) => [row.slice(0, -1).map((v) => showValue(readValue(v))).join("\n"), readValue(row.at(-1))]));
+  const rows = new Map(data.table.map((row) => [row.slice(0, -1).map((v) => showValue(readValue(v))).join("\n"),
+    readValue(last(row))]));
   return (...values) => {
     const key = values.map(showValue).join("\n");
     if (!rows.has(key)) throw new Error(`the table has no row for ${values.map(showValue).join(", ")}`);
@@ -108,6 +110,6 @@ function makeTokenProgram(target) {
         SelectorWidth: () => each((q) => whole(a[q].filter(Boolean).length)),
       }[kind]());
     }
-    return found.at(-1);
+    return last(found);
   };
 }

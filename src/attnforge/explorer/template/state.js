@@ -1,0 +1,131 @@
+// The page: what the reader does changes `now`, and everything is drawn again from it.
+
+const byId = (id) => document.getElementById(id);
+const scene = JSON.parse(byId("scene").textContent);
+
+// Limits, in multiplications of one pass (a browser does about 1e8 a second) and in points.
+const FOLLOWS = 2e6;      // below this the page follows a slider as it moves
+const RUNS = 5e7;         // up to this it runs when a slider comes to rest; beyond it does not run
+const WORK = 4e9;         // of one hunt or one drawing: half a minute, in slices that leave the page alive
+const SLICE = 12;         // milliseconds of such work at a time
+const HUNTED = 4000;      // points of a hunt
+const DRAWN = 161, MAPPED = 41, SWEPT = 24; // points of a curve, of a side of a map, and at each temperature of a sweep
+const ROWS = 40, COLUMNS = 48;  // of a matrix of weights, or of the stream, that are shown
+
+// Weights that are too many are not in the page: there is nothing to run, and the structure is shown.
+const carried = scene.numbers <= scene.mostNumbers;
+const network = carried ? makeNetwork(scene) : { layers: [], round: (x) => x, cost: Infinity };
+const tokenProgram = scene.vocabulary !== null;
+const goal = scene.target && (tokenProgram ? makeTokenProgram(scene.target) : makeProgram(scene.target));
+const words = scene.vocabulary?.map(readValue) ?? [];
+const outputs = scene.target?.outputs?.map(readValue) ?? null;
+// Where the page begins: somewhere inside, no two numbers alike, and short enough to read.
+const middle = scene.inputs.map(({ lo, hi },
+  i) => network.round(Math.min(Math.max(Number((lo + ((0.37 + 0.618 * i) % 1) * (hi - lo)).toPrecision(3)), lo), hi)));
+const placeOf = new Map(words.map((word, i) => [showValue(word), i]));
+const families = [...new Set(scene.units.map((unit) => unit.family))];
+const colourOf = (unit) => `f${families.indexOf(unit.family) % 6}`;
+const layerNumbers = [...new Set(scene.units.map((unit) => unit.layer))];
+
+const now = {
+  point: tokenProgram ? scene.sequence.map((t) => placeOf.get(showValue(readValue(t)))) : middle,
+  off: new Set(), heat: new Map(), unit: 0, head: -1, over: [], query: 0,
+    after: 1 + Math.max(-1, ...scene.units.map((unit) => unit.layer)),
+  worst: null, x: 0, y: -1, drawn: 0,
+};
+const shownDigits = scene.dtype === "float32" ? 7 : 12;
+const headNames = (unit, head = -1) => scene.units[unit].heads
+  .filter((_, i) => head < 0 || i === head).map(([g, h]) => `${scene.units[unit].layer}.${g}.${h}`);
+const chosen = () => (scene.units.length ? headNames(now.unit, now.head) : []);
+const changed = () => now.off.size > 0 || now.heat.size > 0;
+const change = () => ({ off: now.off, heat: now.heat });
+
+// ---- network and target at a point
+
+function decoded(point, found) {
+  return point.map((_, t) => {
+    const row = found.output.subarray(t * found.columns, (t + 1) * found.columns);
+    if (!outputs) return row[0];
+    let best = 0;
+    for (let c = 1; c < row.length; c += 1) if (row[c] > row[best]) best = c;
+    return outputs[best];
+  });
+}
+function compare(point, options = change()) {
+  const found = network.forward(point, options);
+  if (tokenProgram) {
+    const values = decoded(point, found), meant = goal(point.map((i) => words[i]));
+    const each = values.map((v, t) => (outputs ? (alike(v, meant[t]) ? 0 : 1) : Math.abs(v - toDouble(meant[t]))));
+    return { found, values, meant, each, error: outputs ? each.reduce((a, b) => a + b, 0) : Math.max(...each) };
+  }
+  const values = Array.from(found.output), meant = goal ? goal(point) : null;
+  const each = meant?.map((v, i) => Math.abs(values[i] - v)) ?? null;
+  const scale = scene.relative && meant ? Math.max(...meant.map(Math.abs)) : 1;
+  return { found, values, meant, each, error: each ? Math.max(...each.map((e) => (Number.isNaN(e) ? Infinity
+    : e))) / scale : null };
+}
+const rounded = (i, value) => {
+  const { lo, hi } = scene.inputs[i];
+  return network.round(Math.min(Math.max(value, lo), hi));
+};
+
+// The shortest text that is read back as the same number of the dtype.
+function exactly(x) {
+  for (let digits = 1; digits < 17;
+    digits += 1) if (network.round(Number(x.toPrecision(digits))) === x) return String(Number(x.toPrecision(digits)));
+  return String(x);
+}
+
+const widthOf = (id) => Math.max(260, Math.min(1000, byId(id).clientWidth || 640));
+  // drawings have a letter of 12 pixels
+
+// ---- work in slices: a generator is run a few milliseconds at a time; the function that is returned stops it
+
+function inSlices(work, done) {
+  let stopped = false;
+  const step = () => {
+    if (stopped) return;
+    const end = performance.now() + SLICE;
+    let next;
+    do next = work.next(); while (!next.done && performance.now() < end);
+    if (next.done) done(next.value); else setTimeout(step);
+  };
+  setTimeout(step);
+  return () => { stopped = true; };
+}
+const jobs = new Map(); // one of each kind at a time
+function job(kind, work, done) {
+  jobs.get(kind)?.();
+  jobs.set(kind, inSlices(work, (value) => { jobs.delete(kind); done(value); }));
+}
+const affordable = (wanted) => Math.max(5, Math.min(wanted, Math.floor(WORK / network.cost)));
+
+function random(seed) { // mulberry32: the same hunt every time the page is opened
+  let a = seed;
+  return () => {
+    a = (a + 0x6d2b79f5) | 0;
+    let t = Math.imul(a ^ (a >>> 15), 1 | a);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+  };
+}
+const draws = random(1);
+function somewhere() {
+  if (tokenProgram) return Array.from({ length: 1 + Math.floor(draws() * scene.tokens) },
+    () => Math.floor(draws() * words.length));
+  return scene.inputs.map(({ lo, hi }, i) => {
+    const u = draws();
+    return rounded(i, u < 0.06 ? lo : u > 0.94 ? hi : lo + draws() * (hi - lo)); // ends count: errors are large there
+  });
+}
+function near(point, reach) {
+  if (tokenProgram) {
+    const next = [...point], i = Math.floor(draws() * next.length);
+    if (draws() < 0.2 && next.length < scene.tokens) next.splice(i, 0, Math.floor(draws() * words.length));
+    else if (draws() < 0.2 && next.length > 1) next.splice(i, 1);
+    else next[i] = Math.floor(draws() * words.length);
+    return next;
+  }
+  return point.map((x, i) => rounded(i,
+    x + reach * (draws() + draws() - 1) * (scene.inputs[i].hi - scene.inputs[i].lo)));
+}
