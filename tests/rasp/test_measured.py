@@ -1,0 +1,59 @@
+"""The committed numbers of benchmarks/programs.py reach their targets, and docs/rasp.md shows them as they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnforge.rasp import library
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("benchmark_programs", ROOT / "benchmarks" / "programs.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def found(script: Any) -> Any:
+    return json.loads(script.RESULTS.read_text("utf-8"))
+
+
+def test_the_page_shows_the_last_run(script: Any, found: Any) -> None:
+    between = script.PAGE.read_text("utf-8").split("<!-- programs:begin -->\n")[1].split("\n<!-- programs:end -->")[0]
+    assert between == script.markdown(found), "python benchmarks/programs.py --write brings it up to date"
+
+
+def test_every_program_is_right_at_every_length(script: Any, found: Any) -> None:
+    rows = {(row["program"], row["length"]): row for row in found["rows"]}
+    assert rows.keys() >= {(name, length) for name in library.PROGRAMS for length in script.LENGTHS}
+    assert rows.keys() >= {(name, 1000) for name in script.LONG}
+    for (name, length), row in rows.items():
+        assert "refused" not in row and row["wrong"] == 0 and row["dtype"] == "float32", (name, length)
+        assert row["kind"] == "exact" or (row["kind"] == "certified" and row["measured"] <= row["bound"]), (
+            name,
+            length,
+        )
+        assert row["inputs"] == "all" or row["of"] >= script.RANDOM[length], (name, length)
+        assert length > 10 or row["seconds"] < 1, name
+
+
+def test_no_larger_than_tracr(script: Any, found: Any) -> None:
+    assert [row["program"] for row in found["beside tracr"]] == list(script.TRACR)
+    for row in found["beside tracr"]:
+        layers, *_, parameters = row["tracr"]
+        assert row["parameters"] <= parameters and row["layers"] <= 2 * layers and row["wrong"] == 0, row["program"]
+    assert all(row["wrong"] == 0 for row in found["errors"])
+
+
+def test_changed_weights_are_noticed(found: Any) -> None:
+    assert all(row["wrong"] == 0 and row["refused"] > 0 for row in found["sabotage"])
