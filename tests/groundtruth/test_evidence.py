@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 import attnforge as af
 from attnforge import rasp
 from attnforge.export import Lens, to_lens, to_plain
-from attnforge.groundtruth import Edge, HeadEntry, Manifest, Witness, check
+from attnforge.groundtruth import Edge, HeadEntry, Manifest, Witness, check, schema
 from attnforge.groundtruth.circuit import circuit_of
 
 BOX = af.Box(x=(-1, 1), y=(0.5, 2))
@@ -61,7 +62,9 @@ CASES = [(build, tier) for build in BUILDS for tier in ("memory", "plain")] + [(
 def test_a_manifest_holds_for_its_network(build: str, tier: str) -> None:
     net = made(build, tier)
     found = af.manifest(net)
-    done = check(Manifest.from_json(json.loads(json.dumps(found.to_json()))), net)
+    data = json.loads(json.dumps(found.to_json()))
+    jsonschema.Draft202012Validator(schema()).validate(data)
+    done = check(Manifest.from_json(data), net)
     assert (done.heads, done.edges) == (len(found.heads), len(found.edges)) and done.tried == 0
     assert done.witnesses == sum(len(what.moves) for what in found.everything()) > 0
     assert found.tier == tier
