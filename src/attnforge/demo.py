@@ -467,7 +467,7 @@ def _numbers(results: Results) -> dict[str, Any]:
 
 FORMULA = """
 <math display="block"><mrow>
-<mi>head</mi><mo>(</mo><mi>y</mi><mo>)</mo><mo>=</mo><mfrac>
+<mi mathvariant="normal">head</mi><mo stretchy="false">(</mo><mi>y</mi><mo stretchy="false">)</mo><mo>=</mo><mfrac>
 <mrow><munder><mo largeop="true">∑</mo><mi>k</mi></munder><msub><mi>V</mi><mi>k</mi></msub>
 <msup><mi>e</mi><mrow><msub><mi>a</mi><mi>k</mi></msub><mi>y</mi><mo>+</mo><msub><mi>b</mi><mi>k</mi></msub></mrow></msup></mrow>
 <mrow><munder><mo largeop="true">∑</mo><mi>k</mi></munder>
