@@ -556,7 +556,7 @@ class _Checker:
         gain, slip = self._out(t["b_V"][None], self._slack("value", t["b_V"][None]), t, columns)
         rest, rest_slip = self._out(t["M_V"], self._slack("slot_value", t["M_V"]), t, columns)
         most = float(facts.span(node)[1])
-        errors = np.zeros(len(columns))
+        errors = _up(np.abs(rest[0]) + rest_slip[0])  # where nothing is selected, the sink alone is read
         least = gap = math.inf
         for part in self._parts(len(q.at), len(k.at) + 1):
             logits, moved, rounding = self._products(q, k, part)
