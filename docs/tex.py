@@ -180,6 +180,8 @@ class _Reader:
                     choice = f'<mfrac linethickness="0">{over}{under}</mfrac>'
                     return _group([_sign("(", True), choice, _sign(")", True)])
                 return f"<mfrac{style}>{over}{under}</mfrac>"
+            case "underline":
+                return f'<munder accentunder="true">{self.argument()}<mo>_</mo></munder>'
             case "sqrt":
                 if self.peek() != "[":
                     return f"<msqrt>{self.argument()}</msqrt>"
