@@ -172,6 +172,8 @@ class _Checker:
     def _rows(self, state: Sequence[Column], W: Array, b: Array, nodes: Sequence[SOp], what: str) -> Rows:
         """What W and b make of the columns that W reads, for all combinations of the ops there and of others."""
         used = np.flatnonzero(W.any(1)).tolist()
+        if any(state[j].feature.op < 0 and state[j].feature.kind != "real" for j in used):
+            raise CertificateError(f"{what or 'a head'!r} reads tokens, of which the program does not speak")
         read = [self._node(state[j]) for j in used]
         wanted = [*dict.fromkeys([*nodes, *(node for node in read if node is not None)])]
         ids = self.facts.joint(wanted) if wanted else []
