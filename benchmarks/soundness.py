@@ -1021,7 +1021,8 @@ def estimated(seed: int, wide: bool = False, hostility: bool = False) -> dict[st
     if hostility:
         n, d, most = int(rng.integers(1, 8)), int(rng.integers(1, 7)), 1
     X = rng.normal(size=(n, d)) * 10.0 ** rng.uniform(-most, most, d)
-    middle, exponent = rng.normal(size=d), np.log10(np.maximum(X.std(0), 1e-300)) + rng.uniform(-3, 4) if wide else rng.uniform(-3, 3, d)
+    middle, spread = rng.normal(size=d), np.maximum(X.std(0), 1e-300)
+    exponent = np.log10(spread) + rng.uniform(-3, 4) if wide else rng.uniform(-3, 3, d)
     X = X + middle * 10.0**exponent
     if rng.random() < 0.15:
         X[:, 0] = np.round(X[:, 0])

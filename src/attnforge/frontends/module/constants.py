@@ -262,7 +262,7 @@ def _inside(tape: Tape, call: Operation, args: list[Any], kwargs: dict[str, Any]
         return call.target(*substitute(args, swap), **{k: substitute(v, swap) for k, v in kwargs.items()})
 
     try:
-        graph = make_fx(again, decomposition_table)(*tensors).graph
+        graph = make_fx(again, decomposition_table)(*tensors).graph  # type: ignore[arg-type]
     except Exception:  # whatever a definition cannot cope with: nothing is known of the operator then
         return None
     nodes = [node for node in graph.nodes if node.op == "call_function"]

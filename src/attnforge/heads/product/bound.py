@@ -267,8 +267,8 @@ def fused_error(
 ) -> float:
     """A bound of |x y - what `fused` computes| in `dtype`: both heads of lemma C1 evaluated together, also by a kernel.
 
-    `truncated` is the lemma's relative remainder on the box. The proof is under C1 in docs/theory/product.md, with these
-    names.
+    `truncated` is the lemma's relative remainder on the box. The proof is under C1 in docs/theory/product.md, with
+    these names.
     """
     a, b = centre
     u, enough = unit(dtype), 1.001
