@@ -492,8 +492,8 @@ def demo_page(results: Results, pictures: Mapping[str, Pair]) -> Page:
     if results.networks:
         page.section("Networks")
         page.text(
-            "A formula, an MLP and a block of a transformer, compiled. Each has a page of its own, an explorer in which "
-            "it runs, and a file beside them that `attnforge check` proves again."
+            "A formula, an MLP and a block of a transformer, compiled. Each has a page of its own, an explorer in "
+            "which it runs, and a file beside them that `attnforge check` proves again."
         )
         page.links((made.target.title, f"{made.target.name}.html", made.note) for made in results.networks)
         explorers = [(f"Explore: {m.target.title}", f"explore/{m.target.name}.html") for m in results.networks]
