@@ -48,7 +48,7 @@ def test_commands_exist() -> None:
     named = set(re.findall(r"\bmake ([a-z]+)\b", TEXT))
     assert {"demo", "test", "setup", "bench"} <= named <= targets | {"sure"}
     commands = set(COMMANDS)
-    used = set(re.findall(r"(?:^|[`(])attnforge (?!turns)([a-z-]+)", TEXT, flags=re.MULTILINE))
+    used = set(re.findall(r"(?:^|[`(])attnforge (?!turns)([a-z][a-z-]*)", TEXT, flags=re.MULTILINE))
     assert {"head", "check", "functions"} <= used <= commands
     for script in re.findall(r"benchmarks/\w+\.py", TEXT):
         assert (ROOT / script).is_file()

@@ -45,6 +45,7 @@ BEYOND = {
     "norm": "a norm on its own adds its rows up in two stages",
     "fast": "one exponential per element is read by polynomials, and no softmax is computed",
     "chain": "heads follow each other without affine maps between them",
+    "variant": "memory slots are tokens there, in another basis; the network that was varied can be proved",
     "plain": "memory slots are tokens there; the network that was exported can be proved",
     **dict.fromkeys(
         ("blackbox-grid", "blackbox-table", "blackbox-ridge"), "their target is known by samples and by its steepness"

@@ -294,7 +294,7 @@ def _first(kind: str) -> Callable[[Any], Any]:
         (lambda d: _first("norm")(d)["config"]["head"].update(eps_norm=1e-3), "is not the layer_norm described"),
         (lambda d: _first("activation")(d).update(path="encoder.nowhere"), "does not fit"),
         (lambda d: _first("activation")(d)["config"].update(family="network"), "unknown family of heads 'network'"),
-        (lambda d: _first("activation")(d)["config"].update(config={}), "does not describe"),
+        (lambda d: _first("activation")(d)["config"].update(config={}), "a head has no 'function'"),
         (lambda d: d["conversion"].pop("sites"), "does not describe"),
         (lambda d: d["conversion"].update(sites=[]), "does not fit"),
         (lambda d: d.update(aliases={"a": "b"}), "does not describe"),

@@ -40,6 +40,6 @@ def test_the_page_has_the_experiments_that_have_records() -> None:
     html = page.html()
     text = re.sub(r"<script.*?</script>|<style.*?</style>|<[^>]*>", " ", html, flags=re.DOTALL)
     assert html.count('class="plot"') == html.count('class="still"') == sum(len(one.figures) for one in found)
-    assert len(re.findall(r'<a href="#[^"]*">', html)) == len(found) + 2, "a list of contents"
+    assert len(re.findall(r'<a href="#[^"]*">', html)) == len(found) + 3, "a list of contents"
     for one in found:
         assert one.experiment.name in text and "quick grid" in text

@@ -115,10 +115,10 @@ def test_sections_have_anchors_of_their_own_and_links() -> None:
 
 def test_pages_link_to_pages_beside_them_and_nowhere_else() -> None:
     page = Page("t", up=("Up <here>", "index.html"))
-    html = page.links([("One", "one.html", "a note"), ("Two", "two.html", "")]).html()
-    assert re.findall(r'href="([^"]*)"', html) == ["index.html", "one.html", "two.html"]
+    html = page.links([("One", "one.html", "a note"), ("Two", "folder/two.html", "")]).html()
+    assert re.findall(r'href="([^"]*)"', html) == ["index.html", "one.html", "folder/two.html"]
     assert "← Up &lt;here&gt;" in html and html.count("<span>a note</span>") == 1
-    for wrong in ("javascript:alert(1)", "https://a.org/a.html", "../a.html", "a/b.html", "//a.html", "", ".html"):
+    for wrong in ("javascript:alert(1)", "https://a.org/a.html", "../a.html", "a/b/c.html", "/a.html", "//a.html", "", ".html"):
         with pytest.raises(ArgumentError, match="beside it"):
             Page("t").links([("title", wrong, "")])
 
