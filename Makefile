@@ -52,7 +52,7 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test: $(STAMP) $(if $(CI),browser) ## run all tests and the examples in the docstrings
 	@failed=0; log=$$(mktemp); $(PYTEST) -p no:cacheprovider $(ENGINE) >"$$log" 2>&1 & engine=$$!; \
-	$(PYTEST) -n $(JOBS) --ignore=$(ENGINE) || failed=$$?; \
+	$(PYTEST) -n $(JOBS) --dist loadgroup --ignore=$(ENGINE) || failed=$$?; \
 	wait $$engine || failed=$$?; cat "$$log"; rm -f "$$log"; exit $$failed
 
 lint: $(STAMP) ## ruff and mypy

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import html
 import sys
 from collections.abc import Iterator, Mapping
@@ -51,13 +52,19 @@ def _running(tree: ast.AST) -> Iterator[ast.AST]:
         yield from _running(node)
 
 
+@functools.cache
+def _statements(source: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """The imports of a source that run."""
+    return tuple(node for node in _running(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imported(source: str, module: str, is_package: bool, known: Mapping[str, object]) -> set[tuple[str, str]]:
     """(module, name) of everything that a source imports from attnforge, at its top or inside functions."""
     found: set[tuple[str, str]] = set()
-    for node in _running(ast.parse(source)):
+    for node in _statements(source):
         if isinstance(node, ast.Import):
             names = [(alias.name, "") for alias in node.names if alias.name.split(".")[0] == "attnforge"]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             package = ["attnforge", *(module.split(".") if module else [])]
             package = package if is_package else package[:-1]
             base = package[: len(package) - node.level + 1] if node.level else []
@@ -69,8 +76,6 @@ def imported(source: str, module: str, is_package: bool, known: Mapping[str, obj
             for alias in node.names:  # `from attnforge.heads import anchor` imports a module, other names are of one
                 inner = f"{below}.{alias.name}".removeprefix(".")
                 names.append((f"attnforge.{inner}", "") if inner in known else (stem, alias.name))
-        else:
-            continue
         found |= {(name.removeprefix("attnforge").removeprefix("."), what) for name, what in names}
     return {pair for pair in found if pair[0] != module}
 

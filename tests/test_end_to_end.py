@@ -298,8 +298,8 @@ TWICE = """
 import sys, torch, attnforge as af
 torch.manual_seed(0)
 box = af.Box(x=(-1, 1), y=(0.5, 2))
-af.compile("sin(x*y) + exp(-x**2)/y + x**3*y", box, eps=1e-3).save(sys.argv[1] + "/formula.safetensors")
-mlp = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+af.compile("sin(x*y) + x**3/y", box, eps=1e-3).save(sys.argv[1] + "/formula.safetensors")
+mlp = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 2))
 af.compile(mlp, af.Box.cube(-1, 1, shape=3), eps=1e-3).save(sys.argv[1] + "/module.safetensors")
 """
 

@@ -291,23 +291,31 @@ def test_functions_lists_the_registry() -> None:
     assert domain_text(registry.get("tan").domain).startswith("y != 1.57")
 
 
-def test_demo_writes_a_page_that_a_browser_shows(tmp_path: Path) -> None:
-    result = call("demo", "--only", "gelu", "--only", "tanh", "--out", str(tmp_path / "demo"))
+def test_the_demo_writes_what_it_says_and_a_browser_shows_it(tmp_path: Path) -> None:
+    folder, parts = tmp_path / "demo", ("gelu", "tanh", "formula", "sequence")
+    result = call("demo", *(word for part in parts for word in ("--only", part)), "--out", str(folder))
     assert result.exit_code == 0
+    assert "G*m1*m2" in result.stdout and "transformer block" in result.stdout and "an MLP" not in result.stdout
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith(("gelu", "tanh"))]
     assert [row[0] for row in rows] == ["gelu", "tanh"]
-    folder = tmp_path / "demo"
     for file in ("index.html", "numbers.json", "gelu.safetensors", "figures/bounds.png", "figures/gelu.svg"):
         assert (folder / file).stat().st_size > 0
-    numbers = json.loads((folder / "numbers.json").read_text("utf-8"))["heads"]
-    for row, head in zip(rows, numbers, strict=True):
+    numbers = json.loads((folder / "numbers.json").read_text("utf-8"))
+    for row, head in zip(rows, numbers["heads"], strict=True):
         *_, double, single, cold = map(float, row[-3:])
         assert head["float64"] <= double and head["float32"] <= single, "shown bounds are rounded up"
         assert head["measured float64"] <= head["float64"] and head["measured float32"] <= head["float32"]
         assert head["cold"] > 1000 * head["float32"] and cold == pytest.approx(head["cold"], rel=0.06)
     assert call("check", str(folder / "gelu.safetensors")).exit_code == 0
+    assert [network["name"] for network in numbers["networks"]] == ["formula", "sequence"]
+    for network in numbers["networks"]:
+        assert network["measured"] <= network["bound"] <= network["eps"]
+        assert call("check", str(folder / f"{network['name']}.safetensors")).exit_code == 0
+        assert "certified bound" in (folder / f"{network['name']}.html").read_text("utf-8")
+        assert "attnforge explorer" in (folder / "explore" / f"{network['name']}.html").read_text("utf-8")
     html = (folder / "index.html").read_text("utf-8")
-    assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', html)
+    links = re.findall(r'(?:src|href)="(?!data:|#)([^"]*)"', html)
+    assert links == ["formula.html", "sequence.html", "explore/formula.html", "explore/sequence.html"]
     assert html.count("<img") == 2 * (2 + 2 + 1), "two overviews, two heads and the relu, each light and dark"
     if CHROMIUM is None:
         pytest.skip("no Chromium: the page was written but not opened")
@@ -319,21 +327,6 @@ def test_demo_writes_a_page_that_a_browser_shows(tmp_path: Path) -> None:
     with Image.open(shot) as image:
         colours = image.convert("RGB").getcolors(1 << 24)
     assert colours is not None and len(colours) > 200
-
-
-def test_demo_compiles_saves_and_checks_networks(tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    result = call("demo", "--only", "formula", "--only", "sequence", "--out", str(folder))
-    assert result.exit_code == 0
-    assert "G*m1*m2" in result.stdout and "transformer block" in result.stdout and "an MLP" not in result.stdout
-    numbers = json.loads((folder / "numbers.json").read_text("utf-8"))["networks"]
-    assert [network["name"] for network in numbers] == ["formula", "sequence"]
-    for network in numbers:
-        assert network["measured"] <= network["bound"] <= network["eps"]
-        assert call("check", str(folder / f"{network['name']}.safetensors")).exit_code == 0
-        assert "certified bound" in (folder / f"{network['name']}.html").read_text("utf-8")
-        assert "attnforge explorer" in (folder / "explore" / f"{network['name']}.html").read_text("utf-8")
-    assert "sequence.html" in (folder / "index.html").read_text("utf-8")
 
 
 def test_a_real_process(tmp_path: Path) -> None:

@@ -100,9 +100,9 @@ CASES = {
         "sin(3*x) + exp(-x**2)*0.25 + 0.2*y", SQUARE, ("anchor",),
     ),
     "gates": Case(
-        "abs(x) + 2*relu(x - 0.25*y) + tanh(x + y) + clip(y, -0.5, 0.5)",
-        scalar(lambda x, y: abs(x) + 2 * relu(x - y / 4) + mp.tanh(x + y) + min(max(y, mp.mpf(-0.5)), mp.mpf(0.5))),
-        "abs(x) + 3*relu(x - 0.5*y) + tanh(x - y) + clip(y, -0.25, 0.5)", SQUARE, ("gate",),
+        "abs(x) + 2*relu(x - 0.25*y) + clip(y, -0.5, 0.5)",
+        scalar(lambda x, y: abs(x) + 2 * relu(x - y / 4) + min(max(y, mp.mpf(-0.5)), mp.mpf(0.5))),
+        "abs(x) + 3*relu(x - 0.5*y) + clip(y, -0.25, 0.5)", SQUARE, ("gate",),
     ),
     "products": Case(
         "x*y*(x + 2)", scalar(lambda x, y: x * y * (x + 2)), "x*y*(x + 3)", SQUARE, ("product",),

@@ -34,7 +34,7 @@ def test_scaled_weights_are_refused_or_outputs_are_numbers(name: str) -> None:
     points = points.unsqueeze(-1) if name == "anchor" else points
     given = tuple(points.unbind(-1)) if name in ("anchor", "gate", "product") else (points,)
     refused = 0
-    for key in [key for key in kept if name != "product" or "b_K" in key or "M_K" in key]:  # others take their time
+    for key in [key for key in kept if name != "product" or "M_K" in key]:  # others take their time
         for factor in (1e38, 1e19, 1e-38):
             with torch.no_grad():
                 head.load_state_dict(kept)
