@@ -89,14 +89,50 @@ def in_context(d: Data) -> list[Line]:
     )]  # fmt: skip
 
 
+def programs(d: Data) -> list[Line]:
+    rows, longest = d["rows"], max(row["length"] for row in d["rows"])
+    names, tracr = {row["program"] for row in rows}, [row for row in d["errors"] if row["length"] == 40]
+    wrong = sum(row["tracr"] for row in tracr) / (40 * len(tracr))  # of 40 inputs each
+    return [(
+        f"{len(names)} RASP programs on sequences of up to 10, 40, 100 and 200 tokens, five of them of {longest:,}",
+        f"{sum(row['wrong'] for row in rows)} wrong of {sum(row['of'] for row in rows):.1e} outputs tried; "
+        f"{', '.join(sorted({row['kind'] for row in rows}, reverse=True))} in float32",
+        f"Tracr errs on {100 * wrong:.0f} % of inputs at 40 tokens ({', '.join(row['program'] for row in tracr)})",
+    )]  # fmt: skip
+
+
+def circuits(d: Data) -> list[Line]:
+    rows = {(row["method"], row["form"]): row for row in d["summary"]}
+    methods = list(dict.fromkeys(method for method, _ in rows))
+    found = [f"{100 * rows[method, 'plain']['edges recall']:.0f} % by {method}" for method in methods]
+    models = sum(row["models"] for (method, _), row in rows.items() if method == methods[0])
+    return [(
+        f"edges of {models} known circuits (plain, rotated, superposed) that methods find",
+        ", ".join(found),
+        f"all edges of a model: {', '.join(str(rows[m, 'plain']['all edges right']) for m in methods)} of "
+        f"{rows[methods[0], 'plain']['models']} models",
+    )]  # fmt: skip
+
+
+def verifiers(d: Data) -> list[Line]:
+    unsat = [row["says"] for row in d["rows"] if row["label"] == "unsat"]
+    tools = sorted({tool for says in unsat for tool in says})
+    found = (f"{tool} {sum(says.get(tool) == 'unsat' for says in unsat)}" for tool in tools)
+    return [(
+        f"{d['instances']} problems for verifiers with labels proved both ways",
+        f"{sum(row['against the label'] for row in d['against'])} labels refuted by a verifier",
+        f"of {len(unsat)} unsat, found so: {', '.join(found)}",
+    )]  # fmt: skip
+
+
 PARTS: tuple[tuple[str, Callable[[Data], list[Line]]], ...] = (
     ("heads", heads), ("compile", formulas), ("convert", conversion), ("export", exports), ("theorems", theorem),
-    ("incontext", in_context),
+    ("incontext", in_context), ("programs", programs), ("groundtruth", circuits), ("verification", verifiers),
 )  # fmt: skip
 
 
 #: What the README has room for: of each part, its first or its last line.
-SHORT = {"heads": 0, "compile": 0, "convert": -1, "export": 0, "incontext": 0}
+SHORT = {"heads": 0, "compile": 0, "convert": -1, "programs": 0, "groundtruth": 0}
 
 
 def table(whole: bool = False) -> str:

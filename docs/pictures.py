@@ -1,4 +1,4 @@
-"""The pictures of docs/explorer.md, taken of the pages of examples/explore.py in the system's Chromium.
+"""The pictures of docs/explorer.md and of the README: pages of examples/explore.py in the system's Chromium.
 
 python docs/pictures.py
 """
@@ -15,6 +15,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
 COLOURS = 128  # of a picture: enough for flat colours and smooth letters, a third of the bytes
 
 
@@ -42,19 +43,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         formula, program = pages(Path(folder))
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme="light")
-        page.goto(formula.as_uri())
-        page.click("#unit4")
-        page.click("#hunt")
-        page.wait_for_selector("#hunt-text")
-        page.wait_for_selector("#sweep svg")
-        page.wait_for_timeout(500)
-        shot(page, ROOT / "docs" / "images" / "explorer.png", 2020)
+        for scheme, name in (("light", "explorer.png"), ("dark", "explorer-dark.png")):
+            page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
+            page.goto(formula.as_uri())
+            page.click("#unit4")
+            page.click("#hunt")
+            page.wait_for_selector("#hunt-text")
+            page.wait_for_selector("#sweep svg")
+            page.wait_for_timeout(500)
+            if scheme == "light":
+                shot(page, IMAGES / name, 2020)
+            shot(page, IMAGES / name.replace("explorer", "readme"), 1050)
         phone = browser.new_page(viewport={"width": 400, "height": 800}, color_scheme="dark")
         phone.goto(program.as_uri())
         phone.click("#unit3")
         phone.wait_for_selector("#sweep svg")
-        shot(phone, ROOT / "docs" / "images" / "explorer-phone.png", 1180)
+        shot(phone, IMAGES / "explorer-phone.png", 1180)
         browser.close()
 
 
