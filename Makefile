@@ -8,7 +8,7 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 # Every extra that the tests use. Add to this list when a test needs another one.
-EXTRAS ?= report,sklearn,parquet,lab,convert,onnx,lens,docs,dev
+EXTRAS ?= report,sklearn,parquet,lab,convert,onnx,lens,docs,notebook,dev
 # Test processes. Two fit a small machine; each keeps to one thread so that they do not fight over cores.
 JOBS ?= 2
 

@@ -338,13 +338,13 @@ def test_a_real_process(tmp_path: Path) -> None:
     assert "Traceback" not in wrong.stderr
 
 
-def test_interrupting_is_quiet() -> None:
+def test_interrupting_is_quiet(tmp_path: Path) -> None:
     code = (
         "import os, signal, threading, attnforge.cli as cli, attnforge.demo\n"
         "threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
         "cli.main()"
     )
-    stopped = real("demo", code=code)
+    stopped = real("demo", code=code, cwd=tmp_path)
     assert stopped.returncode == 130 and stopped.stderr == ""
 
 
