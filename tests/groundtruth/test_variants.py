@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -269,3 +270,19 @@ def test_wrong_words_are_answered():
     with pytest.raises(af.ArgumentError, match="seed"):
         vary(net, "permuted", -1)
     assert set(EXACT) | {"rotated", "superposed"} == set(KINDS)
+
+
+@pytest.mark.parametrize("kinds", [EXACT, ("rotated",)])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_weight_that_is_no_number_is_refused_wherever_it_stands(kinds, number):
+    """Heads that nobody reads are not in the form that is proved, but a NaN in them reaches every token."""
+    variant = vary(compiled("reverse", 3), kinds, 0)
+    for tensor in variant.state_dict().values():
+        entries = tensor.view(-1)
+        for at in {int((entries == 0).to(torch.uint8).argmax()), int((entries != 0).to(torch.uint8).argmax())}:
+            kept = entries[at].clone()
+            entries[at] = number
+            with pytest.raises(af.CertificateError, match="not finite"):
+                af.certify(variant)
+            entries[at] = kept
+    assert af.certify(variant).kind == "exact"

@@ -25,6 +25,7 @@ from ...export.plain.source import program_source
 from ...export.plain.spec import FLAG, PlainHead, PlainSpec, scale_of
 from ...export.plain.stream import SHARED, Stream, first_rows, folded, spare
 from ...export.plain.transformer import PlainTransformer, network_of
+from ...heads.stored import refuse_endless
 from ...rasp.network.compiled import CompiledProgram
 from ...rasp.network.facts import Mask
 from ...rasp.network.proof import HeadError, prove
@@ -71,6 +72,7 @@ class Variant(PlainTransformer):
 
     def recertify(self) -> Certificate:
         """What can be proved for the weights as they are now."""
+        refuse_endless(self)  # those of idle heads too, which the plain form does not have
         directions = aligned_rows(self.basis.detach().cpu().double().numpy())
         found = self._simulated() if directions is None else self.unvaried().recertify()
         return replace(found, lemmas=(*found.lemmas, "H6"))
@@ -233,13 +235,13 @@ class Variant(PlainTransformer):
         given = {name: tensor.double().abs() for name, tensor in tensors.items()}
         largest = max(float(end.abs().max()) for box in self.spec.boxes for end in (box.lower, box.upper))
         size = given["embed.weight"].sum(1) * 2 * largest + given["positions"].amax(0)
-        most = float(size.max())
+        met = [size]
         for block, row in enumerate(self.spec.heads):
             thirds = given[f"blocks.{block}.attention.in_proj_weight"] @ size
             q, k, v = thirds.reshape(3, len(row), -1)
             size = size + 2 * given[f"blocks.{block}.attention.out_proj.weight"] @ v.reshape(-1)
-            most = max(most, float((q * k).sum(-1).max()), float(thirds.max()), float(size.max()))
-        return most
+            met += [(q * k).sum(-1), thirds, size]
+        return float(torch.cat(met).max())  # NaN where there is one: torch's maximum keeps it, Python's may not
 
     # ---- what reads what
 
