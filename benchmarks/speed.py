@@ -134,11 +134,18 @@ def layer(dtype: torch.dtype, mode: str) -> Row:
     return compare(model, converted.requires_grad_(False), lambda m: m(x), mode)
 
 
-def compare(model: nn.Module, converted: nn.Module, call: Callable[[Any], Any], mode: str, calls: int = 3) -> Row:
-    """Time, memory and compile time of a converted model over its original's, and how far outputs are apart."""
+def compare(
+    model: nn.Module, converted: nn.Module, call: Callable[[Any], Any], mode: str, calls: int = 3,
+    rewind: Callable[[], None] = lambda: None,
+) -> Row:  # fmt: skip
+    """Time, memory and compile time of a converted model over its original's, and how far outputs are apart.
+
+    `rewind` undoes what calls leave behind, such as tokens in a cache.
+    """
     models: dict[str, Any] = {"original": model, "converted": converted}
     row: Row = {}
     with torch.no_grad():
+        rewind()
         wanted, found = (_tensor(call(m)) for m in models.values())
         if mode == "compiled":
             took = {}
@@ -148,10 +155,13 @@ def compare(model: nn.Module, converted: nn.Module, call: Callable[[Any], Any], 
                 call(models[name])
                 torch.cuda.synchronize()
                 took[name] = time.perf_counter() - began
+            rewind()
             found = _tensor(call(models["converted"]))
             row["compile time"] = took["converted"] / took["original"]
         works = {name: (lambda m=m: call(m)) for name, m in models.items()}
+        rewind()
         times = clock(works, calls=calls)
+        rewind()
         row["ratio"] = times["converted"] / times["original"]
         row["ms"] = times["converted"]
         row["memory"] = peak(works["converted"]) / max(peak(works["original"]), 1e-9)
@@ -237,16 +247,22 @@ def decode(name: str, dtype: str, level: str, mode: str) -> Row:
 
     torch.compiler.reset()
     model, converted, words = made(name, dtype, level)
-    with torch.no_grad():
-        ids = torch.randint(0, words, (1, 512), device="cuda")
-        cache = StaticCache(config=model.config, max_cache_len=1024)
-        model(input_ids=ids, past_key_values=cache, use_cache=True, cache_position=torch.arange(512, device="cuda"))
-        one, place = ids[:, :1], torch.tensor([512], device="cuda")
+    ids = torch.randint(0, words, (1, 512), device="cuda")
+    caches = [StaticCache(config=model.config, max_cache_len=1024) for _ in range(2)]  # each call adds a token
+
+    def cache_of(m: nn.Module) -> Any:
+        return caches[getattr(m, "_orig_mod", m) is converted]
+
+    @torch.no_grad()
+    def rewind() -> None:
+        for m in (model, converted):
+            cache_of(m).reset()
+            m(input_ids=ids, past_key_values=cache_of(m), use_cache=True)
 
     def step(m: nn.Module) -> Any:
-        return m(input_ids=one, past_key_values=cache, use_cache=True, cache_position=place)
+        return m(input_ids=ids[:, :1], past_key_values=cache_of(m), use_cache=True)
 
-    return compare(model, converted, step, mode, calls=20)
+    return compare(model, converted, step, mode, calls=20, rewind=rewind)
 
 
 def training() -> Iterator[tuple[str, Callable[[], Row]]]:
@@ -258,11 +274,10 @@ def training() -> Iterator[tuple[str, Callable[[], Row]]]:
 
 
 def train(name: str, dtype: str, level: str) -> Row:
-    _MADE.clear()
-    model, converted, words = made(name, dtype, level)
-    for module in (model, converted):
-        for parameter in module.parameters():
-            parameter.requires_grad_(parameter.is_leaf)
+    model, words = shape(name, DEPTH[name])
+    model = model.to("cuda", getattr(torch, dtype))
+    few = [{"input_ids": torch.randint(0, words, (2, 64), device="cuda")}]
+    converted, _ = af.convert(model, few, level=level)  # what trains is what a conversion leaves to train
     ids = torch.randint(0, words, (16, 512), device="cuda")
 
     def step(m: nn.Module) -> None:

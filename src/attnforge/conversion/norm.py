@@ -18,15 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from ..certificates.rounding import UNIT, gamma, up
-from ..dtypes import dtype_name
+from ..dtypes import dtype_name, transformed
 from ..heads.fast.read import exporting
-from ..heads.gpu import rows
+from ..heads.fast.table import known
+from ..heads.gpu import INPUTS, compiles, rows
 from ..heads.gpu.launch import relaunching
 from ..heads.norm.bound import Roundings
 from ..heads.norm.fused import is_constant, normed_rows, stages, watched_norm
 from ..heads.norm.head import NormHead
 from .site import ROUGHLY, SiteModule, full_precision, tell_unwatched, tracing, working
 
+_kernels_for = known(lambda device: compiles(device))  # while tracing: a constant of the program
 CHUNK = 1 << 17  # row entries evaluated at once, without gradients: intermediate rows stay in the cache
 
 
@@ -85,7 +87,13 @@ class Kept:
 
     of: nn.Parameter | None
     beside: nn.Parameter | None
+    outside: Tensor
     again: Callable[[Tensor], Tensor | None]
+
+    def wants(self) -> bool:
+        """Whether either wants gradients."""
+        of, beside = self.of, self.beside
+        return (of is not None and of.requires_grad) or (beside is not None and beside.requires_grad)
 
 
 class ConvertedNorm(SiteModule):
@@ -113,6 +121,7 @@ class ConvertedNorm(SiteModule):
         self.head = head.requires_grad_(False)  # a fit over decades: the step of an optimiser would wreck it
         self._kept: Kept | None = None
         self._on_kernels = head.on_kernels()
+        self._blocks = rows.blocks(head.channels, head.heads)
         self.register_parameter("weight", weight)
         self.register_parameter("bias", bias)
 
@@ -120,6 +129,8 @@ class ConvertedNorm(SiteModule):
         return list(self.head.parameters())
 
     def forward(self, input: Tensor, *unused: Any) -> Tensor:
+        if (out := self._again(input)) is not None:
+            return out
         if self._on_kernels and (self.counts(input) or self._compiled(input)):
             return self._by_kernel(input)
         table = self.head.scale.dtype
@@ -140,37 +151,55 @@ class ConvertedNorm(SiteModule):
         out = out.unflatten(-1, self.normalized_shape) if len(self.normalized_shape) > 1 else out
         return out.to(input.dtype) if out.dtype != input.dtype else out
 
+    def _again(self, x: Tensor) -> Tensor | None:
+        """What the kernel that was used last makes of x: little is asked, since small models wait for launches."""
+        kept, given = self._kept, self._parameters
+        if kept is None or self.strict or tracing() or transformed(x) or kept.outside is not self._buffers["outside"]:
+            return None
+        if kept.of is not given["weight"] or kept.beside is not given["bias"] or len(self.normalized_shape) > 1:
+            return None
+        if torch.is_grad_enabled() and kept.wants():
+            return None
+        out = kept.again(x)
+        if out is not None and not self.warned:
+            self._look_again(x)
+        return out
+
     def _compiled(self, x: Tensor) -> bool:
         """Whether a compiled program calls the kernel: on a GPU, where no gradients are wanted."""
         given = (x, self.weight, self.bias)
         wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-        return torch.compiler.is_compiling() and not exporting() and x.is_cuda and not wanted and not self.strict
+        if not torch.compiler.is_compiling() or exporting() or not x.is_cuda or wanted or self.strict:
+            return False
+        return x.dtype in INPUTS and x.numel() > 0 and _kernels_for(x.device)
 
     def _by_kernel(self, input: Tensor) -> Tensor:
-        wide, given, kept = len(self.normalized_shape), self._parameters, self._kept
+        wide = len(self.normalized_shape)
         x = input.flatten(-wide) if wide > 1 else input
         if torch.compiler.is_compiling():
             tell_unwatched()
             return self._called(x).unflatten(-1, self.normalized_shape) if wide > 1 else self._called(x)
-        wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *given.values()))
-        out = None
-        if kept is not None and not wanted and kept.of is given["weight"] and kept.beside is given["bias"]:
-            out = kept.again(x)
-        out = self._kernel_anew(x) if out is None else out
-        if not self.warned and self._due() and int(self.outside) > self.told:
+        out = self._kernel_anew(x)
+        if not self.warned:
+            self._look_again(x)
+        return out.unflatten(-1, self.normalized_shape) if wide > 1 else out
+
+    def _look_again(self, x: Tensor) -> None:
+        """Now and then: whether the kernel has counted, and what."""
+        if self._due() and int(self.outside) > self.told:
             before, self.calls = self.outside.clone(), 0
             with torch.no_grad():
                 self._checked(x.float(), None, None)
             self.outside.copy_(before)  # the kernel has counted these
             self.told = int(before)
-        return out.unflatten(-1, self.normalized_shape) if wide > 1 else out
 
     def _called(self, x: Tensor) -> Tensor:
+        from ..heads.gpu.norm import compiled_rows
+
         head = self.head
         weight, bias = (None if p is None else p.flatten() if p.dim() > 1 else p for p in (self.weight, self.bias))
         table, layer = (head.scale, head.shift, head.mix), head.kind == "layer"
-        out: Tensor = torch.ops.attnforge.norm_rows(x, *table, weight, bias, layer, self.unit)
-        return out
+        return compiled_rows(x, table, weight, bias, layer, self.unit, self._blocks)
 
     def _kernel_anew(self, x: Tensor) -> Tensor:
         from ..heads.gpu import norm
@@ -178,10 +207,10 @@ class ConvertedNorm(SiteModule):
         head, layer = self.head, self.head.kind == "layer"
         weight, bias = (None if p is None else p.flatten() if p.dim() > 1 else p for p in (self.weight, self.bias))
         table, limits = (head.scale, head.shift, head.mix), (self.low, self.high, head.offset)
-        fixed = norm.norming(table, weight, bias, layer, self.unit, head.channels, self.outside, limits)
-        self._kept = Kept(self.weight, self.bias, relaunching(fixed, -head.channels))
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
             return watched_norm(x, table, weight, bias, self.outside, layer, self.unit, limits)
+        fixed = norm.norming(table, weight, bias, layer, self.unit, head.channels, self.outside, limits)
+        self._kept = Kept(self.weight, self.bias, self.outside, relaunching(fixed, -head.channels))
         return norm.forward(x, fixed)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:

@@ -181,6 +181,13 @@ class ConvertedActivation(SiteModule):
         self.function, self.head = function, head
 
     def forward(self, input: Tensor) -> Tensor:
+        if not tracing() and not self.strict:  # on a GPU small models wait for launches: little is asked first
+            kept = getattr(self._modules["head"], "_kept", None)
+            out = None if kept is None else kept(input, self._buffers["outside"], self.low, self.high)
+            if out is not None:
+                if not self.warned:
+                    self.counted((input, self.low, self.high, self.what))
+                return cast(Tensor, out)
         head = self.head
         if type(head) is FastActivation and self.counts(input):
             out = head.watched(input, self.outside, self.low, self.high)
@@ -188,11 +195,11 @@ class ConvertedActivation(SiteModule):
                 self.counted((input, self.low, self.high, self.what))
             return out
         self.look(input)
-        if tracing() and isinstance(self.head, FastActivation) and input.is_cuda and not exporting():
-            return self.head.core(input)  # widened inside: a compiled program keeps no wide copy
-        y = input.to(self.head.dtype) if input.dtype != self.head.dtype else input
+        if tracing() and isinstance(head, FastActivation) and input.is_cuda and not exporting():
+            return head.core(input)  # widened inside: a compiled program keeps no wide copy
+        y = input.to(head.dtype) if input.dtype != head.dtype else input
         with full_precision(y):
-            out = self.head.core(y)
+            out = head.core(y)
         return out.to(input.dtype) if out.dtype != input.dtype else out
 
     def extra_repr(self) -> str:

@@ -31,7 +31,8 @@ from ...network import AttentionLayer, Heads
 from ..choose import FAST, Fast, fast_form
 from .bound import DIVISIONS, ReadError, activation_error, bump_of, differing, read_error
 from .construction import tables
-from .read import Kept, anchor_read, basis, constants, exporting, packed, read, unpacked, watched_read
+from .expression import basis
+from .read import Kept, anchor_read, exporting, packed, read, unpacked, watched_read
 from .table import Table
 
 KINDS = tuple(dtype for dtype in DTYPES.values() if dtype != torch.float16)  # float16 overflows in the lattice form
@@ -58,7 +59,6 @@ class FastActivation(CertifiedModule):
         "table": {"rate": float, "kappa": float, "centre": float, "gate": float, "anchors": Whole(0, MOST)},
     }  # fmt: skip
     _matrix: Tensor | None = None
-    _constant: Tensor | None = None
     _kept: Kept | None = None
     _even = False  # values certified last were symmetric: compilers leave half of the numerator out, once it is frozen
 
@@ -163,7 +163,7 @@ class FastActivation(CertifiedModule):
         value = value if value.dtype == torch.float64 else value.float()
         if torch.compiler.is_compiling():
             rate, kappa, centre, gate = unpacked(self._numbers)
-            return read(y, value, rate, kappa, centre, gate, self._symmetric(), self._matrix, self._constant)
+            return read(y, value, rate, kappa, centre, gate, self._symmetric(), self._matrix)
         return anchor_read(y, value, t.rate, t.kappa, t.centre, t.gate)
 
     def watched(self, y: Tensor, outside: Tensor, low: float, high: float) -> Tensor:
@@ -184,11 +184,9 @@ class FastActivation(CertifiedModule):
         return self._even and not any(p.requires_grad for p in self.layer.parameters())
 
     def _keep_matrix(self) -> None:
-        """For compilers, on the device of the values: what takes them to coefficients, and the rest; not saved."""
+        """For compilers, on the device of the values: what takes them to coefficients; not saved."""
         value = self._values()
-        t, there = self.table, self.size > 0 and value.is_cuda and value.dtype != torch.float64
-        self._matrix = basis(self.size, t.kappa, value.dtype, value.device)[1] if self.size else None
-        self._constant = constants(self.size, t.rate, t.kappa, t.centre, t.gate, value.device) if there else None
+        self._matrix = basis(self.size, self.table.kappa, value.dtype, value.device)[1] if self.size else None
 
     def _apply(self, fn: Any, recurse: bool = True) -> FastActivation:
         super()._apply(fn, recurse)

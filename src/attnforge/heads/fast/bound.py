@@ -231,7 +231,7 @@ def _lattice(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logi
     below = steps_q * np.abs(q_j) + 1.01 * q_own
     slope = power[:, :-1] * j[1:]  # s and its correction may underflow: off by a few `tiny`
     slopes = 8 * tiny * np.sum(slope * (np.abs(p_j) + np.abs(r_j) + size[:, None] * np.abs(q_j))[:, 1:], -1)
-    error_n = np.sum(power * (centred * bend + above), -1) + 16 * tiny + slopes
+    error_n = np.sum(power * (centred * bend + above), -1) + 24 * tiny + slopes  # products with a gate's 1 + q too
     error_q = np.sum(power * below, -1) + 16 * tiny
     off_q = np.sum(power * np.abs(q_j) * bend, -1) + error_q
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -300,9 +300,9 @@ def _pair(cells: _Cells, value: Array, kappa: float, dtype: torch.dtype, logit_e
     rise = np.maximum(np.abs(value[below + 1] - value[below]), np.abs(value[above + 1] - value[above]))
     size = np.maximum(np.maximum(np.abs(value[below]), np.abs(value[below + 1])),
                       np.maximum(np.abs(value[above]), np.abs(value[above + 1])))  # fmt: skip
-    # a sigmoid turns by at most 1/4; its own value is right to 3 u and a quotient's, the difference to 1 u, product and
-    # sum 2 u more
-    own = (6.2 + QUOTIENT[work]) * u
+    # a sigmoid turns by at most 1/4; its own value is right to its exponential's and a quotient's, the difference to
+    # 1 u, product and sum 2 u more
+    own = (EXP + 3.2 + QUOTIENT[work]) * u
     total = (cells.motion + 2 * logit_error) * 0.26 * rise + own * rise + 2.1 * u * size + 4 * TINY[work]
     return np.where(above - below <= 1, total, np.inf), size
 
@@ -314,13 +314,15 @@ def _gated(head: Array, size: Array, cells: _Cells, gate: float, u: float, tiny:
     """The error of relu(y) + (head - |y| share), its size, and its distance from relu(y).
 
     share = q/(1+q) is right to (x + 4) u relatively, and its quotient's, x = gate |y|; one product and two sums
-    follow. The last sum errs by at most its smaller term, and not at all where relu(y) = 0.
+    follow. Over one denominator, (N (1+q) - |y| q Q) / (Q (1+q)), both terms meet two roundings more and one quotient.
+    The last sum errs by at most its smaller term, and not at all where relu(y) = 0.
     """
     near, far = np.minimum(np.abs(cells.low), np.abs(cells.high)), np.maximum(np.abs(cells.low), np.abs(cells.high))
     work = torch.float32 if u > 1e-10 else torch.float64
-    off = abs(_stored(gate, work) / gate - 1)
+    off, own = abs(_stored(gate, work) / gate - 1), EXP + 4.4 + QUOTIENT[work]
     bump = far / (1 + np.exp(np.minimum(gate * near, 700.0)))
-    share = bump * (gate * far * (1.01 * u + 1.01 * off) + (5.2 + QUOTIENT[work]) * u) + (1 + far) * tiny
+    share = bump * (gate * far * (1.01 * u + 1.01 * off) + own * u) + (1 + far) * tiny
+    head = head + 2.1 * u * (size + head)
     inner_error = head + share + u * (size + bump + head + share) + tiny
     inner = size + bump + inner_error
     right = cells.high > 0

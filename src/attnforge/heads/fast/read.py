@@ -22,25 +22,25 @@ right gradient there, where that of `abs` would be 0. `softmax_read` is the atte
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ...census import allow_custom
 from ...dtypes import transformed
 from ...errors import ArgumentError
 from ..gpu import ready
-from .table import Form, form_of, known, lattice, masses, reach_for, working
+from .expression import basis, decayed, lattice, lowers, totals
+from .table import Form, form_of, known, reach_for, working
 
 CACHED = 1 << 17  # elements a thread works on at once: a handful of temporaries stay in its cache
 SOFTMAX = 1 << 20  # weights alive at once where the gradient of the values needs all of them
 READ = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # dtypes of y; halves are widened inside
 NAME = "attnforge::anchor_read"
-Number = float | Tensor
 
 
 @known
@@ -63,23 +63,6 @@ def unpacked(text: str) -> tuple[float, ...]:
     (0.1, -2.0)
     """
     return tuple(float.fromhex(number) for number in text.split())
-
-
-_BASES: dict[tuple[int, float, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
-
-
-def basis(anchors: int, kappa: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Q, and the matrix that takes a table of values to [P, R], in float64 on a device; made once."""
-    key = (anchors, kappa, working(dtype), device)
-    if key not in _BASES:
-        even, odd = lattice(anchors)
-        mass = masses(anchors, kappa, dtype)[:, None]
-        halves = np.concatenate([mass * even, mass * odd], 1) / 2  # halving is exact
-        right = np.concatenate([np.zeros((anchors // 2, halves.shape[1])), halves])
-        left = right[::-1] * np.repeat([1.0, -1.0], len(mass))  # k and -k: the same in P, opposite in R
-        total = torch.as_tensor((mass * even).sum(0), dtype=torch.float64, device=device)
-        _BASES[key] = total, torch.as_tensor(np.ascontiguousarray(right + left), dtype=torch.float64, device=device)
-    return _BASES[key]
 
 
 def polynomials(columns: Tensor, kappa: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -276,12 +259,6 @@ class Reading:
 
 
 @known
-def _total(anchors: int, kappa: float, dtype: torch.dtype) -> tuple[float, ...]:
-    """The coefficients of Q, lowest power first, as numbers."""
-    return tuple(basis(anchors, kappa, dtype, torch.device("cpu"))[0].tolist())
-
-
-@known
 def _matrix(anchors: int, kappa: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """What takes a table to the coefficients of P and R."""
     return basis(anchors, kappa, dtype, device)[1]
@@ -289,13 +266,12 @@ def _matrix(anchors: int, kappa: float, dtype: torch.dtype, device: torch.device
 
 def read(
     y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0, even: bool = False,
-    matrix: Tensor | None = None, constant: Tensor | None = None,
+    matrix: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`anchor_read` for compilers to fuse and differentiate; `even` promises value[i] = value[-1 - i].
 
     The numbers must be constants of the program that is compiled (`unpacked` makes them so). `matrix` is that of
-    `basis` where a module keeps it: compilers of PyTorch 2.11 make a constant of a tensor once in a program only; with
-    `constant`, that of `constants`, a kernel reads what wants no gradients on a GPU.
+    `basis` where a module keeps it: compilers of PyTorch 2.11 make a constant of a tensor once in a program only.
 
     >>> y, value = torch.linspace(-9, 9, 101), torch.linspace(-1, 1, 17)
     >>> compiled = torch.compile(read, backend="eager", fullgraph=True)
@@ -307,73 +283,33 @@ def read(
     if anchors and form_of(anchors, kappa, y.dtype) != "lattice":
         reading = Reading.of(value.unsqueeze(0), rate, kappa, centre, 0.0, y.dtype)
         head = reading.means(x.reshape(-1), Room())[0].reshape(y.shape)
-        return (_gated(head, x, *_decayed(x, gate)) if gate else head).to(y.dtype)
+        return (_gated(head, x, gate) if gate else head).to(y.dtype)
     if not anchors:
-        return _gated(None, x, *_decayed(x, gate)).to(y.dtype)
+        return _gated(None, x, gate).to(y.dtype)
     rows = (anchors + 1) // 2
     matrix = _matrix(anchors, kappa, y.dtype, y.device) if matrix is None else matrix
-    wanted = torch.is_grad_enabled() and (y.requires_grad or value.requires_grad)
-    if y.is_cuda and constant is not None and not wanted:
-        numbers = torch.cat([constant, (value.double().unsqueeze(-1) * matrix).sum(0).to(work)])
-        out: Tensor = torch.ops.attnforge.lattice_read(y, numbers, anchors, rate, centre, gate, even)
-        return out
-    matrix = matrix[:, :rows] if even else matrix
     # a sum of products rather than a matrix product: compilers fuse it with what makes the values
-    parts = (value.double().unsqueeze(-1) * matrix).sum(0).to(work).unbind()
-    shared = gate == rate and not centre
-    out = _lattice(
-        x, _total(anchors, kappa, y.dtype), parts[:rows], parts[rows:], bool(anchors % 2), rate, centre, gate,
-        bool(gate), shared,
-    )  # fmt: skip
+    parts = (value.double().unsqueeze(-1) * (matrix[:, :rows] if even else matrix)).sum(0).to(work)
+    wanted = torch.is_grad_enabled() and (y.requires_grad or value.requires_grad)
+    if torch.compiler.is_compiling() and not wanted and lowers():
+        out: Tensor = torch.ops.attnforge.lattice_read(y, parts, anchors, rate, kappa, centre, gate, even)
+        return out
+    numbers = parts.unbind()
+    out = lattice(x, totals(anchors, kappa, y.dtype), numbers[:rows], numbers[rows:], anchors, rate, centre, gate)
     return out.to(y.dtype)
 
 
-def _lattice(
-    x: Tensor, total: Sequence[Number], even: Sequence[Number], odd: Sequence[Number], whole: bool, rate: Number,
-    centre: Number, gate: Number, gated: bool, shared: bool,
-) -> Tensor:  # fmt: skip
-    """The lattice form at x, with a gate where `gated`, whose exponential is the table's where `shared`."""
-    at = x if shared else x - centre
-    size, q = _decayed(at, rate)
-    square = q * q
-    low = square + 1.0
-    inverse = 1.0 / low  # in a kernel off by 2 units in the last place: s is corrected once
-    s = q * inverse
-    s = s + (q - s * low) * inverse
-    above = _compiled_horner(even, s)
-    if odd:
-        tilt = (1.0 - square) * inverse if whole else (1.0 - q) / (1.0 + q)
-        above = above + _compiled_horner(odd, s) * torch.where(at < 0, -tilt, tilt)
-    head = above / _compiled_horner(total, s)
-    return _gated(head, x, *((size, q) if shared else _decayed(x, gate))) if gated else head
-
-
-def _decayed(x: Tensor, rate: Number) -> tuple[Tensor, Tensor]:
-    """|x| and exp(-rate |x|)."""
-    size = torch.where(x < 0, -x, x)
-    return size, torch.exp(size * -rate)
-
-
-def _gated(head: Tensor | None, x: Tensor, size: Tensor, q: Tensor) -> Tensor:
-    """head + x sigmoid(gate x), q = exp(-gate |x|)."""
+def _gated(head: Tensor | None, x: Tensor, gate: float) -> Tensor:
+    """head + x sigmoid(gate x)."""
+    size, q = decayed(x, gate)
     fall = size * (q / (q + 1.0))
     return torch.where(x < 0, 0.0, x) + (-fall if head is None else head - fall)
-
-
-def _compiled_horner(coefficient: Sequence[Number], s: Tensor) -> Tensor:
-    """sum_j coefficient_j s^j."""
-    if len(coefficient) == 1:
-        return torch.zeros_like(s) + coefficient[0]
-    total = s * coefficient[-1] + coefficient[-2]
-    for c in coefficient[-3::-1]:
-        total = total * s + c
-    return total
 
 
 @functools.lru_cache(maxsize=256)
 def constants(anchors: int, rate: float, kappa: float, centre: float, gate: float, device: torch.device) -> Tensor:
     """[rate, centre, gate, Q] in float32 on a device: what of a table a kernel reads besides its values; made once."""
-    total = _total(anchors, kappa, torch.float32) if anchors else ()
+    total = totals(anchors, kappa, torch.float32) if anchors else ()
     return torch.tensor([rate, centre, gate, *total], dtype=torch.float64).to(device, torch.float32)
 
 
@@ -419,7 +355,7 @@ class Kept:
         """The head at y; None where this is for other limits or another count, the values were written to, y is
         elsewhere, or gradients are wanted."""
         stored, watching = self.stored, self.watching
-        if stored._version != self.version or stored.requires_grad:
+        if stored._version != self.version or stored.requires_grad or transformed(y):
             return None
         if watching[0] is not outside or watching[1] != low or watching[2] != high:
             return None
@@ -472,9 +408,17 @@ def _anchor_read_backward(
     grad: Tensor, y: Tensor, value: Tensor, rate: float, kappa: float, centre: float, gate: float, of_value: bool
 ) -> tuple[Tensor, Tensor]:
     """The gradients of `anchor_read` with respect to y and, where `of_value`, the table (else zeros)."""
+    numbers = _prepared(y, value, rate, kappa, centre, gate)
+    return _pulled_back(grad, y, value, rate, kappa, centre, gate, of_value, numbers)
+
+
+def _pulled_back(
+    grad: Tensor, y: Tensor, value: Tensor, rate: float, kappa: float, centre: float, gate: float, of_value: bool,
+    numbers: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     work = working(y.dtype)
     anchors = value.shape[0]
-    if (numbers := _prepared(y, value, rate, kappa, centre, gate)) is not None:
+    if numbers is not None:
         from ..gpu import activation
 
         shape = activation.Shape.of(anchors, rate, centre, gate)
@@ -531,7 +475,15 @@ def _anchor_read_watched(
     low: float, high: float,
 ) -> Tensor:  # fmt: skip
     """`anchor_read` that adds the number of values outside [low, high], NaN among them, to `outside`."""
-    if (numbers := _prepared(y, value, rate, kappa, centre, gate)) is not None:
+    numbers = _prepared(y, value, rate, kappa, centre, gate)
+    return _watched(y, value, outside, rate, kappa, centre, gate, even, low, high, numbers)
+
+
+def _watched(
+    y: Tensor, value: Tensor, outside: Tensor, rate: float, kappa: float, centre: float, gate: float, even: bool,
+    low: float, high: float, numbers: Tensor | None,
+) -> Tensor:  # fmt: skip
+    if numbers is not None:
         from ..gpu import activation
 
         shape = activation.Shape.of(value.shape[0], rate, centre, gate, even)
@@ -540,38 +492,22 @@ def _anchor_read_watched(
     return _anchor_read(y, value, rate, kappa, centre, gate)
 
 
-def _lattice_read(
-    y: Tensor, numbers: Tensor, anchors: int, rate: float, centre: float, gate: float, even: bool
-) -> Tensor:
-    """A table read from its numbers [rate, centre, gate, Q, P, R]: what a compiled program asks for."""
-    if ready(y):
-        from ..gpu import activation
-
-        return activation.forward(
-            y, activation.reading(numbers, activation.Shape.of(anchors, rate, centre, gate, even))
-        )
-    rows = (anchors + 1) // 2
-    total, first, second = (part.unbind() for part in numbers[3 : 3 + 3 * rows].split(rows))
-    shared, odd = gate == rate and not centre, () if even else second
-    x = y.to(working(y.dtype))
-    return _lattice(x, total, first, odd, bool(anchors % 2), rate, centre, gate, bool(gate), shared).to(y.dtype)
-
-
 class _Watched(torch.autograd.Function):
     """`anchor_read_watched` with the gradients of `anchor_read`: operators that count have none of their own."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, value: Tensor, *rest: Any) -> Tensor:
+    def forward(ctx: Any, y: Tensor, value: Tensor, outside: Tensor, *rest: Any) -> Tensor:
+        rate, kappa, centre, gate, even, low, high = rest
+        ctx.arguments, ctx.numbers = (rate, kappa, centre, gate), _prepared(y, value, rate, kappa, centre, gate)
         ctx.save_for_backward(y, value)
-        ctx.numbers = rest[1:5]
-        out: Tensor = torch.ops.attnforge.anchor_read_watched(y, value, *rest)
-        return out
+        return _watched(y, value, outside, rate, kappa, centre, gate, even, low, high, ctx.numbers)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         y, value = ctx.saved_tensors
-        of_value = ctx.needs_input_grad[1]
-        to_y, to_value = torch.ops.attnforge.anchor_read_backward(grads[0], y, value, *ctx.numbers, of_value)
+        (rate, kappa, centre, gate), of_value = ctx.arguments, ctx.needs_input_grad[1]
+        to_y, to_value = _pulled_back(grads[0], y, value, rate, kappa, centre, gate, of_value, ctx.numbers)
         return to_y, to_value if of_value else None, *[None] * 8
 
 
@@ -610,20 +546,12 @@ _LIBRARY.define(
 )
 _LIBRARY.impl("anchor_read_watched", _anchor_read_watched, "CompositeExplicitAutograd")
 torch.library.register_fake(f"{NAME}_watched", lambda y, *_: _like(y), lib=_LIBRARY)
-_LIBRARY.define(
-    "lattice_read(Tensor y, Tensor numbers, int anchors, float rate, float centre, float gate, bool even) -> Tensor"
-)
-_LIBRARY.impl("lattice_read", _lattice_read, "CompositeExplicitAutograd")
-torch.library.register_fake("attnforge::lattice_read", _like, lib=_LIBRARY)
 _LIBRARY.impl("anchor_read", _anchor_read, "CompositeExplicitAutograd")
 _LIBRARY.impl("anchor_read_backward", _anchor_read_backward, "CompositeExplicitAutograd")
 torch.library.register_fake(NAME, _like, lib=_LIBRARY)
 torch.library.register_fake(f"{NAME}_backward", _like_both, lib=_LIBRARY)
 torch.library.register_autograd(NAME, _backward, setup_context=_remember, lib=_LIBRARY)
-for _name in (NAME, "attnforge::lattice_read"):
-    allow_custom(
-        _name, "softmax attention over evenly spaced anchors and, with a gate, one self head (lemmas A8 and B4)"
-    )
+allow_custom(NAME, "softmax attention over evenly spaced anchors and, with a gate, one self head (lemmas A8 and B4)")
 
 
 def softmax_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float = 0.0, gate: float = 0.0) -> Tensor:

@@ -28,12 +28,13 @@ def ready(x: Tensor) -> bool:
     >>> ready(torch.zeros(3, dtype=torch.float64))
     False
     """
-    there = _compiles(x.device) if x.is_cuda else interprets()
+    there = compiles(x.device) if x.is_cuda else interprets()
     return there and x.dtype in INPUTS and x.numel() > 0 and not transformed(x)
 
 
 @functools.lru_cache(maxsize=16)
-def _compiles(device: torch.device) -> bool:
+def compiles(device: torch.device) -> bool:
+    """Whether kernels can be compiled for a CUDA device."""
     return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (7, 0)
 
 

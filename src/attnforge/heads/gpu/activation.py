@@ -21,6 +21,7 @@ __all__ = ["BLOCK", "Shape", "backward", "forward", "prepare", "reading", "relau
 
 BLOCK = 2048  # elements a program: 16 a thread, enough loads in flight to fill the memory's bandwidth
 WARPS = 4  # of a program
+NEIGHBOURS: tl.constexpr = tl.constexpr(8)  # elements that a thread loads at once, and so counts without asking others
 SUMMED = 4096  # elements a program where gradients of the values are summed: fewer partial sums
 
 
@@ -80,23 +81,28 @@ def _forward(
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < n
     x = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
-    result = tl.zeros_like(x)
     if DEGREE >= 0:
         at = x - tl.load(numbers + 1) if CENTRED else x
         q, inverse, s = _place(at, tl.load(numbers))
         above = _horner(numbers + DEGREE + 4, s, DEGREE)
         if ODD:
             above += _horner(numbers + 2 * DEGREE + 5, s, DEGREE) * _tilt(at, q, inverse, WHOLE)
-        result = above / _horner(numbers + 3, s, DEGREE)
+        below = _horner(numbers + 3, s, DEGREE)
     if GATED:
         if not SHARED:
             q = exp(tl.abs(x) * -tl.load(numbers + 2))
-        result = tl.where(x < 0, 0.0, x) + (result - tl.abs(x) * (q / (q + 1.0)))
+        one, fall = 1.0 + q, tl.abs(x) * q
+        result = -fall / one
+        if DEGREE >= 0:  # head and gate over one denominator: quotients are what costs here
+            result = (above * one - fall * below) / (below * one)
+        result = tl.where(x < 0, 0.0, x) + result
+    else:
+        result = above / below
     tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
-    if WATCH:  # one reduction to see whether any value is outside, and a second, rarely, to count
-        beyond = tl.where(x == x, tl.maximum(x - high, low - x), 1.0)
-        if tl.max(beyond) > 0.0:
-            tl.atomic_add(outside, tl.sum(((beyond > 0.0) & inside).to(tl.int64)))
+    if WATCH:  # NaN is outside too; each thread counts a few neighbours, and speaks up if there are any
+        beyond = (((x >= low) & (x <= high)) == 0) & inside
+        few = tl.sum(tl.reshape(beyond.to(tl.int32), (BLOCK // NEIGHBOURS, NEIGHBOURS)), 1)
+        tl.atomic_add(outside + tl.zeros_like(few), few.to(tl.int64), mask=few > 0)
 
 
 @triton.jit
@@ -204,4 +210,4 @@ def backward(grad: Tensor, y: Tensor, numbers: Tensor, shape: Shape, of_value: b
     partial = numbers.new_empty(programs, 2 * shape.degree + 2) if of_value else numbers
     constants = shape.degree, shape.anchors > 1, shape.anchors % 2 == 1, shape.gated, shape.centred, of_value, block
     launch(Fixed(_backward, (numbers,), constants, WARPS), programs, slope, given, to_y, partial, n)
-    return to_y, partial.double().sum(0) if of_value else None
+    return to_y, partial.sum(0, dtype=torch.float64) if of_value else None

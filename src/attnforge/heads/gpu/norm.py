@@ -6,7 +6,6 @@ kernel is used where that is no more than the certificate counts. Quotients are 
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
@@ -16,18 +15,13 @@ from torch import Tensor
 
 from .exponential import exp
 from .launch import Fixed, launch
-from .rows import warps
+from .rows import Blocks, blocks
 
 Table = tuple[Tensor, Tensor, Tensor]  # scale, shift and mix of the heads
 PROGRAMS = 1024  # that share the rows where gradients of weights are summed: about eight for each multiprocessor
 
 
 TINY = torch.finfo(torch.float32).eps ** 2  # of a square: rows that vary by less than a roundoff are constant
-
-
-@functools.lru_cache(maxsize=256)
-def _power(number: int) -> int:
-    return int(triton.next_power_of_2(number))
 
 
 @triton.jit
@@ -55,7 +49,7 @@ def _forward(
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < channels
-    D = channels.to(tl.float32)
+    D = channels * 1.0  # a float32, also where a compiler takes the number for a constant
     c, mean = _centred(tl.load(x + row * channels + i, mask=inside, other=0.0).to(tl.float32), inside, D, LAYER)
     square = tl.sum(c * c)
     h = tl.arange(0, TABLE)
@@ -85,7 +79,7 @@ def _backward(
 ):  # fmt: skip
     i = tl.arange(0, BLOCK)
     inside = i < channels
-    D = channels.to(tl.float32)
+    D = channels * 1.0  # a float32, also where a compiler takes the number for a constant
     h = tl.arange(0, TABLE)
     known = h < HEADS
     steep = tl.load(scale + h, mask=known, other=0.0)
@@ -134,8 +128,9 @@ def norming(
     there = [table[0] if t is None else t for t in (weight, bias)]
     count = outside if watched else table[0]
     arguments = (*there, *table, count, heads, channels, low, high, far if layer else math.inf, TINY)
-    shape = layer, weight is not None, bias is not None, unit, watched, _power(channels), _power(heads)
-    return Fixed(_forward, arguments, shape, warps(channels))
+    *sizes, count_of_warps = blocks(channels, heads)
+    shape = layer, weight is not None, bias is not None, unit, watched, *sizes
+    return Fixed(_forward, arguments, shape, count_of_warps)
 
 
 def forward(x: Tensor, norm: Fixed) -> Tensor:
@@ -146,17 +141,36 @@ def forward(x: Tensor, norm: Fixed) -> Tensor:
     return out
 
 
+def compiled_rows(
+    x: Tensor, table: Table, weight: Tensor | None, bias: Tensor | None, layer: bool, unit: bool, sizes: Blocks
+) -> Tensor:
+    """`forward` for compilers, which launch the kernel themselves."""
+    given, (scale, shift, mix), channels = x.contiguous(), table, x.shape[-1]
+    out = torch.empty_like(given)
+    there = [scale if t is None else t for t in (weight, bias)]
+    _forward[(given.numel() // channels,)](
+        given, out, *there, scale, shift, mix, scale, scale.shape[0], channels, 0.0, 0.0, 0.0, 0.0, layer,
+        weight is not None, bias is not None, unit, False, sizes[0], sizes[1], num_warps=sizes[2],
+    )  # fmt: skip
+    return out
+
+
 def backward(
     grad: Tensor, x: Tensor, table: Table, weight: Tensor | None, layer: bool, unit: bool, of_weight: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The gradients of the rows and, where wanted, of weight and bias, in float32."""
+    """The gradients of the rows and, where wanted, of weight and bias."""
     given, slope = x.contiguous(), grad.contiguous()
     channels, heads = given.shape[-1], table[0].shape[0]
     rows = given.numel() // channels
     programs = min(rows, PROGRAMS)
     to_x = torch.empty_like(given)
-    sums = [table[0].new_empty(programs, channels) if of_weight else table[0] for _ in range(2)]
+    sums = table[0].new_empty(2, programs, channels) if of_weight else table[0].expand(2, -1)
     arguments = table[0] if weight is None else weight, *table, heads, channels
-    shape = layer, weight is not None, unit, of_weight, _power(channels), _power(heads)
-    launch(Fixed(_backward, arguments, shape, warps(channels)), programs, slope, given, to_x, *sums, rows)
-    return (to_x, sums[0].sum(0), sums[1].sum(0)) if of_weight else (to_x, None, None)
+    *sizes, count_of_warps = blocks(channels, heads)
+    shape = layer, weight is not None, unit, of_weight, *sizes
+    launch(Fixed(_backward, arguments, shape, count_of_warps), programs, slope, given, to_x, *sums, rows)
+    if not of_weight:
+        return to_x, None, None
+    of_both = sums.sum(1)
+    of_both = of_both if weight is None else of_both.to(weight.dtype)
+    return to_x, of_both[0], of_both[1]

@@ -1,7 +1,7 @@
-"""Norms evaluated with the mix over heads first: c S(c.c), for compilers and, as operators, for GPUs.
+"""Norms evaluated with the mix over heads first: c S(c.c), for compilers and, as an operator, for GPUs.
 
-`normed_rows` is plain PyTorch; `attnforge::norm_rows` and `attnforge::norm_watched`, which counts rows outside a
-certificate's ranges, are the same as operators, on a GPU one kernel. Sums are taken in two stages, so that a term goes
+`normed_rows` is plain PyTorch; `attnforge::norm_watched` is the same as an operator, on a GPU one kernel, which counts
+the rows outside a certificate's ranges. Sums are taken in two stages, so that a term goes
 through about 2 sqrt(d) roundings whatever order the processor adds in.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ...dtypes import transformed
 from ..gpu import ready
@@ -71,17 +72,6 @@ def _watched(
     return out.to(x.dtype)
 
 
-def _normed(
-    x: Tensor, scale: Tensor, shift: Tensor, mix: Tensor, weight: Tensor | None, bias: Tensor | None, layer: bool,
-    unit: bool,
-) -> Tensor:  # fmt: skip
-    if ready(x):
-        from ..gpu import norm
-
-        return norm.forward(x, norm.norming((scale, shift, mix), weight, bias, layer, unit, x.shape[-1]))
-    return normed_rows(x.to(scale.dtype), (scale, shift, mix), weight, bias, layer, unit)[0].to(x.dtype)
-
-
 class _Watched(torch.autograd.Function):
     """The operator with gradients of rows, weight and bias; the heads of a norm do not train."""
 
@@ -89,12 +79,10 @@ class _Watched(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Tensor:
         scale, shift, mix, outside, ctx.layer, ctx.unit, *limits = rest
         ctx.save_for_backward(x, weight, bias, scale, shift, mix)
-        out: Tensor = torch.ops.attnforge.norm_watched(
-            x, scale, shift, mix, weight, bias, outside, ctx.layer, ctx.unit, *limits
-        )
-        return out
+        return _watched(x, scale, shift, mix, weight, bias, outside, ctx.layer, ctx.unit, *limits)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight, bias, *table = ctx.saved_tensors
         if ready(x):
@@ -144,13 +132,7 @@ _LIBRARY.define(
     "norm_watched(Tensor x, Tensor scale, Tensor shift, Tensor mix, Tensor? weight, Tensor? bias, Tensor(a!) outside, "
     "bool layer, bool unit, float low, float high, float far) -> Tensor"
 )
-_LIBRARY.define(
-    "norm_rows(Tensor x, Tensor scale, Tensor shift, Tensor mix, Tensor? weight, Tensor? bias, bool layer, bool unit) "
-    "-> Tensor"
-)
-_LIBRARY.impl("norm_rows", _normed, "CompositeExplicitAutograd")
 _LIBRARY.impl("norm_watched", _watched, "CompositeExplicitAutograd")
-for _name in ("norm_rows", "norm_watched"):
-    torch.library.register_fake(
-        f"attnforge::{_name}", lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format), lib=_LIBRARY
-    )
+torch.library.register_fake(
+    "attnforge::norm_watched", lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format), lib=_LIBRARY
+)
