@@ -43,19 +43,26 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """The tree of a source; made once."""
+    return ast.parse(source)
+
+
 def _running(tree: ast.AST) -> Iterator[ast.AST]:
     """Every node but those under `if TYPE_CHECKING:`, which never run."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        yield node
-        yield from _running(node)
+    waiting = [tree]
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop()):
+            if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+                yield node
+                waiting.append(node)
 
 
 @functools.cache
 def _statements(source: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
     """The imports of a source that run."""
-    return tuple(node for node in _running(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom))
+    return tuple(node for node in _running(parsed(source)) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 def imported(source: str, module: str, is_package: bool, known: Mapping[str, object]) -> set[tuple[str, str]]:

@@ -64,12 +64,16 @@ def _structure() -> ModuleType:
 
 
 structure = _structure()
+pytestmark = pytest.mark.xdist_group("architecture")  # every module is parsed once
 
 
 def dotted(path: Path) -> str:
     """The module's name without the leading `attnforge.`; the front door is the empty string."""
     parts = path.relative_to(SRC / "attnforge").with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+KNOWN = {dotted(path) for path in MODULES} - {""}
 
 
 def rank(module: str) -> int | None:
@@ -91,7 +95,7 @@ def upward(source: str, module: str, is_package: bool = False, known: Set[str] =
 def habits(source: str) -> list[str]:
     """What the house style forbids in `src`, with line numbers."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(structure.parsed(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"print", "eval", "exec"}:
             found.append(f"line {node.lineno}: {node.func.id}()")
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -108,8 +112,7 @@ def habits(source: str) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: dotted(p) or "attnforge")
 def test_imports_point_one_way(path: Path) -> None:
-    known = {dotted(p) for p in MODULES if dotted(p)}
-    assert upward(path.read_text("utf-8"), dotted(path), path.name == "__init__.py", known) == []
+    assert upward(path.read_text("utf-8"), dotted(path), path.name == "__init__.py", KNOWN) == []
 
 
 def test_an_import_that_points_up_is_found() -> None:
@@ -214,7 +217,7 @@ def test_the_kernel_stands_alone() -> None:
         for path in sorted(part.glob("*.py")):
             source = path.read_text("utf-8")
             lines += sum(bool(line.strip()) for line in source.splitlines())
-            for node in ast.walk(ast.parse(source)):
+            for node in ast.walk(structure.parsed(source)):
                 if isinstance(node, ast.ImportFrom):
                     name = (node.module or "").split(".")[0]
                     own = node.level == 1 or (inner and node.level == 2)
@@ -255,7 +258,7 @@ def test_no_family_is_named_outside_the_table() -> None:
 def definitions(source: str) -> dict[str, ast.stmt]:
     """The constants of a module: capital names at its top."""
     found: dict[str, ast.stmt] = {}
-    for node in ast.parse(source).body:
+    for node in structure.parsed(source).body:
         targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
         found |= {t.id: node for t in targets if isinstance(t, ast.Name) and t.id.lstrip("_").isupper()}
     return found
