@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import settings
 
@@ -21,3 +23,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         if any(definition.scope in ("module", "package") for definition in made):
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: looking through it for garbage again and again took a tenth."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
