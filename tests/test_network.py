@@ -201,6 +201,70 @@ def test_a_layer_is_heads_plus_skip_and_a_network_is_layers_in_a_row() -> None:
     assert torch.equal(other(Z), network(Z)) and other.to(torch.float32)(Z.float()).dtype == torch.float32
 
 
+def rowwise(shared: bool, mixed: bool, bias: bool) -> tuple[AttentionOnly, list[tuple[Any, ...]]]:
+    """A network whose heads read their own row, and what it was made of: groups and skips."""
+    made: list[tuple[Any, ...]] = []
+    layers = []
+    for seed, (inputs, out, skip) in enumerate([(3, 4, True), (4, 2, False), (2, 3, True)]):
+        tables = [
+            ("memory", weights("memory", 3, inputs, 2, 2, out, 4, shared, seed, bias, mixed=mixed)),
+            ("self", weights("self", 2, inputs, 2, 1, out, 2, shared, seed + 9, bias, True, mixed)),
+        ]
+        if seed == 1:
+            tables = tables[:1]
+        S = torch.randn(inputs, out, dtype=torch.float64) if skip else None
+        s = torch.randn(out, dtype=torch.float64) if bias or not skip else None
+        made.append((tables, S, s))
+        layers.append(AttentionLayer([Heads(scope, **given) for scope, given in tables], S=S, s=s))  # type: ignore[arg-type]
+    return AttentionOnly(layers), made
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_rows_by_themselves_are_the_formula_in_every_form(
+    shared: bool, mixed: bool, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    network, made = rowwise(shared, mixed, bias)
+    Z = torch.randn(5, 7, 3, dtype=torch.float64)
+    wanted = Z.reshape(-1, 3)
+    for tables, S, s in made:
+        total = sum((reference(given, wanted, scope) for scope, given in tables), torch.zeros((), dtype=torch.float64))
+        wanted = total + (0 if S is None else wanted @ S) + (0 if s is None else s)
+    wanted = wanted.reshape(5, 7, 3)
+    assert network.constant and close(network(Z), wanted) and close(network.unrolled(Z), wanted)
+    assert network(Z).is_contiguous() and network(Z[:0]).shape == (0, 7, 3)
+    by_layers = Z
+    for layer in network.layers:
+        by_layers = layer(by_layers)
+    assert close(by_layers, wanted)
+
+    def gradients(call: Any) -> tuple[Tensor, ...]:
+        inputs = [Z.clone().requires_grad_(), *network.parameters()]
+        return torch.autograd.grad((call(inputs[0]) * wanted).sum(), inputs)
+
+    whole = gradients(network)
+    assert all(close(a, b) for a, b in zip(gradients(network.unrolled), whole, strict=True))
+    chunks(monkeypatch, 61)
+    assert close(network(Z), wanted)
+    assert all(close(a, b) for a, b in zip(gradients(network), whole, strict=True))
+
+
+def test_hooks_inside_a_network_are_heard() -> None:
+    network, _ = rowwise(False, False, True)
+    Z = torch.randn(6, 3, dtype=torch.float64)
+    group, layer = network.layers[0].groups[1], network.layers[1]  # type: ignore[union-attr, index]
+    plain, out = network(Z), []
+    handle = group.register_forward_hook(lambda module, given, found: out.append(found))
+    assert close(network(Z), plain) and out[0].shape == (6, 4)
+    handle.remove()
+    handle = layer.register_forward_hook(lambda module, given, found: 0 * found)  # type: ignore[union-attr]
+    assert close(network(Z), network.layers[2](torch.zeros(6, 2, dtype=torch.float64)))
+    handle.remove()
+    assert torch.equal(network(Z), plain)
+
+
 def one(*shape: int) -> Tensor:
     return torch.ones(*shape)
 

@@ -17,8 +17,9 @@ with tokens times slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal, cast
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +29,29 @@ from .errors import ArgumentError
 
 Scope = Literal["memory", "self", "tokens"]
 CHUNK = 1 << 21  # softmax entries alive at once: 8 MB in float32
-CACHED = 1 << 17  # and for heads without token keys on a processor: what stays in its cache
+CACHED = 1 << 19  # and for heads without token keys on a processor: what stays in its cache
+UNROLLED = 1024  # parameters up to which a compiled network is one loop: its compiler takes 0.1 s for each
 SIZES = {  # which axes of the tables mean the same thing
     "channels": {"W_Q": 1, "W_K": 1, "W_V": 1},
     "key coordinates": {"W_Q": 2, "b_Q": 1, "W_K": 2, "b_K": 1, "M_K": 2},
     "value coordinates": {"W_V": 2, "b_V": 1, "M_V": 2, "W_O": 1},
     "memory slots": {"M_K": 1, "M_V": 1},
 }
+Made = TypeVar("Made", bound=Callable[..., object])
+
+
+def known(make: Made) -> Made:
+    """Mark `make` to be run while tracing, its result a constant of the compiled program: what
+    `torch.compiler.assume_constant_result` does, which would load the compiler already here."""
+    make.__dict__["_dynamo_marked_constant"] = True
+    return make
+
+
+@known
+def exporting() -> bool:
+    """Whether a graph is exported. Tracers before PyTorch 2.13 take `torch.compiler.is_exporting()` to be true in
+    every compiled program; here it is asked, not traced."""
+    return bool(torch.compiler.is_exporting())
 
 
 class Heads(nn.Module):
@@ -115,6 +132,11 @@ class Heads(nn.Module):
         """The number of memory slots."""
         return 0 if self.M_K is None else self.M_K.shape[-2]
 
+    @property
+    def width(self) -> int:
+        """The number of channels that come out."""
+        return self.W_O.shape[-1]
+
     def scores(self, Z: Tensor, rows: slice = slice(None)) -> Tensor:
         """The logits, shape (..., head, slot): token slots first, then memory.
 
@@ -152,21 +174,14 @@ class Heads(nn.Module):
         if self.scope == "tokens":
             n, per_row = Z.shape[-2], max(1, Z[..., 0, 0].numel() * self.heads * (Z.shape[-2] + self.slots))
             step = max(1, CHUNK // per_row)
-            return self._attend(Z) if step >= n else self._in_chunks(Z, step)
-        flat = Z.reshape(-1, Z.shape[-1])
-        step = max(1, (CACHED if Z.device.type == "cpu" else CHUNK) // (self.heads * (self.slots + 1)))
-        return self._attend(Z) if step >= len(flat) else self._in_chunks(flat, step).reshape(*Z.shape[:-1], -1)
-
-    def _in_chunks(self, Z: Tensor, step: int) -> Tensor:
-        tables = dict(self.named_parameters())
-        rows = [slice(i, min(i + step, Z.shape[-2])) for i in range(0, Z.shape[-2], step)]
-        return cast(Tensor, _Chunks.apply(self, rows, [*tables], Z, *tables.values()))
+            return self._attend(Z) if step >= n else _in_chunks(self, Z, step, self.width)
+        return _along_rows(self, Z, [self])
 
     def _attend(self, Z: Tensor, rows: slice = slice(None)) -> Tensor:
         if self.scope != "tokens" and rows != slice(None):
             Z, rows = Z[..., rows, :], slice(None)
-        if self.scope == "memory" or (self.scope == "self" and self.W_K is None and self.M_K is not None):
-            return self._attend_constant(Z)
+        if self.constant:
+            return self._attend_constant(Z) if torch.compiler.is_compiling() else _rows_first(self, Z)
         weights = torch.softmax(self.scores(Z, rows), dim=-1)
         split = weights.shape[-1] - self.slots
         read: Tensor | None = None
@@ -179,6 +194,47 @@ class Heads(nn.Module):
             memory = _against(weights[..., split:], self.M_V.transpose(-2, -1))
             read = memory if read is None else read + memory
         return _against_output(read, self.W_O)
+
+    @property
+    def constant(self) -> bool:
+        """Whether all keys are constants: then a head reads its own row and no other."""
+        return self.scope == "memory" or (self.scope == "self" and self.W_K is None and self.M_K is not None)
+
+    def columns(self, X: Tensor) -> Tensor:
+        """The same where all keys are constants, from and to (channel, row): every operation runs along the rows."""
+        keys, values, rows = self.M_K, self.M_V.transpose(-2, -1), X.shape[-1]
+        own = self.scope == "self"
+        if own:
+            both = max(keys.shape[0], self.b_K.shape[0])
+            keys = torch.cat([self.b_K.unsqueeze(-2).expand(both, -1, -1), keys.expand(both, -1, -1)], dim=-2)
+        q = _project_columns(X, self.W_Q, self.b_Q)
+        if keys.shape[0] == values.shape[0] == 1 < self.heads:  # one table for all: their rows side by side
+            q = q.transpose(0, 1).reshape(1, q.shape[1], self.heads * rows)
+        weights = torch.softmax(keys @ q, dim=-2)
+        read = values @ (weights[:, 1:] if own else weights)
+        if read.shape[0] < self.heads:
+            read = read.reshape(read.shape[1], self.heads, rows).transpose(0, 1)
+        if own:
+            seen = weights[:, :1].reshape(self.heads, 1, rows)
+            read = torch.addcmul(read, seen, _project_columns(X, self.W_V, self.b_V))
+        summed = self.W_O.shape[0] == 1 < self.heads
+        read = read.sum(0) if summed else read.reshape(self.heads * read.shape[1], rows)
+        return self.W_O.flatten(0, 1).t() @ read
+
+    def unrolled(self, columns: Sequence[Tensor]) -> list[Tensor]:
+        """The same written out for every head and slot, a tensor for each channel: a compiler makes one loop of it."""
+        tables = {name: table.expand(self.heads, *table.shape[1:]) for name, table in self.named_parameters()}
+        every = []  # what each head and value channel read, and the output table's row for it
+        for head in range(self.heads):
+            own = {name: table[head] for name, table in tables.items()}
+            keys, values = own["M_K"], [value.unbind() for value in own["M_V"].unbind(-1)]
+            if self.scope == "self":
+                keys = torch.cat([own["b_K"].unsqueeze(0), keys])
+                mine = _affine(own.get("W_V"), own.get("b_V"), columns)
+                values = [(first, *rest) for first, rest in zip(mine, values, strict=True)]
+            weights = _softmax(_affine(keys.t(), None, _affine(own["W_Q"], own.get("b_Q"), columns)))
+            every += [(_inner(weights, value), row) for value, row in zip(values, own["W_O"].unbind(), strict=True)]
+        return [_inner([x for x, _ in every], [row[j] for _, row in every]) for j in range(self.width)]
 
     def _attend_constant(self, Z: Tensor) -> Tensor:
         """The same where all keys are constants, with rows last: a softmax over few slots runs along the rows then."""
@@ -214,34 +270,58 @@ class Heads(nn.Module):
 
 
 class _Chunks(torch.autograd.Function):
-    """A group of heads, some rows at a time. Keeps the input and not the weights: going back, it attends again."""
+    """A module, some rows at a time. Keeps the input and not the weights: going back, it attends again."""
 
     @staticmethod
-    def forward(ctx: Any, group: Heads, rows: list[slice], names: list[str], Z: Tensor, *tables: Tensor) -> Tensor:
-        ctx.group, ctx.rows, ctx.names = group, rows, names
+    def forward(
+        ctx: Any, module: nn.Module, rows: list[slice], width: int, names: list[str], Z: Tensor, *tables: Tensor
+    ) -> Tensor:
+        ctx.module, ctx.rows, ctx.names = module, rows, names
         ctx.save_for_backward(Z, *tables)
-        out = Z.new_empty(*Z.shape[:-1], group.W_O.shape[-1])
+        out = Z.new_empty(*Z.shape[:-1], width)
         for some in rows:
-            out[..., some, :] = group(Z, some)
+            out[..., some, :] = module(Z, some)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[3:]
+        needed = ctx.needs_input_grad[4:]
         inputs = [t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, needed, strict=True)]
         tables = dict(zip(ctx.names, inputs[1:], strict=True))
         wanted = [t for t in inputs if t.requires_grad]
         sums = [torch.zeros_like(t) for t in wanted]
         for some in ctx.rows:
             with torch.enable_grad():
-                out = torch.func.functional_call(ctx.group, tables, (inputs[0], some))
+                out = torch.func.functional_call(ctx.module, tables, (inputs[0], some))
             parts = torch.autograd.grad(out, wanted, grad[..., some, :], allow_unused=True)
             for total, part in zip(sums, parts, strict=True):
                 if part is not None:
                     total += part
         found = iter(sums)
-        return None, None, None, *(next(found) if need else None for need in needed)
+        return None, None, None, None, *(next(found) if need else None for need in needed)
+
+
+def _in_chunks(module: nn.Module, Z: Tensor, step: int, width: int) -> Tensor:
+    tables = dict(module.named_parameters())
+    rows = [slice(i, min(i + step, Z.shape[-2])) for i in range(0, Z.shape[-2], step)]
+    return cast(Tensor, _Chunks.apply(module, rows, width, [*tables], Z, *tables.values()))
+
+
+def _along_rows(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor, groups: list[Heads]) -> Tensor:
+    """What reads each row by itself, through `columns`, in pieces that stay in the cache."""
+    flat = Z.reshape(-1, Z.shape[-1])
+    most = max((group.heads * (group.slots + 1) for group in groups), default=1)
+    step = max(1, (CACHED if Z.device.type == "cpu" else CHUNK) // most)
+    if step >= flat.shape[0]:
+        return module._attend(Z) if isinstance(module, Heads) else _rows_first(module, Z)
+    return _in_chunks(module, flat, step, module.width).reshape(*Z.shape[:-1], module.width)
+
+
+def _rows_first(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor) -> Tensor:
+    """`columns`, from and to (..., row, channel)."""
+    out = module.columns(Z.reshape(-1, Z.shape[-1]).t())
+    return out.t().contiguous().view(*Z.shape[:-1], out.shape[0])
 
 
 class AttentionLayer(nn.Module):
@@ -264,16 +344,45 @@ class AttentionLayer(nn.Module):
         """The groups of heads of this layer."""
         return [cast(Heads, group) for group in self.groups]
 
-    def forward(self, Z: Tensor) -> Tensor:
-        terms = [group(Z) for group in self.groups]
+    @property
+    def constant(self) -> bool:
+        """Whether every row is computed by itself, by heads as they are: nobody looks at what comes out of them."""
+        return all(type(group) is Heads and group.constant and not _hooked(group) for group in self.groups)
+
+    @property
+    def width(self) -> int:
+        """The number of channels that come out."""
+        return int((self.heads()[0].W_O if self.S is None else self.S).shape[-1])
+
+    def forward(self, Z: Tensor, rows: slice | None = None) -> Tensor:
+        if rows is not None:
+            return _rows_first(self, Z[rows])
+        if len(self.groups) and self.constant and not torch.compiler.is_compiling():
+            return _along_rows(self, Z, self.heads())
+        terms = [group(Z) for group in self.groups]  # lemmas count on this order: heads, then the skip, then its bias
         if self.S is not None:
             terms.append(Z @ self.S)
         if self.s is not None:
             terms.append(self.s)
-        out = terms[0]
-        for term in terms[1:]:
-            out = out + term
-        return out
+        return functools.reduce(torch.add, terms)
+
+    def columns(self, X: Tensor) -> Tensor:
+        """The same for heads with constant keys, from and to (channel, row)."""
+        terms = [group.columns(X) for group in self.heads()]
+        if self.S is not None:
+            terms.append(self.S.t() @ X)
+        if self.s is not None:
+            terms.append(self.s.unsqueeze(-1))
+        return functools.reduce(torch.add, terms)
+
+    def unrolled(self, columns: Sequence[Tensor]) -> list[Tensor]:
+        """The same written out, a tensor for each channel."""
+        terms = [group.unrolled(columns) for group in self.heads()]
+        if self.S is not None:
+            terms.append(_affine(self.S, None, columns))
+        if self.s is not None:
+            terms.append(list(self.s.unbind()))
+        return [functools.reduce(torch.add, channel) for channel in zip(*terms, strict=True)]
 
 
 class AttentionOnly(nn.Module):
@@ -288,10 +397,44 @@ class AttentionOnly(nn.Module):
         for layer in self.layers:
             yield from cast(AttentionLayer, layer).heads()
 
-    def forward(self, Z: Tensor) -> Tensor:
+    @property
+    def width(self) -> int:
+        """The number of channels that come out."""
+        return cast(AttentionLayer, self.layers[-1]).width
+
+    @property
+    def constant(self) -> bool:
+        """Whether every row is computed by itself, by layers as they are."""
+        return all(type(layer) is AttentionLayer and layer.constant and not _hooked(layer) for layer in self.layers)
+
+    def forward(self, Z: Tensor, rows: slice | None = None) -> Tensor:
+        if rows is not None:
+            return _rows_first(self, Z[rows])
+        if self.constant and not torch.compiler.is_compiling():
+            return _along_rows(self, Z, [*self.groups()])
+        if self.constant and not exporting() and sum(p.numel() for p in self.parameters()) <= UNROLLED:
+            return self.unrolled(Z)
         for layer in self.layers:
             Z = layer(Z)
         return Z
+
+    def columns(self, X: Tensor) -> Tensor:
+        """The same for heads with constant keys, from and to (channel, row)."""
+        for layer in self.layers:
+            X = cast(AttentionLayer, layer).columns(X)
+        return X
+
+    def unrolled(self, Z: Tensor) -> Tensor:
+        """The same written out for every channel, head and slot: pointwise, for a compiler to fuse."""
+        columns = list(Z.unbind(-1))
+        for layer in self.layers:
+            columns = cast(AttentionLayer, layer).unrolled(columns)
+        return torch.stack(torch.broadcast_tensors(*columns), -1)
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether somebody watches or changes what a module computes: then it is called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def _project(Z: Tensor, W: Tensor | None, b: Tensor | None) -> Tensor:
@@ -302,6 +445,38 @@ def _project(Z: Tensor, W: Tensor | None, b: Tensor | None) -> Tensor:
     heads, channels, width = W.shape
     out = (Z @ W.transpose(0, 1).reshape(channels, heads * width)).unflatten(-1, (heads, width))
     return out if b is None else out + b
+
+
+def _project_columns(X: Tensor, W: Tensor | None, b: Tensor | None) -> Tensor:
+    """The same with rows last: (channel, row) -> (head, key, row)."""
+    if W is None:
+        assert b is not None
+        return b.unsqueeze(-1)
+    heads, _, width = W.shape
+    table = W.transpose(1, 2).reshape(heads * width, -1)
+    out = (table @ X).view(heads, width, X.shape[-1])
+    return out if b is None else out + b.unsqueeze(-1)
+
+
+def _inner(x: Iterable[Tensor], y: Iterable[Tensor]) -> Tensor:
+    """The sum of products."""
+    return functools.reduce(torch.add, map(torch.mul, x, y))
+
+
+def _affine(W: Tensor | None, b: Tensor | None, columns: Sequence[Tensor]) -> list[Tensor]:
+    """x W + b, a tensor for each channel of x and of the result."""
+    if W is None:
+        return list(cast(Tensor, b).unbind())
+    out = [_inner(columns, column.unbind()) for column in W.unbind(1)]
+    return out if b is None else [x + bias for x, bias in zip(out, b.unbind(), strict=True)]
+
+
+def _softmax(logits: Sequence[Tensor]) -> list[Tensor]:
+    """The softmax over a few tensors."""
+    most = functools.reduce(torch.maximum, logits)
+    parts = [torch.exp(logit - most) for logit in logits]
+    scale = 1 / functools.reduce(torch.add, parts)
+    return [part * scale for part in parts]
 
 
 def _against(x: Tensor, table: Tensor) -> Tensor:

@@ -19,13 +19,12 @@ from torch import Tensor, nn
 
 from ..certificates.rounding import UNIT, gamma, up
 from ..dtypes import dtype_name, transformed
-from ..heads.fast.read import exporting
-from ..heads.fast.table import known
 from ..heads.gpu import INPUTS, compiles, rows
 from ..heads.gpu.launch import relaunching
 from ..heads.norm.bound import Roundings
 from ..heads.norm.fused import is_constant, normed_rows, stages, watched_norm
 from ..heads.norm.head import NormHead
+from ..network import exporting, known
 from .site import ROUGHLY, SiteModule, full_precision, tell_unwatched, tracing, working
 
 _kernels_for = known(lambda device: compiles(device))  # while tracing: a constant of the program

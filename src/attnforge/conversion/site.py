@@ -27,10 +27,9 @@ from ..dtypes import transformed
 from ..errors import CertificateError, DomainError, DomainWarning
 from ..heads import ProductHead
 from ..heads.fast.activation import FastActivation
-from ..heads.fast.read import exporting
-from ..heads.fast.table import known
 from ..heads.gpu import ready
 from ..heads.product.fused import kept_product, together, watched_product
+from ..network import exporting, known
 
 HALF = (torch.bfloat16, torch.float16)  # dtypes in which no head is evaluated
 EVERY = 32  # calls on an accelerator between two looks at the range: waiting for it then costs little

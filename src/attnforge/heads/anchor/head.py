@@ -26,11 +26,10 @@ from ...certificates.schema import PAIR, Whole
 from ...dtypes import DTYPES, SHIPPED, by_name, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...functions.registry import Univariate, check_domain, from_callable, get, parse
-from ...network import AttentionLayer, Heads
+from ...network import AttentionLayer, Heads, exporting
 from ...progress import shown
 from ...threads import one_thread
 from ..fast.anchor import Lattice, fast_certificate, fast_core, lattice_of
-from ..fast.read import exporting
 from ..stored import refuse_overflow
 from . import fit as search
 from .bound import CELLS, AnchorWeights, anchor_bound, steepness_of

@@ -27,12 +27,12 @@ from ...certificates.schema import PAIR, Whole
 from ...dtypes import DTYPES, dtype_name, stored
 from ...errors import ArgumentError, CertificateError, PrecisionError, closest
 from ...functions.registry import Univariate, parse
-from ...network import AttentionLayer, Heads
+from ...network import AttentionLayer, Heads, exporting
 from ..choose import FAST, Fast, fast_form
 from .bound import DIVISIONS, ReadError, activation_error, bump_of, differing, read_error
 from .construction import tables
 from .expression import basis
-from .read import Kept, anchor_read, exporting, packed, read, unpacked, watched_read
+from .read import Kept, anchor_read, packed, read, unpacked, watched_read
 from .table import Table
 
 KINDS = tuple(dtype for dtype in DTYPES.values() if dtype != torch.float16)  # float16 overflows in the lattice form

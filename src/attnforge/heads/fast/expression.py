@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from ...census import allow_custom
-from .table import known, masses, working
+from ...network import known
 from .table import lattice as lattice_of
+from .table import masses, working
 
 NAME = "attnforge::lattice_read"
 

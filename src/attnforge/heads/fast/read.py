@@ -33,21 +33,15 @@ from torch.autograd.function import once_differentiable
 from ...census import allow_custom
 from ...dtypes import transformed
 from ...errors import ArgumentError
+from ...network import exporting, known
 from ..gpu import ready
 from .expression import basis, decayed, lattice, lowers, totals
-from .table import Form, form_of, known, reach_for, working
+from .table import Form, form_of, reach_for, working
 
 CACHED = 1 << 17  # elements a thread works on at once: a handful of temporaries stay in its cache
 SOFTMAX = 1 << 20  # weights alive at once where the gradient of the values needs all of them
 READ = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # dtypes of y; halves are widened inside
 NAME = "attnforge::anchor_read"
-
-
-@known
-def exporting() -> bool:
-    """Whether a graph is exported. Tracers before PyTorch 2.13 take `torch.compiler.is_exporting()` to be true in
-    every compiled program; here it is asked, not traced."""
-    return bool(torch.compiler.is_exporting())
 
 
 def packed(*numbers: float) -> str:

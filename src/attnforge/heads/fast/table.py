@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import torch
 
 from ...dtypes import Array
+from ...network import known
 
 #: Log of the largest coefficient of the lattice form: e^75 and e^600 leave room for sums and products below overflow.
 LARGEST = {torch.float32: 75.0, torch.float64: 600.0}
@@ -33,15 +33,6 @@ LARGEST = {torch.float32: 75.0, torch.float64: 600.0}
 WIDEST = {torch.float32: 140.0, torch.float64: 1200.0}
 COLD = {torch.float32: 17.0, torch.float64: 37.0}  # kappa from which exp(-kappa) is below a roundoff
 MOST_LATTICE = 129  # anchors: beyond, a window is shorter
-
-Made = TypeVar("Made", bound=Callable[..., object])
-
-
-def known(make: Made) -> Made:
-    """Mark `make` to be run while tracing, its result a constant of the compiled program: what
-    `torch.compiler.assume_constant_result` does, which would load the compiler already here."""
-    make.__dict__["_dynamo_marked_constant"] = True
-    return make
 
 
 @dataclass(frozen=True)

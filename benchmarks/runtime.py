@@ -1,0 +1,210 @@
+"""How long compiled networks take on a processor, as ratios to what they stand for, in the same dtype.
+
+    python benchmarks/runtime.py                     everything
+    python benchmarks/runtime.py --part formulas     every formula beside the numpy expression, a million points
+    python benchmarks/runtime.py --part compiled     the same under torch.compile, a sample of the formulas
+    python benchmarks/runtime.py --part mlp          the MLP 10-64-64-1 with gelu beside the original, by batch
+    python benchmarks/runtime.py --part compiling    seconds of `attnforge.compile` and the bounds it reaches
+    python benchmarks/runtime.py --part context      1,000 ridge regressions in the prompt beside scikit-learn's
+
+One thread; runs are interleaved, a ratio is the least processor time over the least. `--few N` takes every N-th
+formula. Each part is printed and written to benchmarks/results/runtime.json when it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
+
+from compile import spread, truth_of  # noqa: E402
+from formulas import FORMULAS  # noqa: E402
+
+import attnforge as af  # noqa: E402
+from attnforge.compiler.compiled import CompiledNetwork  # noqa: E402
+
+RESULTS = Path(__file__).parent / "results" / "runtime.json"
+POINTS = 1_000_000
+ROUNDS = 5  # of interleaved runs
+BATCHES = (1, 64, 1024, 16384)
+Row = dict[str, Any]
+
+
+def clock(works: dict[str, Callable[[], Any]], rounds: int = ROUNDS, least: float = 0.0) -> dict[str, float]:
+    """Seconds of processor time for one call of each, the best of several interleaved rounds of at least so long."""
+    best = dict.fromkeys(works, float("inf"))
+    for _ in range(rounds):
+        for name, work in works.items():
+            calls, began = 0, time.process_time()
+            while not calls or time.process_time() - began < least:
+                work()
+                calls += 1
+            best[name] = min(best[name], (time.process_time() - began) / calls)
+    return best
+
+
+def networks(few: int) -> list[tuple[str, CompiledNetwork, Callable[[np.ndarray], np.ndarray]]]:
+    """The formulas that compile to a thousandth of their range in float32."""
+    found = []
+    for name, (formula, sides) in list(FORMULAS.items())[::few]:
+        box = af.Box(sides)
+        truth = truth_of(formula, box.names or ())
+        try:
+            found.append((name, af.compile(formula, box, 1e-3 * spread(truth, box)), truth))
+        except af.AttnforgeError:
+            continue
+    return found
+
+
+def formulas(few: int) -> list[Row]:
+    rows = []
+    for name, net, truth in networks(few):
+        x = net.box.sample(POINTS, dtype=torch.float32)
+        columns = x.numpy()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with torch.no_grad():
+            took = clock({"network": lambda n=net, x=x: n(x), "numpy": lambda t=truth, c=columns: t(c)})
+        rise = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        rows.append({"what": name, "slots": slots(net), "network ns": 1e9 * took["network"] / POINTS,
+                     "numpy ns": 1e9 * took["numpy"] / POINTS, "ratio": took["network"] / took["numpy"],
+                     "megabytes": rise})  # fmt: skip
+    return rows
+
+
+def slots(net: CompiledNetwork) -> int:
+    """Softmax entries of a row."""
+    return sum(g.heads * (g.slots + (g.scope == "self")) for g in net.network.groups())
+
+
+def compiled(few: int) -> list[Row]:
+    rows = []
+    for name, net, truth in networks(8 * few):
+        torch.compiler.reset()
+        x = net.box.sample(POINTS, dtype=torch.float32)
+        columns, fast = x.numpy(), torch.compile(net.core, fullgraph=True)
+        with torch.no_grad():
+            began = time.perf_counter()
+            gap = float((fast(x) - net.core(x)).abs().max())
+            seconds = time.perf_counter() - began
+            took = clock({"network": lambda f=fast, x=x: f(x), "numpy": lambda t=truth, c=columns: t(c)})
+        rows.append({"what": name, "slots": slots(net), "network ns": 1e9 * took["network"] / POINTS,
+                     "numpy ns": 1e9 * took["numpy"] / POINTS, "ratio": took["network"] / took["numpy"],
+                     "compile s": seconds, "gap/bound": gap / float(net.bound)})  # fmt: skip
+    return rows
+
+
+def perceptron(widths: tuple[int, ...], dtype: torch.dtype) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.GELU()]
+    return nn.Sequential(*layers[:-1]).to(dtype)
+
+
+def mlp(few: int) -> list[Row]:
+    rows = []
+    for dtype, eps in ((torch.float32, 1e-3), (torch.float64, 1e-4)):
+        module, box = perceptron((10, 64, 64, 1), dtype), af.Box.cube(-1, 1, shape=10)
+        net = af.compile(module, box, eps=eps, dtype=dtype)
+        for batch in BATCHES:
+            x = box.sample(batch, dtype=dtype)
+            with torch.no_grad():
+                took = clock({"network": lambda n=net, x=x: n(x), "core": lambda n=net, x=x: n.core(x),
+                              "original": lambda m=module, x=x: m(x)}, 9, 0.02)  # fmt: skip
+            rows.append({"what": str(dtype)[6:], "points": batch, "us": 1e6 * took["network"],
+                         "ratio": took["network"] / took["original"],
+                         "without the range check": took["core"] / took["original"]})  # fmt: skip
+    return rows
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer with skips."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(channels, 4, batch_first=True)
+        self.up, self.down = nn.Linear(channels, channels), nn.Linear(channels, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def compiling(few: int) -> list[Row]:
+    rows = []
+    times = []
+    for formula, sides in list(FORMULAS.values())[::few]:
+        box = af.Box(sides)
+        eps = 1e-3 * spread(truth_of(formula, box.names or ()), box)
+        began = time.process_time()
+        try:
+            af.compile(formula, box, eps)
+        except af.AttnforgeError:
+            continue
+        times.append(time.process_time() - began)
+    rows.append({"what": f"{len(times)} formulas, median", "seconds": statistics.median(times), "bound": None})
+    torch.manual_seed(0)
+    module = perceptron((64, 256, 256, 10), torch.float32)
+    rows.append(_compiled_in("MLP 64-256-256-10 with gelu", module, af.Box.cube(-1, 1, shape=64)))
+    return rows
+
+
+def _compiled_in(what: str, module: nn.Module, box: af.Box) -> Row:
+    began = time.process_time()
+    try:
+        net = af.compile(module, box, eps=1.0)
+    except af.AttnforgeError as error:
+        return {"what": what, "seconds": time.process_time() - began, "bound": None, "refused": str(error)[:120]}
+    return {"what": what, "seconds": time.process_time() - began, "bound": net.bound}
+
+
+PARTS: dict[str, Callable[[int], list[Row]]] = {
+    "formulas": formulas, "compiled": compiled, "mlp": mlp, "compiling": compiling,
+}  # fmt: skip
+
+
+def show(console: Console, title: str, rows: list[Row]) -> None:
+    table = Table(*rows[0], title=title)
+    for row in rows:
+        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row.values()))
+    console.print(table)
+    ratios = [row["ratio"] for row in rows if "ratio" in row]
+    if ratios:
+        console.print(f"{title}: median ratio {statistics.median(ratios):.1f}, of {len(ratios)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=list(PARTS), action="append", default=None)
+    parser.add_argument("--few", type=int, default=1, help="every so many formulas; nothing is written unless 1")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    console = Console(width=140)
+    kept: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    for part in asked.part or list(PARTS):
+        rows = PARTS[part](asked.few)
+        show(console, part, rows)
+        kept = {**kept, "torch": torch.__version__, part: rows}
+        if asked.few == 1:
+            RESULTS.parent.mkdir(exist_ok=True)
+            RESULTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()
