@@ -164,10 +164,12 @@ def searched(ways: list[Way], tolerance: Tolerance, boxes: tuple[Box, ...], say:
     search = Search(tolerance)
     problems: list[Problem] = []
     for program in capture(ways, say):
-        if search.done or search.knows(program):
+        if search.knows(program):
             continue
         problems.append(enclose(program, tolerance, boxes, say))
         _attempts(search, problems[-1], say)
+        if search.done:
+            return search
     for problem in problems:
         if not search.done and _wavy(search, problem):
             short = shortened(problem.program, problem.found)

@@ -15,6 +15,7 @@ from ..errors import PrecisionError
 from ..heads.construction import Tactics
 from ..programs.affine import is_head
 from ..programs.enclose import Range
+from ..programs.ops import Product
 from ..programs.program import Program
 from .compiled import CompiledNetwork
 from .propagation import NetworkBound, Propagation
@@ -53,9 +54,11 @@ class Problem:
         return least or self.tolerance.rtol * float(output.size.max())
 
     def even_shares(self) -> dict[int, float]:
-        """The same share of the tolerance for every operation that is heads."""
+        """The same share of the tolerance for every operation that is heads; a product, which is as exact as its dtype
+        with any share, takes nothing from the others."""
         heads = [i for i in range(len(self.program.ops)) if is_head(self.program, i)]
-        return {i: SPEND / max(1, len(heads)) for i in heads}
+        spending = [i for i in heads if not isinstance(self.program.ops[i], Product)]
+        return {i: SPEND / max(1, len(spending)) for i in heads}
 
 
 @dataclass(frozen=True)

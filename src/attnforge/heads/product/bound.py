@@ -13,15 +13,16 @@ head and cell, then the roundings of the output projection and of the skip.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import torch
 from flint import arb, arb_series
 
-from ...certificates.rounding import TINY, gamma, softmax_rounding, unit, up
+from ...certificates.rounding import TINY, exp_ulps, gamma, softmax_rounding, unit, up
 from ...dtypes import Array
 from ...functions.directed import precision, upper
 from ..self_head import SelfSpec, power_of_two
@@ -60,8 +61,25 @@ class Sides:
 
 def product_error(spec: SelfSpec, sides: Sides, dtype: torch.dtype) -> ProductError:
     """A bound on |head - x y| for the stored weights `spec`, evaluated in `dtype`; channels are (x_1 .. x_v, y)."""
-    off = truncation(spec, sides)
-    return ProductError(off, rounding(spec, sides, dtype, off))
+    numbers = tuple((array.shape, array.tobytes()) for array in (getattr(spec, f.name) for f in fields(spec)))
+    return _error(_Question(numbers, sides, dtype, exp_ulps(), spec))
+
+
+@dataclass(frozen=True)
+class _Question:
+    """All that a bound depends on: a compiler asks for that of one product again and again."""
+
+    numbers: tuple[tuple[tuple[int, ...], bytes], ...]
+    sides: Sides
+    dtype: torch.dtype
+    ulps: float
+    spec: SelfSpec = field(compare=False)
+
+
+@functools.lru_cache(maxsize=1024)
+def _error(asked: _Question) -> ProductError:
+    off = truncation(asked.spec, asked.sides)
+    return ProductError(off, rounding(asked.spec, asked.sides, asked.dtype, off))
 
 
 def truncation(spec: SelfSpec, sides: Sides) -> float:

@@ -159,6 +159,7 @@ class Arrangement:
         return max(abs(v - a) for v in value), max(abs(v - b) for v in query)
 
 
+@functools.lru_cache(maxsize=1024)
 def arrange(x: Sides, dtype: torch.dtype, swap: bool = True) -> Arrangement:
     """The arrangement with the least certified rounding: with or without centring either operand, or swapping them."""
     nodes, best = NODES[dtype], (math.inf, Arrangement(x, (0.0, 0.0), False))
