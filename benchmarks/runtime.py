@@ -133,19 +133,6 @@ def mlp(few: int) -> list[Row]:
     return rows
 
 
-class Block(nn.Module):
-    """Attention and a feed-forward layer with skips."""
-
-    def __init__(self, channels: int):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(channels, 4, batch_first=True)
-        self.up, self.down = nn.Linear(channels, channels), nn.Linear(channels, channels)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(x, x, x, need_weights=False)[0]
-        return x + self.down(nn.functional.gelu(self.up(x)))
-
-
 def compiling(few: int) -> list[Row]:
     rows = []
     times = []
@@ -174,8 +161,36 @@ def _compiled_in(what: str, module: nn.Module, box: af.Box) -> Row:
     return {"what": what, "seconds": time.process_time() - began, "bound": net.bound}
 
 
+def context(few: int) -> list[Row]:
+    """1,000 ridge regressions of 50 x 8, ten predictions each: one frozen network for all of them, and a loop."""
+    from sklearn.linear_model import Ridge
+
+    from attnforge.incontext import in_context
+
+    generator = np.random.default_rng(0)
+    X, w = generator.normal(size=(1000, 50, 8)), generator.normal(size=(1000, 8, 1))
+    y, query = (X @ w)[..., 0] + 0.1 * generator.normal(size=(1000, 50)), generator.normal(size=(1000, 10, 8))
+
+    def loop() -> np.ndarray:
+        model = Ridge(1.0, fit_intercept=False)
+        return np.stack([model.fit(a, b).predict(c) for a, b, c in zip(X, y, query, strict=True)])
+
+    wanted, rows = loop(), []
+    for dtype, tol in ((torch.float64, 1e-6), (torch.float32, 1e-5)):
+        given = [torch.from_numpy(a).to(dtype) for a in (X, y, query)]
+
+        def batch(given: list[torch.Tensor] = given, tol: float = tol) -> torch.Tensor:
+            return in_context(given[0], given[1], given[2], method="ridge", alpha=1.0, doublings=3, tol=tol)
+
+        took = clock({"network": batch, "loop": loop}, 3)
+        off = float(np.abs(batch().double().numpy() - wanted).max() / np.abs(wanted).max())
+        rows.append({"what": str(dtype)[6:], "network s": took["network"], "scikit-learn s": took["loop"],
+                     "ratio": took["network"] / took["loop"], "largest difference / largest": off})  # fmt: skip
+    return rows
+
+
 PARTS: dict[str, Callable[[int], list[Row]]] = {
-    "formulas": formulas, "compiled": compiled, "mlp": mlp, "compiling": compiling,
+    "formulas": formulas, "compiled": compiled, "mlp": mlp, "compiling": compiling, "context": context,
 }  # fmt: skip
 
 

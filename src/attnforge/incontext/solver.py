@@ -10,6 +10,7 @@ the step size and for nothing else; `Scaling.outside` says so.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -304,7 +305,7 @@ def in_context(
     if method not in ("least squares", "ridge", "lasso"):
         raise ArgumentError(f"method must be 'least squares', 'ridge' or 'lasso', got {method!r}")
     built(X.dtype)
-    size = max(1, CACHED // (10 * (X.shape[1] + X.shape[2])))
+    size = max(1, CACHED // (10 * (X.shape[1] + X.shape[2]))) if X.device.type == "cpu" else max(1, X.shape[0])
     some = [
         _some(*parts, method, alpha, steps, doublings, tol)
         for parts in zip(X.split(size), y.split(size), query.split(size), strict=True)
@@ -320,12 +321,13 @@ def _some(
     y_scale = (2 * y.abs().amax(1)).clamp_min(1e-30)[:, None, None]
     rows, labels = X, y.unsqueeze(-1) / y_scale
     if method == "ridge":
-        extra = (alpha**0.5 * torch.eye(d, dtype=dtype)).expand(batch, d, d)
+        extra = (alpha**0.5 * torch.eye(d, dtype=dtype, device=X.device)).expand(batch, d, d)
         rows, labels = torch.cat((rows, extra), 1), torch.cat((labels, labels.new_zeros(batch, d, 1)), 1)
     top = torch.linalg.eigvalsh(rows @ rows.mT if rows.shape[1] < d else rows.mT @ rows)[:, -1].clamp_min(1e-30)
     x_scale = (top * MARGIN).sqrt()[:, None, None]  # curvatures are at most 1/MARGIN of the network's
     kind: Kind = "nesterov" if method == "lasso" else "heavy ball"
     block = frozen(LINEAR, kind, doublings, d, dtype=dtype, shrink=method == "lasso")
+    block = block if X.device.type == "cpu" else copy.deepcopy(block).to(X.device)  # everyone's own stays where it is
     # Rows keep their size for the prediction; the two divisions by x_scale are both in the values.
     at = block.channels
     data = at.data(rows, rows * (step_size(kind, doublings, 1.0) / x_scale**2), labels)
