@@ -48,7 +48,8 @@ demo: $(STAMP) ## compile a formula, an MLP and a sequence function, fit heads, 
 # The lab's engine starts process pools and clusters and kills some of their workers: its tests have a process of their own.
 # Not beside the others: what a shell starts in the background is deaf to Ctrl-C, which these tests press.
 ENGINE := tests/lab/test_engine.py
-PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Rewritten tests are kept, whatever the shell says: without them every process spends ten seconds before its first test.
+PYTEST := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test: $(STAMP) $(if $(CI),browser) ## run all tests and the examples in the docstrings
 	$(PYTEST) -n $(JOBS) --dist loadgroup --ignore=$(ENGINE)
