@@ -232,8 +232,9 @@ class Heads(nn.Module):
                 keys = torch.cat([own["b_K"].unsqueeze(0), keys])
                 mine = _affine(own.get("W_V"), own.get("b_V"), columns)
                 values = [(first, *rest) for first, rest in zip(mine, values, strict=True)]
-            weights = _softmax(_affine(keys.t(), None, _affine(own["W_Q"], own.get("b_Q"), columns)))
-            every += [(_inner(weights, value), row) for value, row in zip(values, own["W_O"].unbind(), strict=True)]
+            weights, total = _unnormed(_affine(keys.t(), None, _affine(own["W_Q"], own.get("b_Q"), columns)))
+            reads = [_inner(weights, value) / total for value in values]
+            every += [*zip(reads, own["W_O"].unbind(), strict=True)]
         return [_inner([x for x, _ in every], [row[j] for _, row in every]) for j in range(self.width)]
 
     def _attend_constant(self, Z: Tensor) -> Tensor:
@@ -434,7 +435,8 @@ class AttentionOnly(nn.Module):
 
 def _hooked(module: nn.Module) -> bool:
     """Whether somebody watches or changes what a module computes: then it is called."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(module)
 
 
 def _project(Z: Tensor, W: Tensor | None, b: Tensor | None) -> Tensor:
@@ -471,12 +473,12 @@ def _affine(W: Tensor | None, b: Tensor | None, columns: Sequence[Tensor]) -> li
     return out if b is None else [x + bias for x, bias in zip(out, b.unbind(), strict=True)]
 
 
-def _softmax(logits: Sequence[Tensor]) -> list[Tensor]:
-    """The softmax over a few tensors."""
+def _unnormed(logits: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """The weights of a softmax over a few tensors, and what they have to be divided by. What is read may be divided
+    instead of them: one quotient on the way to the result, as in a softmax."""
     most = functools.reduce(torch.maximum, logits)
     parts = [torch.exp(logit - most) for logit in logits]
-    scale = 1 / functools.reduce(torch.add, parts)
-    return [part * scale for part in parts]
+    return parts, functools.reduce(torch.add, parts)
 
 
 def _against(x: Tensor, table: Tensor) -> Tensor:
