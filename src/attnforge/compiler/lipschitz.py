@@ -16,7 +16,7 @@ import numpy as np
 from ..dtypes import Array
 from ..errors import CertificateError
 from ..heads.families import rule_of
-from ..heads.slopes import Enclosure, plus, times
+from ..heads.slopes import Tangent, stacked
 from ..heads.stored import skip_of
 from ..programs.affine import Column
 from ..programs.enclose import ranges
@@ -30,7 +30,22 @@ BATCH = 48  # of the steepest cells are split in one round
 CLOSE = 1.01  # cells are split until the constant is so close to what some cell is at least
 U = 2.0**-53  # the roundoff of what is computed here
 
-State = dict[Column, Enclosure]  # column -> derivatives by the inputs, each (cell, input)
+State = dict[Column, Tangent]  # column -> derivatives by the inputs, each (cell, token)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """On cells what |d output / d input| is at most, (cell, output, input), what its sum over the inputs is at most,
+    (cell, output), and what each is at least."""
+
+    most: Array
+    total: Array
+    least: Array
+
+    def kept(self, index: Array, more: Found) -> Found:
+        """Some of the cells, and others."""
+        pairs = zip((self.most, self.total, self.least), (more.most, more.total, more.least), strict=True)
+        return Found(*(np.concatenate([old[index], new]) for old, new in pairs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,19 +66,14 @@ class Lipschitz:
 def lipschitz(propagation: Propagation, effort: int = EFFORT) -> Lipschitz:
     """The certified constants of a stored network on its box."""
     program = propagation.layout.program
-    if program.tokens != 1:
-        raise CertificateError(
-            f"Lipschitz constants are for networks of one token so far, this one has {program.tokens}; "
-            "heads have their own: head.lipschitz()"
-        )
     low, high = outward_cells(program, FIRST, propagation.setting.dtype)
     shape, low, high = low.shape[1:], low.reshape(len(low), -1), high.reshape(len(high), -1)
     wide = np.maximum(high.max(0) - low.min(0), 1e-300)
     known, looked = _derivatives(propagation, low.reshape(-1, *shape), high.reshape(-1, *shape)), len(low)
     while looked < effort:
-        rows = known[0].sum(-1).max(-1)
+        rows = known.total.max(-1)
         worst = float(rows.max())
-        if worst <= CLOSE * float(known[1].sum(-1).max()):
+        if worst <= CLOSE * float(known.least.sum(-1).max()):
             break
         chosen = np.argsort(rows)[::-1][:BATCH]
         chosen = chosen[rows[chosen] >= (worst / CLOSE if np.isfinite(worst) else worst)]
@@ -75,18 +85,17 @@ def lipschitz(propagation: Propagation, effort: int = EFFORT) -> Lipschitz:
         keep = np.ones(len(low), dtype=bool)
         keep[chosen] = False
         low, high = np.concatenate([low[keep], new_low]), np.concatenate([high[keep], new_high])
-        known = np.concatenate([known[:, keep], more], 1)
-        looked += more.shape[1]
-    found = known[0]
-    matrix = found.max(0) * (1 + 4 * U)
+        known = known.kept(keep, more)
+        looked += len(more.most)
+    matrix = known.most.max(0) * (1 + 4 * U)
     if not np.isfinite(matrix).all():
         raise CertificateError("no finite Lipschitz constant can be proved for these weights")
-    total = float(found.sum(-1).max() * (1 + 4 * matrix.shape[1] * U))
+    total = float(known.total.max() * (1 + 4 * matrix.shape[1] * U))
     return Lipschitz(matrix, total, program.box.names or tuple(f"x{i}" for i in range(matrix.shape[1])), looked)
 
 
-def _derivatives(propagation: Propagation, low: Array, high: Array) -> Array:
-    """What |d output / d input| is at most and at least on cells, (2, cell, output, input)."""
+def _derivatives(propagation: Propagation, low: Array, high: Array) -> Found:
+    """What is known on cells of |d output / d input|."""
     layout, reading, setting = propagation.layout, propagation.reading, propagation.setting
     program, count, inputs = layout.program, len(low), low[0].size
     with np.errstate(invalid="ignore", over="ignore"):
@@ -95,58 +104,46 @@ def _derivatives(propagation: Propagation, low: Array, high: Array) -> Array:
         propagation.errors(found, errors)
     state: State = {}
     for value, channel in layout.first:
-        start = np.zeros((count, inputs))
+        start = np.zeros((count, program.tokens, inputs))
         if isinstance(program.ops[value], Input):
-            start[:, channel] = 1.0
-        state[value, channel] = start, start
+            at = np.arange(program.tokens)
+            start[:, at, at * program.ops[value].width + channel] = 1.0
+        state[value, channel] = Tangent(start, start, start.sum(-1))
     for number, step in enumerate(layout.steps):
         seen = _through(skip_of(reading.layer(2 * number), len(step.before))[0], step.before, step.columns, state)
         carry = skip_of(reading.layer(2 * number + 1), len(step.columns))[0][:, : len(step.carried)]
         state = _through(carry, step.columns, step.carried, seen)
         known = errors[2 * number]
         for site in step.sites:
-            values, width = values_read(program, site.op), program.ops[site.op].width
-            rule, local = rule_of(site.family), propagation.local[site.op]
-            arguments = []
-            for v in values:
-                off = np.stack([known[v, c].sum(-1) for c in range(program.ops[v].width)], -1) * (1 + 8 * U)
+            rule, arguments, tangents = rule_of(site.family), [], []
+            for v in values_read(program, site.op):
+                columns = [(v, c) for c in range(program.ops[v].width)]
+                off = np.stack([known[column].sum(-1) for column in columns], -1) * (1 + 8 * U)
                 least, most = rule.defined(site, setting, found[v])
                 arguments.append((least - off, most + off))
-            inside = [_inside(a, span) for a, span in zip(arguments, local.intervals, strict=False)]
-            partials = rule.slopes(site, setting, reading.heads[site.op], [_clipped(a, s) for a, s in
-                                   zip(arguments, local.intervals, strict=False)])  # fmt: skip
-            for c in range(width):
-                parts = []
-                for v, (least, most), good in zip(values, partials, inside, strict=True):
-                    ends = np.where(good, least[:, 0, c], -np.inf), np.where(good, most[:, 0, c], np.inf)
-                    parts.append(times((ends[0][:, None], ends[1][:, None]), seen[v, c]))
-                state[site.op, c] = plus(*parts)
+                tangents.append(stacked([seen[column] for column in columns], 2))
+            stored = reading.heads[site.op]
+            out = rule.through(site, setting, propagation.local[site.op], stored, arguments, tangents)
+            state |= {(site.op, c): out[:, :, c] for c in range(program.ops[site.op].width)}
     read_off = skip_of(reading.layer(2 * len(layout.steps)), len(layout.last))[0]
-    last = _through(read_off, layout.last, layout.output, state)
-    low, high = (np.stack([last[column][side] for column in layout.output], 1) for side in (0, 1))
-    return np.stack([np.maximum(-low, high), np.maximum(np.maximum(low, -high), 0.0)])
-
-
-def _inside(argument: Enclosure, span: tuple[float, float]) -> Array:
-    """Cells on which an argument stays where its heads are known."""
-    return np.asarray(((argument[0] >= span[0]) & (argument[1] <= span[1])).all((1, 2)))
-
-
-def _clipped(argument: Enclosure, span: tuple[float, float]) -> Enclosure:
-    with np.errstate(invalid="ignore"):
-        low, high = (np.clip(np.nan_to_num(a, nan=span[0]), *span) for a in argument)
-    return low, np.maximum(low, high)
+    last = stacked(list(_through(read_off, layout.last, layout.output, state).values()), 2)
+    rows = slice(None) if program.output_rows == "all" else slice(1)
+    low, high = (end[:, rows].reshape(count, -1, inputs) for end in last.ends)
+    least = np.maximum(np.maximum(low, -high), 0.0)
+    return Found(np.maximum(-low, high), last.total[:, rows].reshape(count, -1), least)
 
 
 def _through(matrix: Array, before: tuple[Column, ...], after: tuple[Column, ...], state: State) -> State:
     """Derivatives through a stored matrix, row b to column a."""
-    low, high = (np.stack([state[column][side] for column in before], 1) for side in (0, 1))
-    up, down = np.maximum(matrix, 0.0), np.minimum(matrix, 0.0)
+    if not after:
+        return {}
+    coming = stacked([state[column] for column in before], 2)
+    up, down, size = np.maximum(matrix, 0.0), np.minimum(matrix, 0.0), np.abs(matrix)
     with np.errstate(invalid="ignore"):
-        least = np.einsum("cbi,ba->cai", low, up) + np.einsum("cbi,ba->cai", high, down)
-        most = np.einsum("cbi,ba->cai", high, up) + np.einsum("cbi,ba->cai", low, down)
-        size = np.einsum("cbi,ba->cai", np.maximum(np.abs(low), np.abs(high)), np.abs(matrix))
-    slack = 2 * (len(before) + 4) * U * size
-    least, most = least - slack, most + slack
-    least, most = np.where(np.isnan(least), -np.inf, least), np.where(np.isnan(most), np.inf, most)
-    return {column: (least[:, i], most[:, i]) for i, column in enumerate(after)}
+        least = np.einsum("ctbi,ba->ctai", coming.low, up) + np.einsum("ctbi,ba->ctai", coming.high, down)
+        most = np.einsum("ctbi,ba->ctai", coming.high, up) + np.einsum("ctbi,ba->ctai", coming.low, down)
+        slack = np.einsum("ctbi,ba->ctai", np.maximum(np.abs(coming.low), np.abs(coming.high)), size)
+        slack = 2 * (len(before) + 4) * U * slack
+        total = np.einsum("ctb,ba->cta", coming.total, size) * (1 + (len(before) + 4) * U)
+        through = Tangent.of((least - slack, most + slack), total)
+    return {column: through[:, :, i] for i, column in enumerate(after)}

@@ -27,7 +27,8 @@ from ..programs.enclose import Range
 from ..programs.ops import Apply, Op
 from ..programs.program import Program
 from .site import Site, Span
-from .slopes import Enclosure, Steepness
+from .slopes import Enclosure, Steepness, Tangent, plus, times
+from .slopes import U as U64
 from .stored import StoredHeads
 
 Passed = tuple[Array, Array]
@@ -118,11 +119,26 @@ class Rule(ABC):
         self, site: Any, setting: Setting, heads: Sequence[StoredHeads], inputs: list[Enclosure]
     ) -> list[Enclosure]:
         """The partial derivatives of the stored heads by each input, (cell, token, channel), for arguments in `inputs`:
-        channel by channel (lemma H2). Families that mix channels or tokens have none yet."""
-        word = setting.op(site).word
-        raise CertificateError(
-            f"no Lipschitz constant is known of the heads of %{site.op}, {word}: it mixes channels or tokens"
-        )
+        channel by channel (lemma H2). Families that mix channels or tokens say `through` instead."""
+        raise CertificateError(f"no Lipschitz constant is known of the heads of %{site.op}, {setting.op(site).word}")
+
+    def through(
+        self, site: Any, setting: Setting, local: Any, heads: Sequence[StoredHeads], arguments: list[Enclosure],
+        tangents: list[Tangent],
+    ) -> Tangent:  # fmt: skip
+        """The derivatives of a site's results, (cell, token, channel), by the inputs of the network, from those of what
+        its heads read: the chain rule over the stored tables, for arguments that are enclosed (lemma H2). On cells
+        where arguments leave what the heads are known for, endless."""
+        spans = list(local.intervals)[: len(arguments)]
+        inside = [_inside(argument, span) for argument, span in zip(arguments, spans, strict=True)]
+        clipped = [_clipped(argument, span) for argument, span in zip(arguments, spans, strict=True)]
+        parts, total = [], np.zeros(())
+        for ends, tangent, good in zip(self.slopes(site, setting, heads, clipped), tangents, inside, strict=True):
+            low, high = (np.where(good, end, side) for end, side in zip(ends, (-np.inf, np.inf), strict=True))
+            parts.append(times((low[..., None], high[..., None]), tangent.ends))
+            with np.errstate(invalid="ignore"):
+                total = total + np.maximum(-low, high) * tangent.total * (1 + 8 * U64)
+        return Tangent.of(plus(*parts), total)
 
     def squared(self, local: Any) -> tuple[float, float] | None:
         """(k, m) for heads that compute the square of q up to k |q| + m at most; None for others (lemma H4)."""
@@ -152,6 +168,17 @@ class Rule(ABC):
         """What separate rounding of coordinates does; where a family has no rule for it, nothing is known."""
         if any(part.any() for rho, _ in copies.heads for part in rho.values()):
             moved.broken[:] = True
+
+
+def _inside(argument: Enclosure, span: Span) -> Mask:
+    """Cells on which an argument stays where its heads are known, to go with (cell, token, channel)."""
+    return np.asarray(((argument[0] >= span[0]) & (argument[1] <= span[1])).all((1, 2)))[:, None, None]
+
+
+def _clipped(argument: Enclosure, span: Span) -> Enclosure:
+    with np.errstate(invalid="ignore"):
+        low, high = (np.clip(np.nan_to_num(a, nan=span[0]), *span) for a in argument)
+    return low, np.maximum(low, high)
 
 
 def worst(e: Array, axis: int, among: Mask | None = None) -> Array:

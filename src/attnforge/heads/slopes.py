@@ -4,12 +4,17 @@ A head of one scalar y has logits a_k y + b_k and values V_k + U_k y (U is not 0
 c and radius r, with the weights w at c and s = a - E_w a, its derivative is E_w U + Cov_w(a, V + U c) at c and moves by
 at most r times a bound of the second derivative, which comes from the weights at c as well. Cells are halved where that
 is loose. Everything is computed in float64 with what its own rounding can do.
+
+Heads that mix channels or tokens are sums of derivatives of what they read, with coefficients that are enclosed
+themselves (`combined`); that coefficients of a softmax add up to 0 or 1 is used, and so is a bound of their sizes.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -146,6 +151,110 @@ def lines_of(spec: SelfSpec, query: int, value: int | None, constant: bool = Tru
                 moves[0] = spec.W_V[h, query, v]
             found.append((float(spec.W_O[h, v, 0]), Lines(a, b, V, moves)))
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class Tangent:
+    """Derivatives of something by the inputs of the network: the smallest and the largest, (..., input), and a bound of
+    the sum of their sizes over all inputs, (...): together they move less than each of them can."""
+
+    low: Array
+    high: Array
+    total: Array
+
+    @classmethod
+    def of(cls, ends: Enclosure, total: Array) -> Tangent:
+        """Enclosures and some bound of the sum; what is no number is endless, and the sum is at most that of sizes."""
+        low, high = np.where(np.isnan(ends[0]), -np.inf, ends[0]), np.where(np.isnan(ends[1]), np.inf, ends[1])
+        sizes = np.maximum(np.abs(low), np.abs(high)).sum(-1) * (1 + (low.shape[-1] + 2) * U)
+        return cls(low, high, np.fmin(sizes, np.where(np.isnan(total), np.inf, total)))
+
+    @property
+    def ends(self) -> Enclosure:
+        """The smallest and the largest."""
+        return self.low, self.high
+
+    def __getitem__(self, index: Any) -> Tangent:
+        """Part of it, by the leading axes of what is derived."""
+        return Tangent(self.low[index], self.high[index], self.total[index])
+
+    def __add__(self, other: Tangent) -> Tangent:
+        return Tangent.of(plus(self.ends, other.ends), (self.total + other.total) * (1 + 2 * U))
+
+    def where(self, known: Array) -> Tangent:
+        """The same on cells where it is known, endless elsewhere."""
+        endless = np.where(known, 0.0, np.inf).reshape(-1, *[1] * (self.total.ndim - 1))
+        return Tangent(self.low - endless[..., None], self.high + endless[..., None], self.total + endless)
+
+
+def stacked(parts: Sequence[Tangent], axis: int) -> Tangent:
+    """Tangents beside each other, along an axis of what is derived."""
+    low, high = (np.stack([part.ends[side] for part in parts], axis) for side in (0, 1))
+    return Tangent(low, high, np.stack([part.total for part in parts], axis))
+
+
+def combined(by: Enclosure, of: Tangent, add_up: float | None = None, most: Array | None = None) -> Tangent:
+    """sum_m f_m t_m over the last axis of the coefficients f, (..., m), and that of what is derived in t, (..., m).
+
+    Where all f add up to `add_up` it is add_up p + sum_m f_m (t_m - p) for every p; the middle of all t_m makes that
+    small. `most` bounds sum_m |f_m| where that is less than the sum of the bounds.
+    """
+    size = np.maximum(np.abs(by[0]), np.abs(by[1]))
+    count = size.shape[-1]
+    over = size.sum(-1) * (1 + count * U)
+    most = over if most is None else np.fmin(over, most)
+    products = times((by[0][..., None], by[1][..., None]), of.ends)
+    with np.errstate(invalid="ignore", over="ignore"):
+        low, high = added((products[0].swapaxes(-1, -2), products[1].swapaxes(-1, -2)))
+        total = np.fmin((size * of.total).sum(-1), most * of.total.max(-1)) * (1 + 2 * count * U)
+        if add_up is not None:
+            middle = 0.5 * (of.low.min(-2) + of.high.max(-2))
+            away = np.maximum(np.abs(of.low - middle[..., None, :]), np.abs(of.high - middle[..., None, :]))
+            away = away * (1 + 2 * U)
+            reach = np.fmin((size[..., None] * away).sum(-2), most[..., None] * away.max(-2))
+            reach = reach * (1 + 2 * count * U) + 4 * U * np.abs(add_up * middle)
+            low, high = np.fmax(low, add_up * middle - reach), np.fmin(high, add_up * middle + reach)
+    return Tangent.of((low, high), total)
+
+
+def shares(low: Array, high: Array) -> Enclosure:
+    """The weights of a softmax over the last axis, for logits within [low, high]; -inf is a slot that is not there."""
+    off = 4 * U * (np.abs(np.where(np.isfinite(low), low, 0.0)) + np.abs(np.where(np.isfinite(high), high, 0.0)))
+    off = (off.max(-1, keepdims=True) * 2 + OWN) * low.shape[-1]
+    others = ~np.eye(low.shape[-1], dtype=bool)
+    ends = []
+    for own, rest in ((low, high), (high, low)):
+        with np.errstate(over="ignore", invalid="ignore"):
+            gap = rest[..., None, :] - own[..., :, None]
+            ends.append(1 / (1 + np.where(others & (rest != -np.inf)[..., None, :], np.exp(gap), 0.0).sum(-1)))
+    absent, wild = high == -np.inf, off > 0.25  # logits so large that nothing is known
+    least = np.where(absent | wild | np.isnan(ends[0]), 0.0, ends[0] * (1 - 2 * off))
+    most = np.minimum(ends[1] * (1 + 2 * off) + 1e-300, 1.0)  # may have underflowed
+    most = np.where(wild | np.isnan(ends[1]), 1.0, most)
+    return least, np.where(absent, 0.0, most)
+
+
+def spread_of(weight: Enclosure) -> Enclosure:
+    """w (1 - w) for weights w of a softmax: largest at a half."""
+    ends = np.stack([w * (1 - w) for w in weight])
+    over = (weight[0] <= 0.5) & (weight[1] >= 0.5)
+    return np.maximum(ends.min(0) * (1 - 4 * U) - U, 0.0), np.where(over, 0.25, ends.max(0) * (1 + 4 * U) + U)
+
+
+def scaled_by(a: Enclosure, factor: float | Array) -> Enclosure:
+    """An enclosure times exact numbers."""
+    return times(a, (np.asarray(factor), np.asarray(factor)))
+
+
+def added(a: Enclosure) -> Enclosure:
+    """The sum of enclosures over the last axis."""
+    slack = 2 * a[0].shape[-1] * U * np.maximum(np.abs(a[0]), np.abs(a[1])).sum(-1)
+    return a[0].sum(-1) - slack, a[1].sum(-1) + slack
+
+
+def within(a: Enclosure, b: Enclosure) -> Enclosure:
+    """What two enclosures of the same numbers say together."""
+    return np.fmax(a[0], b[0]), np.fmin(a[1], b[1])
 
 
 def times(a: Enclosure, b: Enclosure) -> Enclosure:

@@ -15,9 +15,12 @@ from ...errors import CertificateError
 from ...programs.enclose import Range, normalised_size
 from ...programs.ops import Normalise
 from ..rule import Copies, Local, Moved, Passed, Rule, Setting, scaled
+from ..slopes import Enclosure, Lines, Steepness, Tangent, combined, plus, scaled_by, stacked, steepness, times, within
 from ..stored import StoredHeads
 from .bound import layer_error
 from .site import NormSite
+
+SLOPE_CELLS = 64  # first cells of the derivative for every factor e of v + eps: it turns by a small share in each
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,48 @@ class NormRule(Rule):
         own = up(local.total / math.sqrt(op.width) * size + local.lost, 8)
         parts = e + np.sqrt(np.mean(e**2, 2))[:, :, None] * (1 + slip)  # how the sources share it
         return scaled(parts, bound), np.where(known, own, np.inf)
+
+    def through(
+        self, site: NormSite, setting: Setting, local: Any, heads: Sequence[StoredHeads], arguments: list[Enclosure],
+        tangents: list[Tangent],
+    ) -> Tangent:  # fmt: skip
+        """n_i = c_i S(v), v = mean c^2, has n_i' = S c_i' + (2/d) c_i S'(v) sum_k c_k c_k' (lemma H2).
+
+        |c_i c_k| <= d v / 2 for i != k and c_i^2 <= d v: the coefficients are also at most |v S'| there, and between
+        S + 2 v S' and S on the diagonal, whatever the row is.
+        """
+        (low, high), d = arguments[0], self._op(site, setting).width
+        scale, shift, amount = table_of(heads[0], d)
+        least = np.maximum(np.maximum(low, -high), 0.0) ** 2
+        most = np.maximum(low**2, high**2)
+        slip = 1 + (d + 8) * 2.0**-52
+        v = least.mean(-1) / slip, most.mean(-1) * slip
+        start, end = site.variance
+        inside = (v[0] >= start) & (v[1] <= end)
+        v = np.where(inside, v[0], start), np.where(inside, v[1], start)
+        eps = self._op(site, setting).eps
+        count = max(16, math.ceil(SLOPE_CELLS * math.log((end + eps) / (start + eps))))
+        edges = np.clip(np.geomspace(start + eps, end + eps, count + 1) - eps, start, end)
+        edges[0], edges[-1] = start, end
+        lines = [(float(a), Lines(np.array([-d * s, 0.0]), np.array([b, 0.0]), np.array([1.0, 0.0]), np.zeros(2)))
+                 for s, b, a in zip(scale, shift, amount, strict=True)]  # fmt: skip
+        curve = steepness(lines, 0.0, edges)
+        twice = times((2 * curve.edges[:-1], 2 * curve.edges[1:]), curve.slope)  # 2 v S'
+        products = Steepness(curve.edges, plus(twice, curve.value), twice)
+        size, slope, double, diagonal = curve.values(*v), curve.slopes(*v), products.values(*v), products.slopes(*v)
+        half = 0.5 * np.maximum(np.abs(double[0]), np.abs(double[1]))[..., None]
+        share = scaled_by(slope, 2.0 / d)
+        own = times((least / slip, most * slip), (share[0][..., None], share[1][..., None]))
+        squares = plus(own, (np.repeat(size[0][..., None], d, -1), np.repeat(size[1][..., None], d, -1)))
+        squares = within(squares, (np.minimum(*(s[0] for s in (diagonal, size)))[..., None],
+                                   np.maximum(*(s[1] for s in (diagonal, size)))[..., None]))  # fmt: skip
+        found = []
+        for i in range(d):
+            one = times((low[..., i], high[..., i]), share)
+            by = within(times((one[0][..., None], one[1][..., None]), (low, high)), (-half, half))
+            by[0][..., i], by[1][..., i] = squares[0][..., i], squares[1][..., i]
+            found.append(combined(by, tangents[0]).where(inside.all(1)))
+        return stacked(found, 2)
 
     def copied(
         self, site: NormSite, setting: Setting, local: Any, heads: Sequence[StoredHeads], copies: Copies,

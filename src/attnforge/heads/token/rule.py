@@ -21,8 +21,22 @@ from ...programs.enclose import RULES as ENCLOSURES
 from ...programs.enclose import Range
 from ...programs.ops import MEANT, Attention, MaxTokens, Mix, Op, Softmax, meant_within
 from ..rule import Copies, Local, Moved, Passed, Rule, Setting, scaled, weights_move, worst
+from ..slopes import (
+    Enclosure,
+    Tangent,
+    U,
+    added,
+    combined,
+    plus,
+    scaled_by,
+    shares,
+    spread_of,
+    stacked,
+    times,
+    within,
+)  # fmt: skip
 from ..stored import StoredHeads
-from .bound import DEAD, fixed_terms, peak_error, sharpnesses
+from .bound import DEAD, fixed_terms, lambert_upper, peak_error, sharpnesses
 from .site import AttentionSite, MaxSite, MixSite, SoftmaxSite
 
 
@@ -71,6 +85,19 @@ class SoftmaxRule(Rule):
         passed = scaled(np.broadcast_to(parts[:, :, None], e.shape), moved)
         reach = np.max(z.high + total, -1, keepdims=True) - np.min(z.low - total, -1, keepdims=True)
         return passed, self._rounding(setting, op.width, up(reach), np.minimum(weight + moved, 1.0))
+
+    def through(
+        self, site: SoftmaxSite, setting: Setting, local: Any, heads: Sequence[StoredHeads],
+        arguments: list[Enclosure], tangents: list[Tangent],
+    ) -> Tangent:  # fmt: skip
+        """p_i' = sum_j p_i (delta_ij - p_j) z_j', coefficients that add up to 0 and, in size, to 2 p_i (1 - p_i)."""
+        weight = shares(*arguments[0])
+        own, found = spread_of(weight), []
+        for i in range(weight[0].shape[-1]):
+            by = times((weight[0][..., i, None], weight[1][..., i, None]), (-weight[1], -weight[0]))
+            by[0][..., i], by[1][..., i] = own[0][..., i], own[1][..., i]
+            found.append(combined(by, tangents[0], 0.0, 2 * own[1][..., i]))
+        return stacked(found, 2)
 
     def copied(
         self, site: SoftmaxSite, setting: Setting, local: Any, heads: Sequence[StoredHeads], copies: Copies,
@@ -234,6 +261,31 @@ class AttentionRule(Rule):
             added = np.where(dead, added, self._leaking(setting, hidden, above - best, own, value, e_v))
         return passed, added
 
+    def through(
+        self, site: AttentionSite, setting: Setting, local: Any, heads: Sequence[StoredHeads],
+        arguments: list[Enclosure], tangents: list[Tangent],
+    ) -> Tangent:  # fmt: skip
+        """o_i' = sum_j w_ij v_j' + sum_j w_ij (v_j - o_i) l_ij', coefficients that add up to 1 and to 0, with
+        l_ij' = s sum_k (q_ik k_jk' + k_jk q_ik'). Masks come from positions, which must be exact constants."""
+        query, key, value = arguments[:3]
+        tokens = value[0].shape[1]
+        mask = np.zeros((tokens, tokens)) if local.mask is None else local.mask
+        seen = np.tril(np.ones((tokens, tokens), dtype=bool)) | (not heads[0].causal)
+        found = []
+        for i in range(tokens):
+            q = query[0][:, i, None], query[1][:, i, None]  # (cell, 1, k) beside the keys' (cell, token, k)
+            low, high = scaled_by(added(times(q, key)), local.scale)
+            slack = 4 * U * (np.maximum(np.abs(low), np.abs(high)) + np.abs(mask[i]))
+            low, high = (np.where(seen[i], x, -np.inf) for x in (low + mask[i] - slack, high + mask[i] + slack))
+            by = (np.broadcast_to(end, key[0].shape) for end in scaled_by(q, local.scale))
+            logits = combined((next(by), next(by)), tangents[1])
+            logits += combined(scaled_by(key, local.scale), tangents[0][:, i, None])
+            weight = shares(low, high)
+            means = [_mean(weight, (value[0][..., c], value[1][..., c]), tangents[2][:, :, c], logits)
+                     for c in range(value[0].shape[-1])]  # fmt: skip
+            found.append(stacked(means, 1))
+        return stacked(found, 1).where(_constant(arguments[3:], tangents[3:]))
+
     def _leaking(
         self, setting: Setting, hidden: Array, gap: Array, d: Array, value: Range, e_v: Array
     ) -> Array:
@@ -256,6 +308,34 @@ class AttentionRule(Rule):
         moved.inputs[1][..., -1] += rho["key"][..., :width]
         moved.inputs[2][..., -1] += rho["value"]
         moved.broken[:] |= rho["query"][..., width:].any((1, 2)) | rho["key"][..., width:].any((1, 2))
+
+
+def _mean(weight: Enclosure, value: Enclosure, moving: Tangent, logits: Tangent) -> Tangent:
+    """The derivative of a mean of values, (cell, token), under weights whose logits move.
+
+    w_j (v_j - o) is also w_j (1 - w_j) times the distance of v_j from a mean of the others; and E|v - o| is at most
+    half of the spread of the values.
+    """
+    visible, own = weight[1] > 0, np.eye(weight[0].shape[-1], dtype=bool)
+    low, high = np.where(visible, value[0], np.inf), np.where(visible, value[1], -np.inf)
+    mean = within(added(times(weight, value)), (low.min(-1), high.max(-1)))
+    direct = value[0] - mean[1][:, None], value[1] - mean[0][:, None]
+    most, least = np.where(own, -np.inf, high[:, None]).max(-1), np.where(own, np.inf, low[:, None]).min(-1)
+    apart = np.where(most == -np.inf, 0.0, value[0] - most), np.where(least == np.inf, 0.0, value[1] - least)
+    slip = 4 * U * (np.where(visible, np.maximum(np.abs(low), np.abs(high)), 0.0).max(-1, keepdims=True))
+    slip = slip + 4 * U * np.maximum(np.abs(value[0]), np.abs(value[1]))
+    others = times(spread_of(weight), (apart[0] - slip, apart[1] + slip))
+    gain = within(others, times(weight, (direct[0] - slip, direct[1] + slip)))
+    half = 0.5 * np.maximum(high.max(-1) - low.min(-1), 0.0) * (1 + 4 * U)
+    return combined(gain, logits, 0.0, half) + combined(weight, moving, 1.0, np.ones_like(half))
+
+
+def _constant(arguments: Sequence[Enclosure], tangents: Sequence[Tangent]) -> Array:
+    """Cells on which positions arrive exactly and do not move with the inputs."""
+    good = np.ones(len(arguments[0][0]) if arguments else 1, dtype=bool)
+    for (low, high), tangent in zip(arguments, tangents, strict=True):
+        good &= (low == high).all((1, 2)) & ~tangent.low.any((1, 2, 3)) & ~tangent.high.any((1, 2, 3))
+    return good
 
 
 def _wider(x: Array, more: Array) -> Array:
@@ -293,6 +373,41 @@ class MixRule(Rule):
             size = (ranges[0].size + inputs[0].sum(-1)).max(1, keepdims=True)
             passed = passed + self._moved_positions(setting, op, local.heads, inputs[1], size)
         return passed, np.full(passed.shape[:-1], local.total)
+
+    def through(
+        self, site: MixSite, setting: Setting, local: Any, heads: Sequence[StoredHeads],
+        arguments: list[Enclosure], tangents: list[Tangent],
+    ) -> Tangent:  # fmt: skip
+        """Weights come from positions alone: the heads are linear, sum_h g_h w_h over tokens."""
+        op, own = _op(site, setting, Mix), local.heads
+        n, width, count = setting.program.tokens, op.width, own.heads
+        positions = n if len(arguments) > 1 else 0
+
+        def coordinates(name: str) -> Array:
+            weight, bias = getattr(own, f"W_{name}"), getattr(own, f"b_{name}")
+            found = np.zeros((count, n, own.W_Q.shape[-1]))
+            if weight is not None:
+                if stored(weight)[:, :width].any():
+                    raise heads[0].changed(f"W_{name}")
+                found[:, :positions] += stored(weight)[:, width:]
+            return found if bias is None else found + stored(bias)[:, None]
+
+        query, key = coordinates("Q"), coordinates("K")
+        if own.M_K is not None:
+            memory = stored(own.M_K)
+            key = np.concatenate([key, np.broadcast_to(memory, (count, *memory.shape[1:]))], 1)
+        logit = np.einsum("hik,hjk->hij", query, key)
+        off = 4 * (query.shape[-1] + 4) * U * np.einsum("hik,hjk->hij", np.abs(query), np.abs(key))
+        hidden = np.triu(np.ones(logit.shape[1:], dtype=bool), 1) & own.causal
+        hidden[:, n:] = False
+        weight = shares(np.where(hidden, -np.inf, logit - off), np.where(hidden, -np.inf, logit + off))
+        values, out = (np.broadcast_to(stored(x), (count, *x.shape[1:])) for x in (own.W_V[:, :width], own.W_O))
+        gains = np.einsum("hcv,hvd->hcd", values, out)
+        heads[0].require("W_O", gains, gains[:, :1, :1] * np.eye(width))
+        ends = (scaled_by((w[:, :n], v[:, :n]), g) for w, v, g in zip(*weight, gains[:, 0, 0], strict=True))
+        by = plus(*ends)
+        mixed = [combined(by, tangents[0][:, None, :, c]) for c in range(width)]
+        return stacked(mixed, 2).where(_constant(arguments[1:], tangents[1:]))
 
     def _moved_positions(self, setting: Setting, op: Mix, heads: Heads, e: Array, size: Array) -> Array:
         """How far a fixed mixing of values of at most `size` moves when one-hot positions err by e.
@@ -351,6 +466,23 @@ class MaxRule(Rule):
         passed = np.broadcast_to(worst(e, 1)[:, None], e.shape).copy()
         return passed, np.full(e.shape[:-1], local.total)
 
+    def through(
+        self, site: MaxSite, setting: Setting, local: Any, heads: Sequence[StoredHeads],
+        arguments: list[Enclosure], tangents: list[Tangent],
+    ) -> Tangent:  # fmt: skip
+        """h' = sum_j f_j x_j', f_j = w_j (1 + beta (x_j - h)). With D the logit less the log-sum-exp of the others' and
+        H their entropy f_j = sigmoid(D) (1 + sigmoid(-D) (D + H)), 0 <= H <= ln(n-1) (lemma H2)."""
+        ((low, high),), (moving,) = arguments, tangents
+        n, every = low.shape[1], range(len(heads[0].reads))
+        betas = sharpnesses(heads[0].heads(every, every, every, setting.dtype), low.shape[-1], 1.0)
+        found = []
+        for c, beta in enumerate(betas):
+            by = peak_slopes(*scaled_by((low[..., c], high[..., c]), beta))
+            least = np.maximum(-by[0], 0.0)  # some token is the largest, and its coefficient is not negative
+            rest = np.fmin((least.sum(-1) - least.min(-1)) * (1 + 4 * n * U), lambert_upper(n))
+            found.append(combined(by, moving[:, :, c], 1.0, 1 + 2 * rest))
+        return stacked([stacked(found, 1)] * n, 1)
+
     def describe(self, site: MaxSite, heads: Sequence[StoredHeads]) -> str:
         return f"sharpness {site.sharpness:.3g}"
 
@@ -363,6 +495,42 @@ class MaxRule(Rule):
             moved.inputs[0][..., c, -1] += key
             moved.extra[..., c] += (key + rho["value"][..., 0]).max(-1, keepdims=True)  # of all tokens looked at
             moved.broken[:] |= rho["query"].any((1, 2))
+
+
+def peak_slopes(low: Array, high: Array) -> Enclosure:
+    """The coefficients f_j of a head over tokens with logits l_j in [low, high], values l_j / beta (lemma H2).
+
+    sigmoid(D) (1 + sigmoid(-D) (D + H)) grows with H. In D it falls up to some point below -H, where
+    (D+H) tanh(D/2) = 2, rises up to the other point where that is so, which is positive, and falls again.
+    """
+    n = low.shape[-1]
+    if n == 1:
+        return np.ones_like(low), np.ones_like(low)
+    weight = shares(low, high)
+    with np.errstate(divide="ignore"):
+        ends = [np.log(w) - np.log1p(-np.minimum(w, 1 - U)) for w in weight]  # D, from the weight sigmoid(D)
+    below = np.where(weight[0] > 0, ends[0] - 1e-12 * (1 + np.abs(ends[0])), -np.inf)
+    above = np.where(weight[1] < 1 - 1e-9, ends[1] + 1e-12 * (1 + np.abs(ends[1])), np.inf)
+    return _peak(below, above, 0.0, False), _peak(below, above, math.log(n - 1) * (1 + U), True)
+
+
+def _peak(below: Array, above: Array, entropy: float, largest: bool) -> Array:
+    """The smallest value of a coefficient for D in [below, above], or the largest."""
+
+    def slope(D: Array) -> Array:
+        D = np.clip(D, -700.0, 700.0)  # beyond, it is 0 or 1 up to less than what is added below
+        one = 1 / (1 + np.exp(-D))
+        return np.asarray(one * (1 + (D + entropy) / (1 + np.exp(D))))
+
+    left, right = (0.0, 60.0) if largest else (-60.0, 0.0)
+    for _ in range(60):  # halvings: the point to the last bit
+        middle = 0.5 * (left + right)
+        beyond = (middle + entropy) * math.tanh(0.5 * middle) > 2
+        left, right = (left, middle) if beyond == largest else (middle, right)
+    turning = np.clip(np.full_like(below, left), below, above)
+    ends = np.stack([slope(below), slope(turning), slope(above)])
+    slack = 1e-12 * (1 + entropy)  # rounding of sums and products of numbers below 2 + entropy, and of the point
+    return ends.max(0) + slack if largest else ends.min(0) - slack
 
 
 RULES: dict[str, Rule] = {
