@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .generalised import HuberRegressor, LogisticRegression, PoissonRegressor
     from .kernel import KernelRegressor
     from .linear import ElasticNet, Lasso, LinearRegression, Ridge
+    from .pipeline import Pipeline, PipelinePlan, plan_pipeline
     from .planning import DepthPlan, plan
     from .prompt import Scaling
     from .solver import Run, in_context, run
@@ -31,6 +32,7 @@ _LAZY = {
         ".generalised": ("HuberRegressor", "LogisticRegression", "PoissonRegressor"),
         ".kernel": ("KernelRegressor",),
         ".linear": ("ElasticNet", "Lasso", "LinearRegression", "Ridge"),
+        ".pipeline": ("Pipeline", "PipelinePlan", "plan_pipeline"),
         ".planning": ("DepthPlan", "plan"),
         ".prompt": ("Scaling",),
         ".solver": ("Run", "in_context", "run"),
@@ -49,6 +51,8 @@ __all__ = [
     "LinearRegression",
     "LogisticRegression",
     "Momentum",
+    "Pipeline",
+    "PipelinePlan",
     "PoissonRegressor",
     "Ridge",
     "Run",
@@ -57,6 +61,7 @@ __all__ = [
     "frozen",
     "in_context",
     "plan",
+    "plan_pipeline",
     "run",
 ]
 

@@ -62,8 +62,13 @@ def largest_growth(rho: float) -> float:
     return max((1 + (1 + rho) * t) * rho**t for t in (0, math.floor(at), math.ceil(at))) * (1 + 1e-12)
 
 
-def step_error(n: int, d: int, radius: float, size: float, dtype: str = "float64") -> float:
-    """e of lemma F7: the error of one application for residuals up to 1, rows up to `radius`, weights up to `size`."""
+def step_error(
+    n: int, d: int, radius: float, size: float, dtype: str = "float64", *, width: float = 0.0, spread: float = 0.0
+) -> float:
+    """e of lemma F7: the error of one application for residuals up to 1, rows up to `radius`, weights up to `size`.
+
+    `width` bounds sum_i ||v_i||, 4 sqrt(d) unless given; `spread` is what is added to the logit of the sink.
+    """
     kind = DTYPES[dtype]
     u, table = UNIT[kind], levels(kind)
     count, sharp, seen = len(table.scales), max(table.scales), radius * size + 1.0
@@ -73,9 +78,10 @@ def step_error(n: int, d: int, radius: float, size: float, dtype: str = "float64
     if not all(map(math.isfinite, rounding)):
         return math.inf
     logit = rounding[1] * sharp * seen + 2 * u * (LOG_SINK[kind] + sharp * reach) + (exp_ulps() + 0.1) * u
+    logit += 8 * u * (LOG_SINK[kind] + spread) if spread else 0.0  # it is a sum and a product more
     read = table.truncation(reach) + u * seen + 4 * u * reach
     read += table.amplification * grown * (n * grown / mass + math.expm1(logit) + rounding[0])
-    width = STEP * math.sqrt(d) * (1 + 8 * u)
+    width = (width or STEP * math.sqrt(d)) * (1 + 8 * u)
     return 1.01 * (width * read + rounding[2] * (table.amplification * grown * width + 6 * size))
 
 
