@@ -137,7 +137,8 @@ def test_more_than_the_dtype_has_is_not_promised() -> None:
     ("wrong", "said"),
     [
         (dict(fit="lasso"), "fit must be"), (dict(dtype="float16"), "dtype must be"),
-        (dict(threshold=-1.0), "threshold"), (dict(deviation=2.0), "at most largest"), (dict(penalty=0.0), "penalty"), (dict(label=1e30), "scale the data"),
+        (dict(threshold=-1.0), "threshold"),
+        (dict(deviation=2.0), "at most largest"), (dict(penalty=0.0), "penalty"), (dict(label=1e30), "scale the data"),
         (dict(fit="logistic", label=2.0), "labels 0 and 1"), (dict(n=1), "n must be"),
     ],
 )  # fmt: skip
@@ -151,7 +152,8 @@ def test_data_beyond_the_plan_are_refused() -> None:
     y = X[:, 0]
     for given, said in (
         ((3 * X, y, X), "largest"), ((X, 3 * y, X), "label"), ((X, y, 3 * X), "largest"),
-        ((X[:, :1], y, X), "expected"), ((0.1 * X, y, X), "deviation"), ((X, y[:5], X), "expected"), ((X[:1], y[:1], X), "expected"),
+        ((X[:, :1], y, X), "expected"), ((0.1 * X, y, X), "deviation"),
+        ((X, y[:5], X), "expected"), ((X[:1], y[:1], X), "expected"),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=said):
             net(*given)

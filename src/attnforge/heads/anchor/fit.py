@@ -16,7 +16,7 @@ import torch
 
 from ...certificates.rounding import EXP_ULPS, unit
 from ...dtypes import Array
-from ...functions.registry import Univariate
+from ...functions.registry import Univariate, taylor
 from .bound import AnchorWeights
 from .potential import Potential
 
@@ -164,6 +164,11 @@ MANY = 96  # above this many anchors a search follows what was best with fewer
 WARM = (0.08, 0.12, 0.17, 0.25, 0.36)
 KINKED = (0.25, 0.42, 1.0, 2.72)  # a kink wants a colder head: 2.72 balances kink and interior error of a ramp
 FLOORS = (1e-4, 1e-7, 1e-10)  # how near a singular end anchors go, as a share of the interval; refined later
+MOST_GUARDS = 8  # of resonant tables: beyond, they are not smaller than others
+ALIGNED = 0.02  # of a spacing: how far from an anchor, or from the middle of two, a pole may be
+COLDEST = 0.5  # resonant tables may be so much warmer than others that are tried
+LATE = 40  # Taylor coefficients: a next pole at twice the distance is then a millionth of the nearest
+SEEN = 1e-4  # of the late coefficients: what other singularities may leave of the recurrence
 #: Anchors beyond each end that are tried: the ends converge with their number, and values grow.
 GUARDS = (1, 3, 5, 7, 9)
 
@@ -324,6 +329,7 @@ def ranked(q: Question, count: int, like: Shape | None = None) -> list[Candidate
     else:
         guards = [g for g in GUARDS if count - 2 * g >= 2] or [0]
         shapes = [Shape(p, count, g, k) for p in q.potentials for g in guards for k in q.kappas()]
+        shapes += _resonant(q, count)
     found = [best for shape in shapes if (best := _better(None, _try(q, shape, (not q.relative,)))) is not None]
     return sorted(found, key=lambda c: c.estimate)
 
@@ -350,6 +356,50 @@ def refine(q: Question, best: Candidate, rounds: int = 4) -> Candidate:
         if best.estimate > 0.98 * before:
             factor = math.sqrt(factor)
     return best
+
+
+def _resonant(q: Question, count: int) -> list[Shape]:
+    """Evenly spaced tables at kappa = pi spacing / (2 d), d the height of the nearest pole: where an anchor lies under it
+    aliases reproduce what the table misses (lemma A9(c)). Other potentials bend their anchors to the pole instead."""
+    if q.kappa is not None or any(p.name != "square" for p in q.potentials):
+        return []
+    pole = nearest_pole(q.fn, q.lo, q.hi)
+    if pole is None:
+        return []
+    shapes = []
+    for guards in range(1, min(MOST_GUARDS, (count - 4) // 2) + 1):
+        spacing = (q.hi - q.lo) / (count - 1 - 2 * guards)
+        off = (pole[0] - q.lo) / spacing  # even parts of a residue want an anchor there, odd ones the middle of two
+        if abs(2 * off - round(2 * off)) < ALIGNED:
+            shapes.append(Shape(q.potentials[0], count, guards, 0.5 * math.pi * spacing / pole[1]))
+    return [shape for shape in shapes if COLDEST * WARM[0] <= shape.kappa <= KINKED[-1]]
+
+
+@lru_cache(maxsize=1024)
+def nearest_pole(fn: Univariate, lo: float, hi: float) -> tuple[float, float] | None:
+    """(x, d) of a pair of poles x +- i d that a function's Taylor series at its sharpest point sees, about; None where
+    it sees no such pair above the interval. A search may look there, and nothing else depends on it.
+
+    A pair at distance r under the angle t makes c_(k+2) = 2 cos(t)/r c_(k+1) - c_k / r^2 of late coefficients.
+    """
+    at = _sharpest(fn, lo, hi)[0]
+    if fn.knots or not fn.branches:
+        return None
+    series = taylor(fn, np.array([at]), np.array([at]), LATE)
+    c = series.coefficient[0]
+    if not (np.isfinite(c).all() and c[-4:].any() and np.isfinite(series.error[0]).all()):
+        return None
+    scale = float(np.max(np.abs(c[1:]) ** (1 / np.arange(1, len(c)))))  # coefficients of about one size
+    late = (c / scale ** np.arange(len(c)))[-10:]
+    (one, two), *_ = np.linalg.lstsq(np.stack([late[1:-1], late[:-2]], 1), late[2:], rcond=None)
+    rest = late[2:] - one * late[1:-1] - two * late[:-2]
+    if not (two < 0 and np.abs(rest).max() < SEEN * np.abs(late).max()):
+        return None
+    r, cosine = (-two) ** -0.5, 0.5 * one * (-two) ** -0.5
+    if not abs(cosine) < 0.99:
+        return None
+    x, d = at + r * cosine / scale, r * math.sqrt(1 - cosine * cosine) / scale
+    return (float(x), float(d)) if lo <= x <= hi and d < hi - lo else None
 
 
 def for_count(q: Question, count: int) -> Candidate | None:
