@@ -240,6 +240,9 @@ NAMES = (
     "depth",
     "classes",
     "every-length",
+    "pipeline",
+    "jumps",
+    "mechanism",
     "training-from-construction",
 )
 

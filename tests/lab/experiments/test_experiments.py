@@ -35,17 +35,22 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "spectral": [{"table": t, "spacing": s} for t in ("generic", "resonant", "fitted") for s in (1.0, 0.5, 0.4)],
     "kinks": [{"network": "spliced", "guards": g} for g in (1, 2, 4)]
     + [{"network": n, "anchors": p} for n in ("cold", "warm") for p in (9, 17, 33)],
-    "robustness": [{"task": "steep", "formula": "x*sin(y)"}]
+    "robustness": [{"task": "steep", "formula": "x*sin(y)"}, {"task": "mixed", "formula": "softmax"}]
     + [{"task": "bits", "formula": "x*sin(y)", "bits": bits} for bits in (8, 12)],
     "depth": [{"condition": c} for c in (4.0, 16.0, 64.0)],
     "classes": [{"task": "ridges", "dim": dim} for dim in (2, 4, 8)]
     + [{"task": "nested", "depth": 2, "eps": eps} for eps in (1e-3, 1e-5, 1e-7)],
-    "every-length": [{"n": n} for n in (1, 10, 1000)],
+    "every-length": [{"function": "softmax of a token", "n": n} for n in (1, 10, 1000)],
+    "pipeline": [{"fit": "ridge", "penalty": p} for p in (8.0, 4.0, 2.0)],
+    "jumps": [{"p": p, "sharpness": s} for p in (1, 4) for s in (1e2, 1e3, 1e4)],
+    "mechanism": [{"formula": "x*y/(1+4*x**2)", "network": "compiled"},
+                  {"formula": "x*y/(1+4*x**2)", "network": "trained", "steps": 30}],
     "boundary": [
         {"target": "ramp", "place": place, "network": n, "p": p}
         for place in ("ends", "seams") for n in ("cold", "warm") for p in (34, 66)
     ] + [{"target": t, "place": "middle", "network": n, "p": 34} for t in ("kink", "step") for n in ("cold", "exact")],
-    "length": [{"network": n, "d": 10, "n": size} for n in ("cold", "gate") for size in (50, 1000, 10_000)],
+    "length": [{"network": n, "d": 10, "n": size} for n in ("cold", "gate") for size in (50, 1000, 10_000)]
+    + [{"rate": "p", "network": "cold", "n": 1000, "p": p} for p in (16, 32, 64)],
     "sequence": [
         {"against": "p", "network": "cold", "n": 10, "p": p, "H": 1} for p in (16, 32, 64)
     ] + [{"against": "H", "network": "warm", "n": 20, "p": 20, "H": 1}],

@@ -359,8 +359,8 @@ def refine(q: Question, best: Candidate, rounds: int = 4) -> Candidate:
 
 
 def _resonant(q: Question, count: int) -> list[Shape]:
-    """Evenly spaced tables at kappa = pi spacing / (2 d), d the height of the nearest pole: where an anchor lies under it
-    aliases reproduce what the table misses (lemma A9(c)). Other potentials bend their anchors to the pole instead."""
+    """Evenly spaced tables at kappa = pi spacing / (2 d), d the height of the nearest pole: where an anchor lies under
+    it aliases reproduce what the table misses (lemma A9(c)). Other potentials bend their anchors to the pole."""
     if q.kappa is not None or any(p.name != "square" for p in q.potentials):
         return []
     pole = nearest_pole(q.fn, q.lo, q.hi)

@@ -15,8 +15,8 @@ import torch
 from ...charts.chart import Figure, Panel, Series
 from ...theorems import ramp
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..verdicts import bound, growth, slope, threshold
-from .shared import NETWORKS, fitted, line, pairs, where
+from ..verdicts import bound, growth, rate, slope, threshold
+from .shared import NETWORKS, built, fitted, line, line_errors, pairs, places, values_of, where
 
 LENGTHS = (50, 1_000, 10_000, 100_000)  # tokens, from the published length to where quadratic cost would show
 WIDTHS = (10, 100, 1_000)  # channels of a token, from the published width on
@@ -24,15 +24,31 @@ A, B, ANCHORS = -25.0, 25.0, 64  # the published range, and about the published 
 AT_ONCE = 2_000  # tokens alive at a time
 WORK, MOST = 800_000, 400  # tokens that a cell's clock should run over: short inputs are repeated, so often at most
 LONG = 1_000  # from this length on time is fitted: below, a call costs more than its tokens
+SIZES, HEADS = (16, 32, 64, 128), (1, 2, 4)  # anchors, and heads of n keys, that rates are fitted over
 MEMORY = 512.0  # MB that the longest input may take above the shortest
 
 
 def cells(quick: bool) -> tuple[Cell, ...]:
-    return grid(network=("cold", "gate") if quick else NETWORKS, d=WIDTHS, n=LENGTHS)
+    found = grid(network=("cold", "gate") if quick else NETWORKS, d=WIDTHS, n=LENGTHS)
+    found += grid(rate=("p",), network=("cold",), n=LENGTHS[1:3], p=SIZES)
+    return found + grid(rate=("H",), network=("cold",), n=LENGTHS[1:2] if quick else LENGTHS[1:3], H=HEADS)
+
+
+def refitted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The rates of the theorems on sequences of n tokens: p anchors (3.4), or H heads of n keys (3.9), float64."""
+    n = settings["n"]
+    if settings["rate"] == "p":
+        m = built("cold", A, B, settings["p"], "float64")
+        return values_of(line_errors(m, places(A, B, settings["p"], n), n), m)
+    m = built("cold", A, B, (n - 2) * settings["H"] + 2, "float64", settings["H"], tokens=n)
+    between = A + (B - A) * torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return values_of(line_errors(m, between, n), m)
 
 
 @torch.no_grad()
 def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    if "rate" in settings:
+        return refitted(settings)
     n, d, network = settings["n"], settings["d"], settings["network"]
     generator = torch.Generator().manual_seed(seed)
     w = torch.randn(d, generator=generator) * math.sqrt(10 / d)  # so that w.x spreads over [a, b] at every d
@@ -64,7 +80,24 @@ def timed(name: str, records: Sequence[Record], x: str) -> list[Series]:
     return [Series(name, [a for a, _ in found], [b for _, b in found])] if found else []
 
 
+def rates(records: Sequence[Record]) -> list[Figure]:
+    """Errors against anchors and heads, for sequences of 1,000 and of 10,000 tokens."""
+    panels = []
+    for x, label in (("p", "anchors p"), ("H", "heads H")):
+        series: list[Series] = []
+        for n in LENGTHS[1:3]:
+            rows = where(records, rate=x, n=n)
+            series += line(f"n = {n}", rows, x, "sup", group=str(n))
+            series += line(f"n = {n}, certified bound", rows, x, "bound", "bound", str(n))
+        if series:
+            panels.append(Panel(label, label, "largest error", series, log_x=True, log_y=True))
+    caption = "Largest error on sequences of 1,000 and 10,000 tokens against anchors, and against heads of n keys."
+    return [Figure("rates", caption, panels, "1/p and 1/(nH) hold for long sequences.")] if panels else []
+
+
 def figures(records: Sequence[Record]) -> list[Figure]:
+    made = rates(records)
+    records = [r for r in records if "rate" not in r.settings]
     errors: list[Series] = []
     times: list[Series] = []
     memory: list[Series] = []
@@ -78,7 +111,7 @@ def figures(records: Sequence[Record]) -> list[Figure]:
     drawn = (("error", "largest error", errors), ("time", "seconds a pass", times), ("memory", "peak MB", memory))
     panels = [Panel(name, "tokens n", label, rows, log_x=True, log_y=True) for name, label, rows in drawn if rows]
     caption = "A cold head of 64 anchors on up to 100,000 tokens. Memory is that of the whole process."
-    made = [Figure("cold", caption, panels, "Error does not depend on n; time grows with n.")] if panels else []
+    made += [Figure("cold", caption, panels, "Error does not depend on n; time grows with n.")] if panels else []
     by_network: list[Series] = []
     widest = max((r["d"] for r in records), default=0)
     for network in NETWORKS:
@@ -93,6 +126,11 @@ def judge(records: Sequence[Record]) -> list[Finding]:
     found: list[Finding] = []
     if limits := pairs(records, "sup", "bound"):
         found.append(bound("largest error against its certified bound, all lengths and widths", limits))
+    for x in ("p", "H"):
+        for n in LENGTHS[1:3]:
+            if fit := fitted(where(records, rate=x, n=n), x, "sup"):
+                found.append(rate(f"largest error against {x}, sequences of {n} tokens", -1.0, fit))
+    records = [r for r in records if "rate" not in r.settings]
     for network in NETWORKS:
         chosen = where(records, network=network)
         for x, name, others in (("n", "tokens n", "d"), ("d", "channels d", "n")):
@@ -118,13 +156,13 @@ EXPERIMENT = Experiment(
     "at most to d, memory with neither.",
     label="A2, A5, B2",
     varies="The number of tokens n = 50 to 100,000 and of channels d = 10 to 1,000; cold and warm heads of 64 "
-    "anchors, gate.",
+    "anchors, gate. Rates at n = 1,000 and 10,000: p = 16 to 128 anchors, and 1 to 4 heads of n keys, float64.",
     measured_how="Largest error over all tokens, float32, tokens drawn 2,000 at a time and turned over their "
     "channels. Time: that of the whole cell over up to 800,000 tokens, short inputs repeated, by the number of "
     "passes. Memory: peak of the process.",
     judged_how="Errors against certified bounds without tolerance; exponents by least squares on logarithmic axes "
     "with 95 % intervals: error at most 0, time at most 1 (± 0.15, n from 1,000 on); memory at most 512 MB above the "
-    "smallest cell.",
+    "smallest cell; the rates 1/p and 1/H up to 0.1.",
     cells=cells,
     measure=measure,
     figures=figures,

@@ -1,0 +1,98 @@
+"""Algorithms one after the other in one network: what was promised before the run, and what runs do (F8)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...charts.chart import Figure, Panel
+from ...incontext.pipeline import Pipeline, plan_pipeline
+from ..experiment import Cell, Experiment, Finding, Record, grid
+from ..verdicts import bound, growth, slope
+from .shared import line, pairs, where
+
+FITS = ("ridge", "ridge, threshold", "logistic", "logistic, threshold")
+PENALTIES = (2.0, 0.5, 0.125, 0.03125)  # each a quarter of the one before: condition numbers grow fourfold
+ROWS, COLUMNS = 60, 3  # a prompt whose hundreds of layers take seconds
+EPS, THRESHOLD, DEVIATION = 1e-5, 0.05, 0.1
+
+
+def cells(quick: bool) -> tuple[Cell, ...]:
+    chosen = PENALTIES[:3] if quick else PENALTIES
+    return grid((0,) if quick else (0, 1, 2), fit=FITS[::2] + FITS[1::2] if not quick else FITS[1:3], penalty=chosen)
+
+
+def exact(X: np.ndarray, y: np.ndarray, fit: str, penalty: float) -> np.ndarray:
+    """The weights of the same algorithms, by Newton's method in float64."""
+    Z, w = (X - X.mean(0)) / X.std(0), np.zeros(X.shape[1])
+    for _ in range(50):
+        z = Z @ w
+        mean, bend = (z, np.ones_like(z)) if fit.startswith("ridge") else (1 / (1 + np.exp(-z)), None)
+        bend = mean * (1 - mean) if bend is None else bend
+        off = mean - (y - y.mean() if fit.startswith("ridge") else y)
+        hessian = (Z * bend[:, None]).T @ Z / len(Z) + penalty * np.eye(len(w))
+        w = w - np.linalg.solve(hessian, Z.T @ off / len(Z) + penalty * w)
+    return np.sign(w) * np.maximum(np.abs(w) - THRESHOLD, 0) if "threshold" in fit else w
+
+
+def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    fit, penalty, rng = settings["fit"], settings["penalty"], np.random.default_rng(seed)
+    X = rng.uniform(-1, 1, size=(ROWS, COLUMNS))
+    X[:, 1] = 0.8 * X[:, 0] + 0.2 * X[:, 1]  # columns that have much in common
+    raw = X @ rng.normal(size=COLUMNS) + 0.3 * rng.normal(size=ROWS)
+    y = raw / np.abs(raw).max() if fit.startswith("ridge") else (raw > 0).astype(float)
+    plan = plan_pipeline(
+        ROWS, COLUMNS, EPS, penalty=penalty, fit="ridge" if fit.startswith("ridge") else "logistic",
+        threshold=THRESHOLD if "threshold" in fit else 0.0, deviation=DEVIATION,
+    )  # fmt: skip
+    found = Pipeline(plan).weights(torch.from_numpy(X), torch.from_numpy(y)).numpy()
+    reached = float(np.linalg.norm(found - exact(X, y, fit, penalty)))
+    return {"depth": plan.depth, "layers": plan.layers, "root": math.sqrt((COLUMNS + penalty) / penalty),
+            "reached": reached, "promised": plan.bound}  # fmt: skip
+
+
+def figures(records: Sequence[Record]) -> list[Figure]:
+    series = []
+    for fit in FITS:
+        rows = where(records, fit=fit)
+        series += line(fit, rows, "layers", "reached", style="points", group=fit)
+        series += line(f"{fit}, promised", rows, "layers", "promised", style="bound", group=fit)
+    if not series:
+        return []
+    caption = "Distance of the weights from the exact algorithms after the planned layers, and what was promised."
+    panel = Panel("standardise, then fit, then shrink", "layers of the network", "distance", tuple(series), log_y=True)
+    return [Figure("promise", caption, (panel,), "Every run ends below what was promised before it.")]
+
+
+def judge(records: Sequence[Record]) -> list[Finding]:
+    found: list[Finding] = []
+    if limits := pairs(records, "reached", "promised"):
+        found.append(bound("distance after the run against its bound before the run", limits, better=1e6))
+    for fit in FITS:
+        rows = where(records, fit=fit)
+        if len({r["root"] for r in rows}) > 2:
+            fall = slope([r["root"] for r in rows], [r["depth"] for r in rows])
+            found.append(growth(f"depth against the root of the condition number, {fit}", 1.0, fall, tolerance=0.25))
+    return found
+
+
+EXPERIMENT = Experiment(
+    name="pipeline",
+    title="Algorithms one after the other",
+    claim="Standardising, ridge or logistic regression and a soft threshold in one network end within a distance of "
+    "the exact algorithms that is known before any run, for every prompt within three sizes.",
+    label="F8",
+    varies="The regression, with and without a threshold; the penalty, and with it the condition number; the data.",
+    measured_how="Euclidean distance of the weights (standardised columns) from Newton's method in float64 after "
+    "exactly the planned layers; 60 rows of 3 columns, eps 1e-5.",
+    judged_how="Every distance against its promise without tolerance; the slope of the depth against the root of the "
+    "condition number on logarithmic axes at most 1, up to 0.25 for the logarithm in it.",
+    cells=cells,
+    measure=measure,
+    figures=figures,
+    judge=judge,
+)
