@@ -10,7 +10,10 @@ import pytest
 import torch
 
 import attnforge as af
+from attnforge import AnchorHead
 from attnforge.errors import ArgumentError
+from attnforge.expressions.composite import composite
+from attnforge.heads.anchor.fit import nearest_pole
 from attnforge.theorems.spectral import Density, Strip, aliases, lattice_values, resonant
 
 
@@ -98,3 +101,19 @@ def test_arguments_are_checked() -> None:
     x = np.array([0.0, 0.3])
     flat = lattice_values(lambda w: 0 * w, 0.5, 1.0, x)
     assert (flat == 0).all()
+
+
+@pytest.mark.parametrize(("formula", "pole"), [("1/(1+y**2)", 1.0), ("tanh(3*y)*y", math.pi / 6)])
+def test_a_search_finds_resonance_where_anchors_are_even(formula: str, pole: float) -> None:
+    function = composite(formula)
+    found = nearest_pole(function, -3.0, 3.0)
+    assert found is not None and found[0] == pytest.approx(0.0, abs=1e-9) and found[1] == pytest.approx(pole)
+    head = AnchorHead.fit(function, -3, 3, anchors=33, potential="square", dtype=torch.float64)
+    others = [AnchorHead.fit(function, -3, 3, anchors=33, potential="square", dtype=torch.float64, kappa=kappa).bound
+              for kappa in (0.12, 0.25, 0.36)]  # fmt: skip
+    assert head.bound is not None and all(b is not None and b > 20 * head.bound for b in others)
+
+
+@pytest.mark.parametrize("formula", ["exp(-y**2)", "sin(y)", "abs(y)", "y**3"])
+def test_where_there_is_no_pole_none_is_seen(formula: str) -> None:
+    assert nearest_pole(composite(formula), -3.0, 3.0) is None

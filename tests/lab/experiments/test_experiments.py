@@ -35,7 +35,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "spectral": [{"table": t, "spacing": s} for t in ("generic", "resonant", "fitted") for s in (1.0, 0.5, 0.4)],
     "kinks": [{"network": "spliced", "guards": g} for g in (1, 2, 4)]
     + [{"network": n, "anchors": p} for n in ("cold", "warm") for p in (9, 17, 33)],
-    "robustness": [{"task": "steep", "formula": "x*sin(y)"}, {"task": "mixed", "formula": "softmax"}]
+    "robustness": [{"task": "steep", "formula": "x*sin(y)"}]
     + [{"task": "bits", "formula": "x*sin(y)", "bits": bits} for bits in (8, 12)],
     "depth": [{"condition": c} for c in (4.0, 16.0, 64.0)],
     "classes": [{"task": "ridges", "dim": dim} for dim in (2, 4, 8)]

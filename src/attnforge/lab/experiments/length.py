@@ -38,7 +38,7 @@ def refitted(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The rates of the theorems on sequences of n tokens: p anchors (3.4), or H heads of n keys (3.9), float64."""
     n = settings["n"]
     if settings["rate"] == "p":
-        m = built("cold", A, B, settings["p"], "float64")
+        m = built("cold", A, B, settings["p"], "float64", form="tokens")
         return values_of(line_errors(m, places(A, B, settings["p"], n), n), m)
     m = built("cold", A, B, (n - 2) * settings["H"] + 2, "float64", settings["H"], tokens=n)
     between = A + (B - A) * torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
