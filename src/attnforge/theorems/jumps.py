@@ -85,7 +85,7 @@ def staircase(
         "M_V": values, "W_O": np.ones((count, 1, 1)),
     }  # fmt: skip
     made = {name: torch.from_numpy(table).to(kind) for name, table in tables.items()}
-    return AttentionLayer([Heads("memory", purpose="jumps", **made)])
+    return AttentionLayer([Heads("memory", purpose="jumps", **made)])  # type: ignore[arg-type]
 
 
 def _exponent(p: float) -> float:

@@ -16,7 +16,7 @@ from .shared import fitted, line, pairs, where
 
 PLACES, JUMPS = (-0.55, 0.1, 0.7), (1.0, -0.6, 0.3)  # a staircase that goes up and down
 SHARP = (1e2, 1e3, 1e4, 1e5, 1e6)  # four decades
-POWERS = (1, 2, 4)
+POWERS = (1, 2, 4)  # of the mean: from where jumps cost least to where they nearly cost what the largest error does
 NEAR = 60.0  # over the sharpness: beyond, a sigmoid is 0 or 1 up to e^-60
 POINTS = 20_001  # of an integral over each side of a jump: Simpson's rule is exact to 1e-12 there
 
