@@ -1,6 +1,7 @@
 """Records of a real quick run of every experiment, kept to check its figures and its page without running it.
 
-`python tests/lab/kept.py results/` keeps those of another run, after an experiment's grid or values have changed.
+`python tests/lab/kept.py results/` keeps those of another run, after an experiment's grid or values have changed. What
+that run did not measure stays as it was.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attnforge.lab.experiment import Experiment, Record, select
+from attnforge.lab.experiment import NAMES, Experiment, Record, select
 from attnforge.lab.store import Store
 
 FILE = Path(__file__).with_name("records.json")
@@ -37,13 +38,14 @@ def short(value: Any) -> Any:
 
 def keep(folder: Path) -> None:
     """Writes the records of a folder's quick grids to the file."""
-    store, kept = Store.open(folder), {}
+    store, kept = Store.open(folder), json.loads(FILE.read_text("utf-8"))
     for experiment in select("all"):
         found = [store.read(experiment, cell) for cell in experiment.grid(True)]
-        kept[experiment.name] = [
+        rows = [
             [dict(r.settings), r.seed, *short([dict(r.values), r.time_s, r.memory_mb])] for r in found if r is not None
         ]
-    lines = (f"{json.dumps(name)}: [\n" + ",\n".join(map(json.dumps, rows)) + "]" for name, rows in kept.items())
+        kept[experiment.name] = rows or kept.get(experiment.name, [])
+    lines = (f"{json.dumps(name)}: [\n" + ",\n".join(map(json.dumps, kept[name])) + "]" for name in NAMES)
     FILE.write_text("{" + ",\n".join(lines) + "}\n", "utf-8")
 
 
