@@ -32,7 +32,8 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {"p": 33, "dtype": dtype, "kappa": kappa}
         for dtype in ("float64", "float32", "bfloat16") for kappa in (0.01, 0.5, 1.0, 3.0, 1000.0)
     ],
-    "spectral": [{"table": t, "spacing": s} for t in ("generic", "resonant", "fitted") for s in (1.0, 0.5, 0.4)],
+    "spectral": [{"table": t, "spacing": s} for t in ("generic", "resonant", "fitted") for s in (1.0, 0.5, 0.4)]
+    + [{"table": "searched", "count": 17}],
     "kinks": [{"network": "spliced", "guards": g} for g in (1, 2, 4)]
     + [{"network": n, "anchors": p} for n in ("cold", "warm") for p in (9, 17, 33)],
     "robustness": [{"task": "steep", "formula": "x*sin(y)"}]
