@@ -20,6 +20,7 @@ rows err. Data are asked for three sizes: the largest |x|, the smallest deviatio
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -451,7 +452,7 @@ class Pipeline(nn.Module):
         return AttentionLayer([group], S=at.skip({("b", "r"): 1.0}, dtype))
 
 
-def _placed(head: ProductHead, at: Channels, pairs: list[tuple[int, int]], writes: list[tuple[int, ...]],
+def _placed(head: ProductHead, at: Channels, pairs: Sequence[tuple[int, int]], writes: Sequence[tuple[int, ...]],
             dtype: torch.dtype) -> Heads:  # fmt: skip
     """The heads of a product, once for each pair of channels, written to the same channels."""
     own, count = head.layer.heads()[0], len(pairs)
