@@ -37,6 +37,7 @@ networks.HOMES.update(
 #: Who writes the derivation of a family that the kernel covers, and runs the kernel.
 PROVED = {
     "network": "attnforge.compiler.derivation", "program": "attnforge.rasp.network.derivation",
+    "plain": "attnforge.export.plain.derivation",
     **dict.fromkeys(("anchor", "gate", "product", "token"), "attnforge.compiler.alone"),
 }  # fmt: skip
 
@@ -46,7 +47,6 @@ BEYOND = {
     "fast": "one exponential per element is read by polynomials, and no softmax is computed",
     "chain": "heads follow each other without affine maps between them",
     "variant": "memory slots are tokens there, in another basis; the network that was varied can be proved",
-    "plain": "memory slots are tokens there; the network that was exported can be proved",
     **dict.fromkeys(
         ("blackbox-grid", "blackbox-table", "blackbox-ridge"), "their target is known by samples and by its steepness"
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -131,19 +132,25 @@ def crossings(spec: SelfSpec) -> list[Array]:
     ]
 
 
-def derive(net: CompiledNetwork, saved: Saved, goal: float, effort: int | None = None) -> dict[str, Any]:
-    """The derivation of a network, its box split until the kernel proves about `goal`, or `effort` is spent."""
+def derive(
+    net: CompiledNetwork, saved: Saved, goal: float, effort: int | None = None,
+    whole: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> dict[str, Any]:  # fmt: skip
+    """The derivation of a network, its box split until the kernel proves about `goal`, or `effort` is spent.
+
+    `whole` makes the derivation of a file out of it, where that says more.
+    """
     chosen = structure(net)
     if effort is None:
         numbers = sum(op.width for op in net.program.ops) * net.program.tokens
         effort = max(FEWEST, min(EFFORT, WORK // (numbers * (1 + min(net.program.box.dim, MOST_SYMBOLS)))))
     reach = {site.op: max(map(abs, site.intervals[0])) for site in net.layout.sites if isinstance(site, ProductSite)}
-    return finished(saved, chosen, goal, effort, reach)
+    return finished(saved, chosen, goal, effort, reach, whole=whole)
 
 
 def finished(
     saved: Saved, chosen: dict[str, Any], goal: float, effort: int, reach: dict[int, float],
-    enough: float = 0.0, most: int = MOST_CELLS,
+    enough: float = 0.0, most: int = MOST_CELLS, whole: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> dict[str, Any]:  # fmt: skip
     """Choices with finer edges where these help, and a tree.
 
@@ -151,12 +158,12 @@ def finished(
     are at most so many.
     """
     with working():
-        prover = Prover.of(saved, chosen)
+        prover = Prover.of(saved, whole(chosen))
         refined = _refined(prover, reach, enough, most)
         if refined:
             for number, edges in refined.items():
                 chosen["tables"][number] = edges
-            prover = Prover.of(saved, chosen)
+            prover = Prover.of(saved, whole(chosen))
         chosen["tree"] = split(prover, goal, effort)
     return chosen
 

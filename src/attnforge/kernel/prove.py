@@ -22,6 +22,8 @@ from .file import Saved, outward
 from .functions import Function, function
 from .heads import FAMILIES, Scopes, alone
 from .layers import Errors, Layer, constants_of, layer_of
+from .plain import words
+from .plain.fold import Folded
 from .program import Column, Form, Program, exact
 from .programs.prove import prove_program
 from .rounding import MACHINES, Machine, affine_rounding
@@ -46,6 +48,9 @@ def prove(saved: Saved, chosen: Any = None) -> Proof:
     `chosen` is a derivation as JSON; without one, the file's own is taken.
     """
     with working():
+        if words.speaks(saved):
+            chosen = saved.header.get("derivation") if chosen is None else chosen
+            saved = words.unfolded(saved)
         if saved.header.get("family") == "program":
             bound, dtype, families = prove_program(saved, chosen)
             return Proof(bound, dtype, 1, families)
@@ -67,8 +72,12 @@ class Affine:
 class Prover:
     """Everything about a network that does not depend on the part of the box: read once, then `leaf` by leaf."""
 
-    def __init__(self, program: Program, chosen: Derivation, layers: list[Layer], constants: Errors, dtype: str):
+    def __init__(
+        self, program: Program, chosen: Derivation, layers: list[Layer], constants: Errors, dtype: str,
+        folded: Folded | None = None,
+    ):  # fmt: skip
         self.program, self.chosen, self.layers, self.dtype = program, chosen, layers, dtype
+        self.folded = folded  # a plain transformer: columns are virtual then, and what is rounded is known to it
         self.machine: Machine = MACHINES[dtype]
         self.constants = constants
         self.forms = program.forms()
@@ -84,7 +93,11 @@ class Prover:
     def of(cls, saved: Saved, chosen: Any = None) -> Prover:
         """Read a file for a proof, strictly."""
         header, tensors = saved.header, dict(saved.tensors)
+        given = header.get("derivation") if chosen is None else chosen
+        if given is None:
+            raise CertificateError("the file holds no derivation, and none was given")
         scopes: Scopes | None = None
+        folded: Folded | None = None
         if header.get("family") in FAMILIES:
             head = alone(saved)
             program, tensors, scopes, dtype = head.program, head.tensors, head.scopes, head.dtype
@@ -93,13 +106,13 @@ class Prover:
             if not isinstance(config, dict) or not isinstance(config.get("dtype"), str):
                 raise CertificateError("the file does not describe a network")
             program, dtype = programs.read(config), config["dtype"]
+        elif header.get("family") == "plain":
+            folded = Folded.read(saved, given)
+            program, tensors, dtype, given = folded.program, folded.tensors, folded.dtype, folded.chosen
         else:
             raise NotProved(f"the kernel does not cover files of the family {header.get('family')!r} yet")
         if dtype not in MACHINES or any(tensor.dtype != dtype for tensor in tensors.values()):
             raise NotProved(f"the kernel speaks of networks stored and run in float32 or float64, not {dtype!r}")
-        given = header.get("derivation") if chosen is None else chosen
-        if given is None:
-            raise CertificateError("the file holds no derivation, and none was given")
         derivation = choices.read(given, program)
         if scopes is not None and derivation.scopes != scopes:
             raise CertificateError("the derivation has other scopes than the head")
@@ -124,7 +137,7 @@ class Prover:
         output = tuple((program.output, c) for c in range(program.ops[program.output].width))
         if first != output:
             raise CertificateError("the last state of the network is not the output of the program")
-        return cls(program, derivation, layers, constants, dtype)
+        return cls(program, derivation, layers, constants, dtype, folded)
 
     # -- the whole box --------------------------------------------------------------------------------------------
 
@@ -186,12 +199,20 @@ class Prover:
                 reach = arb_mat(1, n, [s + e for s, e in zip(sizes, row, strict=True)]) * affine.weight
                 for i, column in enumerate(affine.columns):
                     weights, bias = affine.stored[i]
-                    rounding = affine_rounding(self.machine, weights, bias, reach[0, i] + affine.bias[i])
+                    rounding = self._rounding(number, i, weights, bias, reach[0, i] + affine.bias[i])
                     self._keep(reach[0, i] + affine.bias[i])
                     out[t][column] = size(passed[0, i] + off[0, i] + affine.off_bias[i] + rounding)
         for rule in self.sites[number]:
             rule(errors, found, out)
+        if self.folded:
+            self.folded.check(number, layer, errors, found, out)
         return out
+
+    def _rounding(self, number: int, i: int, weights: list[float], bias: float, reach: arb) -> arb:
+        """What rounding adds to an affine column: virtual ones are read off by their readers, and at last."""
+        if self.folded:
+            return self.folded.readout[i] if number == len(self.layers) - 1 else ZERO
+        return affine_rounding(self.machine, weights, bias, reach)
 
     def _keep(self, x: arb) -> None:
         """Go on only where no number comes near the end of the dtype's range (lemma K12)."""
@@ -233,7 +254,10 @@ class Prover:
             return self._scalar(layer, place)
         if op.word not in RULES:
             raise NotProved(f"the kernel does not cover heads for {op.word!r} yet")
-        return RULES[op.word](self.program, layer, place, self.machine, self.chosen.tables)
+        rule, folded = RULES[op.word](self.program, layer, place, self.machine, self.chosen.tables), self.folded
+        if folded is None:
+            return rule
+        return lambda errors, found, out: rule(folded.moved(errors, place, layer), found, out)
 
     def _scalar(self, layer: Layer, place: Place) -> Rule:
         """Heads that read one scalar: the stored numbers as a `Site`, and its errors on the cells of its table."""
@@ -251,6 +275,8 @@ class Prover:
             raise CertificateError(f"no column after layer {place.layer} is the result of operation {place.op}")
         i = layer.after.index((place.op, place.channel))
         site = _stored_site(layer, place, i, x, y, fn, self.dtype)
+        if self.folded:
+            site = self.folded.loosened(site, place, layer.places)
         edges = self.chosen.tables[place.table]
         key = ("" if fn is None else fn.name + repr(fn.knots) + repr(fn.pieces), place.table)
         if key not in self.tables:
@@ -259,6 +285,8 @@ class Prover:
         if (site, place.table) not in self.known:
             self.known[site, place.table] = table.errors(site, self.machine)
         slopes, rests = self.known[site, place.table]
+        if self.folded:
+            self.folded.known(place.layer, i, site, table, x, y)
         if op.word == "apply":
             self.by_op.setdefault(place.op, table)
 

@@ -30,6 +30,7 @@ class Head:
 
     `query` is (weight of y, bias) for each coordinate, `keys` a row for each slot. If `own`, the first slot is the
     token itself, with the value x * value[0] + y * value[1] + value[2]; `memory` are the others' values, `out` is W_O.
+    `loose` and `lost`, where given, are how far queries and the own value can be off: more than rounding (lemma K29).
     """
 
     query: tuple[tuple[float, float], ...]
@@ -38,6 +39,8 @@ class Head:
     value: tuple[float, float, float]
     memory: tuple[float, ...]
     out: float
+    loose: tuple[float, ...] | None = None
+    lost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -329,7 +332,7 @@ def _query(head: Head, machine: Machine, y: arb, r: arb) -> tuple[list[arb], lis
                 error += machine.u * (length + error)
         sizes.append(length)
         errors.append(error)
-    return sizes, errors
+    return sizes, errors if head.loose is None else list(map(arb, head.loose))
 
 
 def _logit_errors(head: Head, machine: Machine, w: Weights, y: arb, r: arb) -> list[arb]:
@@ -379,6 +382,8 @@ def _finite(head: Head, machine: Machine, y: arb, r: arb, p: arb) -> bool:
 
 def _value_errors(head: Head, machine: Machine, y: arb, r: arb, p: arb, length: arb) -> tuple[arb, arb]:
     """The rounding of the token's own value x vx + y vy + vb: what is proportional to |x - p|, and the rest."""
+    if head.lost is not None:
+        return ZERO, arb(head.lost)
     vx, vy, vb = head.value
     u, slope, rest = machine.u, ZERO, ZERO
     if not power_of_two(vx):
