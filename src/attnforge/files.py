@@ -38,14 +38,12 @@ networks.HOMES.update(
 PROVED = {
     "network": "attnforge.compiler.derivation", "program": "attnforge.rasp.network.derivation",
     "plain": "attnforge.export.plain.derivation",
-    **dict.fromkeys(("anchor", "gate", "product", "token"), "attnforge.compiler.alone"),
+    **dict.fromkeys(("anchor", "gate", "product", "token", "norm", "chain"), "attnforge.compiler.alone"),
 }  # fmt: skip
 
 #: Why it does not cover the others.
 BEYOND = {
-    "norm": "a norm on its own adds its rows up in two stages",
     "fast": "one exponential per element is read by polynomials, and no softmax is computed",
-    "chain": "heads follow each other without affine maps between them",
     "variant": "memory slots are tokens there, in another basis; the network that was varied can be proved",
     **dict.fromkeys(
         ("blackbox-grid", "blackbox-table", "blackbox-ridge"), "their target is known by samples and by its steepness"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,23 @@ from ..certificates.certified import CertifiedModule
 from ..certificates.proof import settled
 from ..dtypes import Array
 from ..heads.anchor.head import AnchorHead
+from ..heads.chain.head import ChainHead
 from ..heads.gate.head import GateHead
 from ..heads.gate.target import Lines
+from ..heads.norm.head import NormHead
 from ..heads.product.head import ProductHead
 from ..heads.self_head import SelfSpec
 from ..heads.token.head import TokenHead
 from ..kernel.balls import NotProved
 from ..kernel.file import Saved
+from ..kernel.prove import prove
 from .derivation import ANCHOR_CELLS, SMOOTH_CELLS, crossings, finished
 
 EFFORT = 200  # parts of the box that are looked at: a head has one or two numbers to split
 MOST_ANCHORS = 128  # of a head that is proved: two cells each, seconds
 WORK = 1 << 15  # cells times slots beyond which tables are not made finer: seconds
+NORM_CELLS = (12, 24, 48)  # of a norm, for each factor e of the mean square: sigmoids move by less than 1 on each
+ROOM = 2.0**-6  # beyond the interval of variances: what the kernel admits at its ends, and its rounding
 TOKENS = 4  # and for heads over tokens, whose bound hardly depends on the part
 
 
@@ -33,6 +39,10 @@ def proved(head: CertifiedModule, certificate: Certificate) -> Certificate:
 
 def derive(head: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
     """The derivation of a head."""
+    if isinstance(head, NormHead):
+        return _norm(head, saved, goal)
+    if isinstance(head, ChainHead):
+        return _chain(head, saved, goal)
     if isinstance(head, TokenHead):
         last = 2 if head.positions.shape[0] else 1
         states, seen = [[[last, c] for c in range(head.channels)]], [[["tokens", head.attention.causal]]]
@@ -45,21 +55,82 @@ def derive(head: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
         count = head.layer.heads()[0].heads
         chosen = _chosen(states, [[], [["self", False]]], 3, 0, count, edges, head.spec.centre[0])
         return finished(saved, chosen, goal, EFFORT, {3: max(map(abs, sides))}, goal)
+    assert isinstance(head, (AnchorHead, GateHead))
+    scope, count = ("memory", 1) if isinstance(head, AnchorHead) else ("self", head.layer.heads()[0].heads)
+    low, high = head.box.outward(head.dtype)["y"]
+    edges = _edges(head)
+    ends = np.unique(np.concatenate([[low], edges[(edges > low) & (edges < high)], [high]]))
+    most = WORK // sum(group.slots + 1 for group in head.layer.heads() for _ in range(group.heads))
+    return finished(saved, _chosen([[[1, 0]]], [[[scope, False]]], 1, 0, count, ends), goal, EFFORT, {}, goal, most)
+
+
+def _edges(head: AnchorHead | GateHead) -> Array:
+    """Edges of cells for the heads of one scalar."""
     if isinstance(head, AnchorHead):
         if head.size > MOST_ANCHORS:
             raise NotProved(f"the head has {head.size} anchors, and the kernel takes its time beyond {MOST_ANCHORS}")
         inner, wanted = head.cells(), max(ANCHOR_CELLS, int(head.size * max(2.0, head.kappa)))
-        edges, scope = np.append(inner[:: max(1, (len(inner) - 1) // wanted)], [inner[-1], 0.0]), "memory"
-        count = 1
-    else:
-        assert isinstance(head, GateHead)
-        shape, spec, count = head.spec.target.shape, SelfSpec.read(head.layer), head.layer.heads()[0].heads
-        edges = np.concatenate([np.linspace(head.lo, head.hi, SMOOTH_CELLS + 1), *crossings(spec)])
-        edges, scope = np.append(edges, shape.knots if isinstance(shape, Lines) else ()), "self"
+        return np.append(inner[:: max(1, (len(inner) - 1) // wanted)], [inner[-1], 0.0])
+    shape, spec = head.spec.target.shape, SelfSpec.read(head.layer)
+    edges = np.concatenate([np.linspace(head.lo, head.hi, SMOOTH_CELLS + 1), *crossings(spec)])
+    return np.append(edges, shape.knots if isinstance(shape, Lines) else ())
+
+
+def _norm(head: NormHead, saved: Saved, goal: float) -> dict[str, Any]:
+    """Cells of c.c, each as wide relative to itself, and finer until that is enough."""
+    low, high = (math.log(v * (1 + w) + head.eps_norm) for v, w in zip(head.variance, (-ROOM, ROOM), strict=True))
+    chosen: dict[str, Any] = {}
+    for fine in NORM_CELLS:
+        inner = np.exp(np.linspace(low, high, max(16, math.ceil(fine * (high - low))) + 1)) - head.eps_norm
+        inner[0], inner[-1] = head.variance[0] * (1 - ROOM), head.variance[1] * (1 + ROOM)
+        chosen = {"edges": np.unique(head.channels * inner).tolist()}
+        if prove(saved, chosen).bound <= goal:
+            break
+    return chosen
+
+
+def _chain(head: ChainHead, saved: Saved, goal: float) -> dict[str, Any]:
+    """The heads of a chain in their order: gates, then a product, or a table for each clipped argument, and a sum."""
+    parts = {key: part for key, part in head.heads.items() if isinstance(part, CertifiedModule)}
+    gates = [key for key, part in parts.items() if isinstance(part, GateHead)]
     low, high = head.box.outward(head.dtype)["y"]
-    ends = np.unique(np.concatenate([[low], edges[(edges > low) & (edges < high)], [high]]))
-    most = WORK // sum(group.slots + 1 for group in head.layer.heads() for _ in range(group.heads))
-    return finished(saved, _chosen([[[1, 0]]], [[[scope, False]]], 1, 0, count, ends), goal, EFFORT, {}, goal, most)
+    sites: list[dict[str, Any]] = []
+    tables: list[list[float]] = []
+
+    def site(layer: int, op: int, group: int, heads: int, edges: Array, ends: tuple[float, float], pivot: float) -> None:
+        inside = edges[(edges > ends[0]) & (edges < ends[1])]
+        tables.append(np.unique(np.concatenate([[ends[0]], inside, [ends[1]]])).tolist())
+        sites.append({"layer": layer, "op": op, "channel": 0, "group": group, "first": 0, "heads": heads,
+                      "table": len(tables) - 1, "swapped": False, "pivot": pivot})  # fmt: skip
+
+    for i, key in enumerate(gates):
+        gate = parts[key]
+        assert isinstance(gate, GateHead)
+        site(0, i + 1, i, gate.layer.heads()[0].heads, _edges(gate), (low, high), 0.0)
+    scopes, reach = [[["self", False]] * len(gates)], {}
+    product = parts.get("product")
+    if isinstance(product, ProductHead):
+        first, last = product.box.outward(product.dtype)["x" if product.swapped else "y"]
+        edges = np.linspace(first, last, SMOOTH_CELLS + 1)
+        site(1, 2, 0, product.layer.heads()[0].heads, edges, (first, last), product.spec.centre[0])
+        reach = {2: max(map(abs, product.box.outward(product.dtype)["y" if product.swapped else "x"]))}
+        states = [[[1, 0], [0, 0]] if product.swapped else [[0, 0], [1, 0]], [[2, 0]]]
+        scopes.append([["self", False]])
+    else:
+        results, clips = [], 0
+        for i, key in enumerate(gates):
+            table = parts.get(key.replace("clip", "table"))
+            if not isinstance(table, AnchorHead):
+                results.append(i + 1)
+                continue
+            results.append(len(gates) + 1 + clips)
+            ends = table.box.outward(table.dtype)["y"]
+            site(1, results[-1], clips, 1, _edges(table), ends, 0.0)
+            clips += 1
+        states = [[[i + 1, 0] for i in range(len(gates))], [[v, 0] for v in results], [[len(gates) + clips + 1, 0]]]
+        scopes += [[["memory", False]] * clips, []]
+    chosen = {"states": states, "scopes": scopes, "sites": sites, "tables": tables, "tree": []}
+    return finished(saved, chosen, goal, EFFORT, reach, goal / 4)
 
 
 def _chosen(

@@ -22,12 +22,14 @@ Scopes = tuple[tuple[tuple[str, bool], ...], ...]
 
 @dataclass(frozen=True)
 class Alone:
-    """A head as a network: its program, the tensors under the names of layers, and what its heads see."""
+    """A head as a network: its program, the tensors under the names of layers, and what its heads see; and how far its
+    program may be from the function that it is for."""
 
     program: Program
     tensors: dict[str, Tensor]
     scopes: Scopes
     dtype: str
+    apart: float = 0.0
 
 
 def alone(saved: Saved) -> Alone:
@@ -56,19 +58,22 @@ def _anchor(config: Any, tensors: dict[str, Tensor]) -> Alone:
 
 
 def _gate(config: Any, tensors: dict[str, Tensor]) -> Alone:
+    return _scalar(gate_function(config), config["lo"], config["hi"], tensors, (SELF,))
+
+
+def gate_function(config: Any) -> str:
+    """The function that a gate of one number is for."""
     name, given = config["name"], config["parameters"]
     if name in ("max", "min"):
         raise NotProved("the kernel has no rule for gates that read two numbers")
     if name in ("ramp", "hard_tanh"):
         a, b = (-1.0, 1.0) if name == "hard_tanh" else (number(given["a"]), number(given["b"]))
-        text = f"piecewise_linear({[2 * a - b, a, b, 2 * b - a]}, {[a, a, b, b]})"
-    elif name == "leaky_relu":
-        text = f"leaky_relu({number(given.get('slope', 0.01))!r})"
-    elif name == "piecewise_linear":
-        text = f"piecewise_linear({json.dumps(given['xs'])}, {json.dumps(given['ys'])})"
-    else:
-        text = str(name)
-    return _scalar(text, config["lo"], config["hi"], tensors, (SELF,))
+        return f"piecewise_linear({[2 * a - b, a, b, 2 * b - a]}, {[a, a, b, b]})"
+    if name == "leaky_relu":
+        return f"leaky_relu({number(given.get('slope', 0.01))!r})"
+    if name == "piecewise_linear":
+        return f"piecewise_linear({json.dumps(given['xs'])}, {json.dumps(given['ys'])})"
+    return str(name)
 
 
 def _product(config: Any, tensors: dict[str, Tensor]) -> Alone:

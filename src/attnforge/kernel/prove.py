@@ -16,6 +16,8 @@ from flint import arb, arb_mat, fmpq
 from ..errors import CertificateError
 from . import derivation as choices
 from . import program as programs
+from .alone.chain import chained
+from .alone.norm import prove_norm
 from .balls import ZERO, NotProved, down, largest, size, up, working
 from .derivation import Derivation, Place
 from .file import Saved, outward
@@ -38,8 +40,8 @@ class Proof:
 
     bound: float
     dtype: str
-    leaves: int
     families: tuple[str, ...]
+    leaves: int = 1
 
 
 def prove(saved: Saved, chosen: Any = None) -> Proof:
@@ -52,8 +54,9 @@ def prove(saved: Saved, chosen: Any = None) -> Proof:
             chosen = saved.header.get("derivation") if chosen is None else chosen
             saved = words.unfolded(saved)
         if saved.header.get("family") == "program":
-            bound, dtype, families = prove_program(saved, chosen)
-            return Proof(bound, dtype, 1, families)
+            return Proof(*prove_program(saved, chosen))
+        if saved.header.get("family") == "norm":
+            return Proof(*prove_norm(saved, saved.header.get("derivation") if chosen is None else chosen))
         return Prover.of(saved, chosen).prove()
 
 
@@ -74,10 +77,11 @@ class Prover:
 
     def __init__(
         self, program: Program, chosen: Derivation, layers: list[Layer], constants: Errors, dtype: str,
-        folded: Folded | None = None,
+        folded: Folded | None = None, apart: float = 0.0,
     ):  # fmt: skip
         self.program, self.chosen, self.layers, self.dtype = program, chosen, layers, dtype
         self.folded = folded  # a plain transformer: columns are virtual then, and what is rounded is known to it
+        self.apart = apart  # how far the program may be from the function that a head is for
         self.machine: Machine = MACHINES[dtype]
         self.constants = constants
         self.forms = program.forms()
@@ -98,8 +102,10 @@ class Prover:
             raise CertificateError("the file holds no derivation, and none was given")
         scopes: Scopes | None = None
         folded: Folded | None = None
-        if header.get("family") in FAMILIES:
-            head = alone(saved)
+        apart = 0.0
+        if header.get("family") in (*FAMILIES, "chain"):
+            head = chained(saved) if header["family"] == "chain" else alone(saved)
+            apart = head.apart
             program, tensors, scopes, dtype = head.program, head.tensors, head.scopes, head.dtype
         elif header.get("family") == "network":
             config = header.get("config")
@@ -137,7 +143,7 @@ class Prover:
         output = tuple((program.output, c) for c in range(program.ops[program.output].width))
         if first != output:
             raise CertificateError("the last state of the network is not the output of the program")
-        return cls(program, derivation, layers, constants, dtype, folded)
+        return cls(program, derivation, layers, constants, dtype, folded, apart)
 
     # -- the whole box --------------------------------------------------------------------------------------------
 
@@ -156,7 +162,7 @@ class Prover:
                 raise NotProved(f"nothing can be proved on a part of the box, near {_shown(low, high)}")
             worst = max(worst, found)
         families = tuple(sorted({self.program.ops[place.op].word for place in self.chosen.places}))
-        return Proof(worst, self.dtype, leaves, families)
+        return Proof(worst, self.dtype, families, leaves)
 
     def leaves(self) -> Iterator[tuple[tuple[float, ...], tuple[float, ...]]]:
         """The parts of the box that the tree makes."""
@@ -181,7 +187,7 @@ class Prover:
                 errors = self._through(number, errors, found)
         except Blind:
             return math.inf
-        return up(largest([e for row in errors[: self.program.rows] for e in row]))
+        return up(largest([e for row in errors[: self.program.rows] for e in row]) + arb(self.apart))
 
     def _start(self) -> Errors:
         width = self.program.ops[0].width

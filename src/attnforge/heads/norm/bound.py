@@ -11,7 +11,7 @@ import numpy as np
 
 from ...certificates.certificate import Source, Term
 from ...certificates.rounding import TINY, UNIT, exp_ulps, gamma, up
-from ...dtypes import Array
+from ...dtypes import Array, stored
 
 if TYPE_CHECKING:
     from .head import NormHead
@@ -165,7 +165,10 @@ def ledger(head: NormHead) -> tuple[Term, ...]:
     lost = up(4 * tiny * (np.abs(a).sum() * np.sqrt(hi + head.eps_norm) + head.heads * smallest), 64 + head.heads)
     whole = up(centring + (1 + centring) * (error + drift + error * drift + (1 + drift) * evaluation) + lost, 16)
     if head.weight is not None or head.bias is not None:
-        affine = up(gamma(2, u) * (1 + whole))
+        weight, bias = (np.zeros(1) if x is None else np.abs(stored(x)) for x in (head.weight, head.bias))
+        with np.errstate(over="ignore", divide="ignore"):
+            sunk = np.where(weight > 0, 2 * tiny / (weight / smallest + bias), 0.0).max()  # products too small to be kept
+        affine = up(gamma(2, u) * (1 + whole) + sunk, 8)
     rows: list[tuple[str, Source, float, str]] = [
         ("fit", "interpolation", error, f"{head.heads} heads"),
         ("centring", "rounding", float(centring), ""),
