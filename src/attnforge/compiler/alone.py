@@ -97,7 +97,9 @@ def _chain(head: ChainHead, saved: Saved, goal: float) -> dict[str, Any]:
     sites: list[dict[str, Any]] = []
     tables: list[list[float]] = []
 
-    def site(layer: int, op: int, group: int, heads: int, edges: Array, ends: tuple[float, float], pivot: float) -> None:
+    def site(
+        layer: int, op: int, group: int, heads: int, edges: Array, ends: tuple[float, float], pivot: float = 0.0
+    ) -> None:
         inside = edges[(edges > ends[0]) & (edges < ends[1])]
         tables.append(np.unique(np.concatenate([[ends[0]], inside, [ends[1]]])).tolist())
         sites.append({"layer": layer, "op": op, "channel": 0, "group": group, "first": 0, "heads": heads,
@@ -106,7 +108,7 @@ def _chain(head: ChainHead, saved: Saved, goal: float) -> dict[str, Any]:
     for i, key in enumerate(gates):
         gate = parts[key]
         assert isinstance(gate, GateHead)
-        site(0, i + 1, i, gate.layer.heads()[0].heads, _edges(gate), (low, high), 0.0)
+        site(0, i + 1, i, gate.layer.heads()[0].heads, _edges(gate), (low, high))
     scopes, reach = [[["self", False]] * len(gates)], {}
     product = parts.get("product")
     if isinstance(product, ProductHead):
@@ -125,7 +127,7 @@ def _chain(head: ChainHead, saved: Saved, goal: float) -> dict[str, Any]:
                 continue
             results.append(len(gates) + 1 + clips)
             ends = table.box.outward(table.dtype)["y"]
-            site(1, results[-1], clips, 1, _edges(table), ends, 0.0)
+            site(1, results[-1], clips, 1, _edges(table), ends)
             clips += 1
         states = [[[i + 1, 0] for i in range(len(gates))], [[v, 0] for v in results], [[len(gates) + clips + 1, 0]]]
         scopes += [[["memory", False]] * clips, []]

@@ -166,8 +166,8 @@ def ledger(head: NormHead) -> tuple[Term, ...]:
     whole = up(centring + (1 + centring) * (error + drift + error * drift + (1 + drift) * evaluation) + lost, 16)
     if head.weight is not None or head.bias is not None:
         weight, bias = (np.zeros(1) if x is None else np.abs(stored(x)) for x in (head.weight, head.bias))
-        with np.errstate(over="ignore", divide="ignore"):
-            sunk = np.where(weight > 0, 2 * tiny / (weight / smallest + bias), 0.0).max()  # products too small to be kept
+        with np.errstate(over="ignore", divide="ignore"):  # a product may be too small for a normal number
+            sunk = np.where(weight > 0, 2 * tiny / (weight / smallest + bias), 0.0).max()
         affine = up(gamma(2, u) * (1 + whole) + sunk, 8)
     rows: list[tuple[str, Source, float, str]] = [
         ("fit", "interpolation", error, f"{head.heads} heads"),

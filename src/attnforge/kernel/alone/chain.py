@@ -94,8 +94,8 @@ class _Merged:
         or add up."""
         prefix, n, m = f"network.layers.{self.count}.", len(self.state), len(after)
         skip = [[float(sums or before == column) for column in after] for before in self.state]
-        bias, groups = [0.0] * m, 0
-        for tables, reads, writes in heads:
+        bias = [0.0] * m
+        for group, (tables, reads, writes) in enumerate(heads):
             rows, column, left = [self.state.index(c) for c in reads], after.index(writes), dict(tables)
             own, shift = left.pop("S", None), left.pop("s", None)
             if (own and own.shape != (len(rows), 1)) or (shift and shift.shape != (1,)):
@@ -107,8 +107,7 @@ class _Merged:
                 _, number_of, table = name.split(".")
                 if number_of != "0":
                     raise ValueError("a head has more than one group")
-                self.tensors[f"{prefix}groups.{groups}.{table}"] = self._wide(table, tensor, rows, n, column, m)
-            groups += 1
+                self.tensors[f"{prefix}groups.{group}.{table}"] = self._wide(table, tensor, rows, n, column, m)
         self.tensors[prefix + "S"] = Tensor(self.dtype, (n, m), tuple(x for row in skip for x in row))
         self.tensors[prefix + "s"] = Tensor(self.dtype, (m,), tuple(bias))
         self.state, self.count = after, self.count + 1
