@@ -34,25 +34,13 @@ networks.HOMES.update(
         "theorem-cells": "attnforge.theorems.partition",
     }
 )
-#: Who writes the derivation of a family that the kernel covers, and runs the kernel.
+#: Who writes the derivation of a family that the kernel covers, and runs the kernel; `beyond` of the others says why
+#: it does not.
 PROVED = {
     "network": "attnforge.compiler.derivation", "program": "attnforge.rasp.network.derivation",
     "plain": "attnforge.export.plain.derivation",
     **dict.fromkeys(("anchor", "gate", "product", "token", "norm", "chain"), "attnforge.compiler.alone"),
 }  # fmt: skip
-
-#: Why it does not cover the others.
-BEYOND = {
-    "fast": "one exponential per element is read by polynomials, and no softmax is computed",
-    "variant": "memory slots are tokens there, in another basis; the network that was varied can be proved",
-    **dict.fromkeys(
-        ("blackbox-grid", "blackbox-table", "blackbox-ridge"), "their target is known by samples and by its steepness"
-    ),
-    **dict.fromkeys(
-        ("theorem-ramp", "theorem-universal", "theorem-cells"), "their target is known by samples and by its steepness"
-    ),
-}
-
 
 def load(path: str | Path) -> Any:
     """A network or head from its file, a converted model from its folder; raises `CertificateError` when they are
@@ -72,7 +60,7 @@ def check(path: str | Path) -> Any:
     found, net = networks.check(path), networks.load(path)
     stated = net.certificate
     if net.family not in PROVED or found.bound is None or stated.bound is None:
-        why = BEYOND.get(net.family, "there is nothing to prove" if net.family in PROVED else "it has no rule for them")
+        why = net.beyond or "there is nothing to prove"
         return replace(found, remark=f"the kernel does not cover files of the family '{net.family}': {why}")
     again = import_module(PROVED[net.family]).proved(net, found)
     if stated.proof != "kernel":

@@ -167,6 +167,10 @@ class Approximation(CertifiedModule):
         return float(error.norm() / wanted.norm().clamp_min(1e-300))
 
     @property
+    def beyond(self) -> str:
+        return "the target is known by samples and by its steepness"
+
+    @property
     def _step(self) -> int:
         """One in so many of the held-out points is measured."""
         return max(1, len(self.points) * self.size.anchors // MOST_WEIGHTS)

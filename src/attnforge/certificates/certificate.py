@@ -68,7 +68,7 @@ class Certificate:
 
     `proof` says what the bound comes from: the "analysis" of the compiler, or the "kernel", which proves it a second
     time from what is stored. `kernel` is the bound that the kernel proves, None where it was not run or has no rule;
-    then `remark` says why.
+    then `remark` says why, and `word`, as everything that is printed, says "by the analysis alone".
     """
 
     kind: Kind
@@ -122,6 +122,12 @@ class Certificate:
     def margin(self) -> Margin | None:
         """The line of the ledger with the least to spare, where there are margins."""
         return min(self.margins, key=lambda m: m.margin - m.needed, default=None)
+
+    @property
+    def word(self) -> str:
+        """The kind in words: a bound that the kernel has not proved, and cannot, is one by the analysis alone."""
+        alone = self.bound is not None and self.kernel is None and self.remark
+        return f"{self.kind} by the analysis alone" if alone else self.kind
 
     def to_json(self) -> dict[str, Any]:
         """A description that `from_json` turns back into an equal certificate."""
@@ -179,9 +185,9 @@ class Certificate:
         if self.bound is None:
             head = f"calibrated, not certified: largest error measured {self.measured:.3e}{unit}"
         elif self.kind == "exact":
-            head = "exact: the decoded output of the network is the target's, on every sequence of the domain"
+            head = f"{self.word}: the decoded output of the network is the target's, on every sequence of the domain"
         else:
-            head = f"certified: |network - target| <= {upper_text(self.bound, 4)}{unit}"
+            head = f"{self.word}: |network - target| <= {upper_text(self.bound, 4)}{unit}"
         doubt = ", text not verified: the target is the program below" if self.program and not self.verified else ""
         lines = [head, f"target {self.target} on {self.domain or repr(self.box)}, {self.dtype}{doubt}"]
         if self.margins:

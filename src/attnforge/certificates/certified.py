@@ -112,9 +112,17 @@ class CertifiedModule(nn.Module):
         """The largest error that was measured, where it was."""
         return self.certificate.measured
 
+    @property
+    def beyond(self) -> str:
+        """Why the kernel has no rule for this, "" where it has one (docs/kernel.md)."""
+        return ""
+
     def attach(self, certificate: Certificate) -> Certificate:
-        """Tie a certificate to the weights as they are now."""
-        self._certificate, self.derivation = dataclasses.replace(certificate, weights=weights_hash(self)), None
+        """Tie a certificate to the weights as they are now; it says so where the kernel could not prove its bound."""
+        alone = certificate.bound is not None and certificate.kernel is None and not certificate.remark
+        remark = self.beyond if alone else certificate.remark
+        self._certificate = dataclasses.replace(certificate, weights=weights_hash(self), remark=remark)
+        self.derivation = None
         self._ulps = stated_ulps(certificate.assumptions)
         return self._certificate
 

@@ -91,7 +91,7 @@ def _norm(head: NormHead, saved: Saved, goal: float) -> dict[str, Any]:
 
 def _chain(head: ChainHead, saved: Saved, goal: float) -> dict[str, Any]:
     """The heads of a chain in their order: gates, then a product, or a table for each clipped argument, and a sum."""
-    parts = {key: part for key, part in head.heads.items() if isinstance(part, CertifiedModule)}
+    parts = {key: part for key, part in sorted(head.heads.items()) if isinstance(part, CertifiedModule)}
     gates = [key for key, part in parts.items() if isinstance(part, GateHead)]
     low, high = head.box.outward(head.dtype)["y"]
     sites: list[dict[str, Any]] = []

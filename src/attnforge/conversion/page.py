@@ -47,8 +47,9 @@ def page(conversion: Conversion) -> Page:
     found.cards(_cards(conversion))
     found.text(
         "Two words on this page are never mixed. **Certified** speaks of one site: the largest distance between its "
-        "heads and the function they replace, on the range they cover, proved, rounding included. **Measured** speaks "
-        "of the whole model: how far its outputs moved on data that the conversion did not look at. It is no bound."
+        "heads and the function they replace, on the range they cover, proved by the analysis alone, rounding "
+        "included. **Measured** speaks of the whole model: how far its outputs moved on data that the conversion did "
+        "not look at. It is no bound."
     )
     _certified(found, conversion)
     _ranges(found, conversion)

@@ -223,7 +223,7 @@ class Conversion:
             *aligned(HEADER, rows),
             "",
             f"certified per site: sup error at most {upper_text(self.worst)} of the output's scale "
-            f"(asked: {self.eps:g})",
+            f"(asked: {self.eps:g}), by the analysis alone: the kernel reads files, not models",
             self.measured_text,
             f"parameters {self.parameters_before:,} + {self.added:,} "
             f"({100 * self.added / max(1, self.parameters_before):+.3f} %), at most {self.most_anchors} anchors a site",

@@ -32,7 +32,7 @@ def compact(net: CertifiedModule) -> str:
         return f"<pre>{html.escape(repr(net))}\n{html.escape(str(error))}</pre>"
     groups = [module for module in net.modules() if isinstance(module, Heads)]
     bound = "measured only" if certificate.bound is None else f"off by at most {upper_text(certificate.bound)}"
-    proved = "exact by proof" if certificate.kind == "exact" else f"{certificate.kind}: {bound}"
+    proved = "exact by proof" if certificate.kind == "exact" else f"{certificate.word}: {bound}"
     rows = [
         ("network", f"{len(groups)} groups of heads, {sum(p.numel() for p in net.parameters()):,} weights"),
         ("dtype", certificate.dtype), ("certificate", proved), ("on", certificate.domain or repr(net.box)),

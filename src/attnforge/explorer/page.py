@@ -83,6 +83,7 @@ def scene(net: CertifiedModule | SiteModule) -> dict[str, Any]:
         "family": net.family,
         "dtype": dtype_name(net.dtype),
         "kind": certificate.kind,
+        "word": certificate.word.capitalize(),
         "bound": certificate.bound,
         "boundText": bound,
         "relative": certificate.relative,

@@ -88,7 +88,8 @@ class ConvergenceCertificate:
         return math.nextafter(math.nextafter(self.start + self.steps, math.inf) + self.aside, math.inf)
 
     def __str__(self) -> str:
-        word = "certified" if self.kind == "certified" else f"calibrated, not certified ({self.reason})"
+        word = f"calibrated, not certified ({self.reason})"
+        word = "certified by the analysis alone" if self.kind == "certified" else word
         factor = "" if self.growth == 1 else f"{self.growth:.4g} * "
         low, high = self.curvature
         return "\n".join(

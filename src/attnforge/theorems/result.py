@@ -181,6 +181,10 @@ class Construction(CertifiedModule):
         """What there is to see of this construction, as plain data."""
         raise NotImplementedError
 
+    @property
+    def beyond(self) -> str:
+        return "the target is a function that no file can hold"
+
     def recertify(self) -> Certificate:
         tensors = self.state_dict()
         kinds = {x.dtype for x in tensors.values()}

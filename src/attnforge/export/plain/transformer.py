@@ -336,6 +336,11 @@ class PlainTransformer(CertifiedModule):
         (box,) = self.spec.boxes
         return (box.sample(2 * self.tokens, dtype=self.dtype).reshape(2, self.tokens, -1),)
 
+    @property
+    def beyond(self) -> str:
+        known = self._origin is not None or isinstance(self.source, (CompiledNetwork, CompiledProgram))
+        return "" if known else "the target of the network that was exported is a function that no file can hold"
+
     def recertify(self) -> Certificate:
         """The bound of the present weights against what their network was made for, computed anew."""
         net, layers = network_of(self), self._layers

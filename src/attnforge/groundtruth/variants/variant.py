@@ -70,6 +70,10 @@ class Variant(PlainTransformer):
         self.base, self.kinds, self.seed = base, tuple(kinds), seed
         self.basis = basis.double()  # no buffer: it is part of the description, and weights are those of a transformer
 
+    @property
+    def beyond(self) -> str:
+        return "its stream is in another basis, among heads that do nothing; what was varied can be proved"
+
     def recertify(self) -> Certificate:
         """What can be proved for the weights as they are now."""
         refuse_endless(self)  # those of idle heads too, which the plain form does not have

@@ -399,6 +399,10 @@ class AnchorHead(CertifiedModule):
         """The number of anchors."""
         return int(self.group.slots)
 
+    @property
+    def beyond(self) -> str:
+        return "it has no rule for relative bounds, and none for fast reads" if self.relative or self.fast else ""
+
     def core(self, *inputs: Tensor) -> Tensor:
         """The attention itself: one token per scalar, one channel."""
         if self.lattice is not None and not exporting():

@@ -132,6 +132,10 @@ class ProductHead(CertifiedModule):
         size_x, size_y = positive("X", X), positive("Y", Y)
         return cls.fit((-size_x, size_x), (-size_y, size_y), eps, **options)
 
+    @property
+    def beyond(self) -> str:
+        return "" if self.width is None else "it has no rule for products of vectors on their own"
+
     def core(self, *inputs: Tensor) -> Tensor:
         x, y = inputs
         if self.width is None:

@@ -31,7 +31,8 @@ def chained(saved: Saved) -> Alone:
 
 
 def _chained(config: Any, tensors: Tables) -> Alone:
-    heads, target = config["heads"], function(str(config["function"]))
+    heads = {key: config["heads"][key] for key in sorted(config["heads"])}
+    target = function(str(config["function"]))
     low, high = map(number, config["interval"])
     dtype = next(iter(tensors.values())).dtype
     own: dict[str, Tables] = {}
