@@ -38,7 +38,7 @@ networks.HOMES.update(
 #: it does not.
 PROVED = {
     "network": "attnforge.compiler.derivation", "program": "attnforge.rasp.network.derivation",
-    "plain": "attnforge.export.plain.derivation",
+    **dict.fromkeys(("plain", "variant"), "attnforge.export.plain.derivation"),
     **dict.fromkeys(("anchor", "gate", "product", "token", "norm", "chain"), "attnforge.compiler.alone"),
 }  # fmt: skip
 

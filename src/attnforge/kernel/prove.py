@@ -26,6 +26,7 @@ from .heads import FAMILIES, Scopes, alone
 from .layers import Errors, Layer, constants_of, layer_of
 from .plain import words
 from .plain.fold import Folded
+from .plain.variant import straightened
 from .program import Column, Form, Program, exact
 from .programs.prove import prove_program
 from .rounding import MACHINES, Machine, affine_rounding
@@ -50,6 +51,7 @@ def prove(saved: Saved, chosen: Any = None) -> Proof:
     `chosen` is a derivation as JSON; without one, the file's own is taken.
     """
     with working():
+        saved = straightened(saved)
         if words.speaks(saved):
             chosen = saved.header.get("derivation") if chosen is None else chosen
             saved = words.unfolded(saved)
@@ -96,6 +98,7 @@ class Prover:
     @classmethod
     def of(cls, saved: Saved, chosen: Any = None) -> Prover:
         """Read a file for a proof, strictly."""
+        saved = straightened(saved)
         header, tensors = saved.header, dict(saved.tensors)
         given = header.get("derivation") if chosen is None else chosen
         if given is None:

@@ -42,7 +42,8 @@ def derive(plain: PlainTransformer, saved: Saved, goal: float, effort: int | Non
         return words.derive(net)
     if not isinstance(net, CompiledNetwork):
         raise NotProved("the network that the plain form was made from has no program that the kernel could read")
-    stream = read(plain.spec, plain.state_dict(), compiled_source(net), reaches(net))
+    form = plain.plain_form()
+    stream = read(form.spec, form.state_dict(), compiled_source(net), reaches(net))
     sizes = [ROOM * float(x) for x in stream.sizes[-1].max(0)[stream.columns.first :]]
 
     def whole(own: dict[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,8 @@ class Variant(PlainTransformer):
 
     @property
     def beyond(self) -> str:
-        return "its stream is in another basis, among heads that do nothing; what was varied can be proved"
+        mixed = aligned_rows(self.basis.detach().cpu().double().numpy()) is None
+        return "its columns are mixed; what was varied can be proved" if mixed else super().beyond
 
     def recertify(self) -> Certificate:
         """What can be proved for the weights as they are now."""

@@ -2,6 +2,7 @@
 
     stream.py       columns and heads of the stored tensors; what is hidden from a head weighs an exact 0
     fold.py         compiled networks: every coordinate against the fold of the network that the file describes
+    variant.py      columns in another order, heads that are split, heads that nothing depends on
     words.py        token programs: the network that the tensors are, column by column
 """
 
