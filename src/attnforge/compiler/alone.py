@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..certificates.certificate import Certificate
 from ..certificates.certified import CertifiedModule
@@ -27,8 +28,9 @@ from .derivation import ANCHOR_CELLS, SMOOTH_CELLS, crossings, finished
 EFFORT = 200  # parts of the box that are looked at: a head has one or two numbers to split
 MOST_ANCHORS = 128  # of a head that is proved: two cells each, seconds
 WORK = 1 << 15  # cells times slots beyond which tables are not made finer: seconds
-NORM_CELLS = (12, 24, 48)  # of a norm, for each factor e of the mean square: sigmoids move by less than 1 on each
-ROOM = 2.0**-6  # beyond the interval of variances: what the kernel admits at its ends, and its rounding
+NORM_CELLS = (12, 32, 96)  # of a norm, for each factor e of the mean square: sigmoids move by less than 1 on each
+WIDER = 2.0**-7  # beyond the interval of variances: what the kernel admits at its ends
+ROOM = {torch.float32: 2.0**-14, torch.float64: 2.0**-40}  # and what rounding a variance may add: a few hundred u
 TOKENS = 4  # and for heads over tokens, whose bound hardly depends on the part
 
 
@@ -78,11 +80,13 @@ def _edges(head: AnchorHead | GateHead) -> Array:
 
 def _norm(head: NormHead, saved: Saved, goal: float) -> dict[str, Any]:
     """Cells of c.c, each as wide relative to itself, and finer until that is enough."""
-    low, high = (math.log(v * (1 + w) + head.eps_norm) for v, w in zip(head.variance, (-ROOM, ROOM), strict=True))
+    room = ROOM[head.dtype]
+    ends = head.variance[0] * (1 - WIDER) * (1 - room), head.variance[1] * (1 + WIDER) * (1 + room)
+    low, high = (math.log(end + head.eps_norm) for end in ends)
     chosen: dict[str, Any] = {}
     for fine in NORM_CELLS:
         inner = np.exp(np.linspace(low, high, max(16, math.ceil(fine * (high - low))) + 1)) - head.eps_norm
-        inner[0], inner[-1] = head.variance[0] * (1 - ROOM), head.variance[1] * (1 + ROOM)
+        inner[0], inner[-1] = ends
         chosen = {"edges": np.unique(head.channels * inner).tolist()}
         if prove(saved, chosen).bound <= goal:
             break

@@ -31,7 +31,7 @@ from .program import Column, Form, Program, exact
 from .programs.prove import prove_program
 from .rounding import MACHINES, Machine, affine_rounding
 from .scalar import Head, Site, Table
-from .tokens import RULES, Rule
+from .tokens import RULES, Rule, norm
 from .values import Blind, Entry, Value, values
 
 
@@ -263,6 +263,8 @@ class Prover:
             return self._scalar(layer, place)
         if op.word not in RULES:
             raise NotProved(f"the kernel does not cover heads for {op.word!r} yet")
+        if self.folded and op.word == "normalise":
+            return norm(self.program, layer, place, self.machine, self.chosen.tables, self.folded.spread(place))
         rule, folded = RULES[op.word](self.program, layer, place, self.machine, self.chosen.tables), self.folded
         if folded is None:
             return rule

@@ -399,8 +399,13 @@ def _mix_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
 # -- norms ------------------------------------------------------------------------------------------------------------
 
 
-def norm(program: Program, layer: Layer, place: Place, machine: Machine, tables: Edges) -> Rule:
-    """Rows over their root mean square: heads with the logits b_j - s_j c.c and the value c (lemma K17)."""
+def norm(
+    program: Program, layer: Layer, place: Place, machine: Machine, tables: Edges, loose: arb = ZERO
+) -> Rule:
+    """Rows over their root mean square: heads with the logits b_j - s_j c.c and the value c (lemma K17).
+
+    `loose` is how far queries, keys and values may be from one and the same row (lemma K29).
+    """
     op = program.ops[place.op]
     own = _Reading(program, layer, place, "self", place.heads)
     (columns,), width = own.inputs, op.width
@@ -430,11 +435,11 @@ def norm(program: Program, layer: Layer, place: Place, machine: Machine, tables:
 
     def rule(errors: Errors, found: list[Value], out: Errors) -> None:
         for t, row in enumerate(errors):
-            entries, moved = _sizes(found, layer, columns, t), [row[c] for c in columns]
+            entries, moved = _sizes(found, layer, columns, t), [row[c] + loose for c in columns]
             least = sum((_least(e, m) ** 2 for e, m in zip(entries, moved, strict=True)), ZERO)
             most = sum(((e.size + m) ** 2 for e, m in zip(entries, moved, strict=True)), ZERO)
             cells = lookup.between(max(down(least), 0.0), up(most))
-            if cells is None:
+            if cells is None or not (loose.is_zero() or least > 0):
                 raise Blind(f"operation {place.op} leaves its table")
             root = (least / width + arb(op.extra["eps"])).sqrt()
             _keep(machine, (1 + most) * amounts)
@@ -443,7 +448,7 @@ def norm(program: Program, layer: Layer, place: Place, machine: Machine, tables:
                 far = entry.size + m
                 share = far / (root * arb(width).sqrt())
                 share = share if share < 0.5 else arb(0.5)
-                parts = [min(up(far), up(arb(edges[k + 1]).sqrt())) * arb(rests[k]) for k in range(*cells)]
+                parts = [min(up(far), up(arb(edges[k + 1]).sqrt() + 2 * loose)) * arb(rests[k]) for k in range(*cells)]
                 out[t][column] = size((m + share * length) / root + largest(parts) + lost)
 
     return rule

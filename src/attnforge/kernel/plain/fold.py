@@ -16,7 +16,7 @@ from typing import Any
 from flint import arb, fmpq, fmpq_mat
 
 from ...errors import CertificateError
-from ..balls import ZERO, NotProved, down, hull, largest, size, up
+from ..balls import ONE, ZERO, NotProved, down, hull, largest, size, up
 from ..derivation import Place as Site_Place
 from ..file import Saved, Tensor, outward
 from ..layers import TABLES, Errors, Layer
@@ -205,6 +205,17 @@ class Folded:
         heads = [replace(head, loose=q, lost=v[0]) for head, (q, v) in zip(site.heads, self.seen[key], strict=True)]
         return replace(site, heads=tuple(heads))
 
+    def spread(self, place: Site_Place) -> arb:
+        """How far what a norm's heads read may be from one row: a number for `tokens.norm`."""
+        every = [self.loose[place.layer, place.group, h] for h in range(place.first, place.first + place.heads)]
+        tables = self.stream.source.groups[place.layer][place.group]["W_Q"].rows()
+        total = ZERO
+        for kind in ("query", "key"):
+            rows = [[e / _least(tables[h], j) if kind == "query" else e for j, e in enumerate(getattr(loose, kind))]
+                    for h, loose in zip(range(place.first, place.first + place.heads), every, strict=True)]  # fmt: skip
+            total += sum((largest(column) ** 2 for column in zip(*rows, strict=True)), ZERO).sqrt()
+        return (3 * total + largest([e for loose in every for e in loose.value])).upper()
+
     def moved(self, errors: Errors, place: Site_Place, layer: Layer) -> Errors:
         """Errors of columns that a head over tokens or channels reads, with what is loose about its coordinates:
         twice for keys, which need not go with the values of the same token (lemma K29)."""
@@ -294,6 +305,11 @@ def _sees(scope: str, causal: bool) -> Any:
     if scope == "self":
         return lambda t, s: t == s
     return lambda t, s: scope == "tokens" and (s <= t or not causal)
+
+
+def _least(table: list[list[float]], column: int) -> arb:
+    """The smallest number of a column that is not 0; 1 where there is none."""
+    return min((size(arb(row[column])) for row in table if row[column] != 0), key=float, default=ONE)
 
 
 def _worst(rows: Sequence[Sequence[arb]]) -> tuple[float, ...]:

@@ -16,6 +16,7 @@ from .stream import WIDEST
 
 NOTHING = {"purpose": "", "place": [-1, -1, -1], "slots": 0}  # what fills a block
 Rows = list[list[float]]
+Seat = tuple[int, int, int]  # block, first coordinate, number of coordinates
 
 
 def straightened(saved: Saved) -> Saved:
@@ -45,7 +46,7 @@ def _straightened(saved: Saved) -> Saved:
     order = [i for found in layers for i in found]
     if any(len(found) > 1 for found in layers) or order != sorted(order):
         raise CertificateError("heads of a variant stand in other blocks than the layers that they are of")
-    first: dict[tuple[int, ...], tuple[int, int, int]] = {}
+    first: dict[tuple[int, ...], Seat] = {}
     free: list[tuple[int, range]] = []
     for b, row in enumerate(blocks):
         if width % len(row):
@@ -91,7 +92,7 @@ def _places(basis: Any, width: int) -> list[tuple[int, float]]:
     return found + [(c, 1.0) for c in range(width) if c not in used]
 
 
-def _join(into: list[Rows], out: list[Rows], width: int, one: tuple[int, int, int], other: tuple[int, int, int]) -> None:
+def _join(into: list[Rows], out: list[Rows], width: int, one: Seat, other: Seat) -> None:
     """Let a head write what another part of it writes: both compute the same weights of the same values."""
     (b, at, d), (b2, at2, d2) = one, other
     for third in range(3):
@@ -109,7 +110,9 @@ def _join(into: list[Rows], out: list[Rows], width: int, one: tuple[int, int, in
             line[at : at + d] = (theirs + [0.0] * d)[:d]
 
 
-def _ignored(rows: dict[str, Any], into: list[Rows], out: list[Rows], free: list[tuple[int, range]], width: int) -> None:
+def _ignored(
+    rows: dict[str, Any], into: list[Rows], out: list[Rows], free: list[tuple[int, range]], width: int
+) -> None:
     """Refuse heads that stand for nothing unless what they write is 0, or is read by nobody."""
     touched = {c for b, inside in free for c in range(width) if any(out[b][c][j] for j in inside)}
     own = {(b, third * width + j) for b, inside in free for third in range(3) for j in inside}

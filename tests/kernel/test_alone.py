@@ -1,0 +1,139 @@
+"""Norms and chains on their own before the kernel: against exact rows, at their limits, and changed."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+from flint import arb
+
+from attnforge.certificates import storage
+from attnforge.certificates.certificate import weights_hash
+from attnforge.certificates.certified import CertifiedModule
+from attnforge.compiler.alone import derive
+from attnforge.errors import CertificateError
+from attnforge.heads.chain.head import ChainHead
+from attnforge.heads.norm.head import NormHead
+from attnforge.kernel.balls import working
+from attnforge.kernel.file import Saved, parse
+from attnforge.kernel.prove import prove
+
+CHANGES = [
+    lambda x: 1.01 * x, lambda x: x + 1, lambda x: float("nan"), lambda x: 0.0, lambda x: 1e30, lambda x: 1e-30,
+]  # fmt: skip
+NORMS = {
+    "layer": lambda: NormHead.fit(6, (0.4, 5.0), heads=6),
+    "rms": lambda: NormHead.fit(
+        5, (0.5, 2.0), heads=5, kind="rms", weight=torch.linspace(-2, 3, 5), bias=torch.ones(5)
+    ),
+    "float64": lambda: NormHead.fit(4, (0.5, 2.0), heads=6, dtype=torch.float64),
+}
+
+
+def _norm_error(head: NormHead, rows: torch.Tensor) -> float:
+    """The largest error of rows in the certificate's own unit, in ball arithmetic."""
+    d, worst = head.channels, 0.0
+    weight = [1.0] * d if head.weight is None else head.weight.tolist()
+    bias = [0.0] * d if head.bias is None else head.bias.tolist()
+    with torch.no_grad(), working():
+        for row, out in zip(rows.tolist(), head.core(rows).tolist(), strict=True):
+            x = [arb(v) for v in row]
+            mean = sum(x, arb(0)) / d if head.kind == "layer" else arb(0)
+            c = [v - mean for v in x]
+            root = (sum((v * v for v in c), arb(0)) / d + arb(head.eps_norm)).sqrt()
+            n = [v / root for v in c]
+            top = max(abs(float(v)) for v in n)
+            for got, v, w, b in zip(out, n, weight, bias, strict=True):
+                scale = abs(w) * top + abs(b)
+                off = abs(float(arb(got) - v * arb(w) - arb(b))) if got == got else float("inf")
+                worst = max(worst, 0.0 if off == 0 else off / scale if scale else float("inf"))
+    return worst
+
+
+def _rows(head: NormHead, count: int) -> torch.Tensor:
+    """Rows of variances up to the ends of the interval, and as far from 0 as they may be."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(count, head.channels, generator=generator, dtype=torch.float64) ** 3
+    x = x - x.mean(-1, keepdim=True) if head.kind == "layer" else x
+    low, high = head.variance
+    share = torch.linspace(0, 1, count, dtype=torch.float64)[:, None]
+    x = x / x.square().mean(-1, keepdim=True).sqrt() * (low * (high / low) ** share).sqrt()
+    far = torch.tensor([0.0, head.offset, -0.5])[torch.arange(count) % 3, None] if head.kind == "layer" else 0.0
+    return (x + far * x.square().mean(-1, keepdim=True).sqrt()).to(head.dtype)
+
+
+def _written(head: CertifiedModule, saved: Saved) -> Saved:
+    header = {key: value for key, value in saved.header.items() if key not in ("digest", "format")}
+    return parse(storage.written(header, weights_hash(head), head.state_dict()))
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_is_proved_and_its_changes_are_covered_or_refused(name: str) -> None:
+    head = NORMS[name]()
+    saved = parse(head.written())
+    chosen = derive(head, saved, head.bound or 0.0)
+    rows, bound = _rows(head, 60), prove(saved, chosen).bound
+    assert _norm_error(head, rows) <= bound <= 1.1 * (head.bound or 0.0)
+    draw, state = random.Random(name), {key: t.clone() for key, t in head.state_dict().items()}
+    for change in CHANGES:
+        key = draw.choice(sorted(state))
+        tensor = state[key].clone()
+        tensor[draw.randrange(len(tensor))] = change(float(tensor[0]))
+        head.load_state_dict({**state, key: tensor})
+        try:
+            found = prove(_written(head, saved), chosen).bound
+        except CertificateError:
+            continue
+        assert _norm_error(head, rows) <= found  # weight and bias are the target's too
+    with pytest.raises(CertificateError, match="cover"):
+        prove(saved, {"edges": chosen["edges"][:-1]})
+
+
+def test_weights_too_small_for_a_normal_number_are_charged() -> None:
+    head = NormHead.fit(4, (0.4, 5.0), heads=6, weight=torch.full((4,), 1e-44))
+    error = _norm_error(head, _rows(head, 60))
+    saved = parse(head.written())
+    assert error > 1e-3  # a product of two such numbers has a few bits
+    assert head.bound is not None and error <= head.bound and error <= prove(saved, derive(head, saved, 1.0)).bound
+
+
+@pytest.mark.parametrize("name", ["hardswish", "elu"])
+def test_a_chain_is_proved_and_its_changes_are_covered_or_refused(name: str) -> None:
+    head, truth = ChainHead.fit(name, -4, 4, eps=1e-2), getattr(torch.nn.functional, name)
+    saved = parse(head.written())
+    chosen = derive(head, saved, head.bound or 0.0)
+    points = torch.cat([torch.linspace(-4, 4, 4001), torch.linspace(-1e-6, 1e-6, 101)])
+
+    @torch.no_grad()
+    def error() -> float:
+        off = (head.core(points).double() - truth(points.double())).abs()
+        return float(off.max()) if bool(off.isfinite().all()) else float("inf")
+
+    assert error() <= prove(saved, chosen).bound <= 1.1 * (head.bound or 0.0)
+    draw, state = random.Random(name), {key: t.clone() for key, t in head.state_dict().items()}
+    for change in CHANGES:
+        key = draw.choice(sorted(k for k in state if not k.endswith("anchors")))
+        tensor = state[key].clone()
+        at = draw.randrange(tensor.numel())
+        tensor.view(-1)[at] = change(float(tensor.view(-1)[at]))
+        head.load_state_dict({**state, key: tensor})
+        try:
+            found = prove(_written(head, saved), chosen).bound
+        except CertificateError:
+            continue
+        assert error() <= found
+
+
+def test_a_chain_for_another_function_has_the_difference_in_its_bound() -> None:
+    head = ChainHead.fit("hardswish", -4, 4, eps=1e-2)
+    saved = parse(head.written())
+    chosen = derive(head, saved, 1.0)
+    header = json.loads(json.dumps(saved.header))
+    header["config"]["function"] = "relu"
+    wrong = Saved(header, saved.tensors, saved.weights)
+    assert 0.375 <= prove(wrong, chosen).bound <= 0.4  # |hardswish - relu| is 3/8 at its largest, at 1.5 and -1.5
+    header["config"]["function"] = "softsign"
+    with pytest.raises(CertificateError):
+        prove(Saved({**header, "config": {**header["config"], "heads": {}}}, saved.tensors, ""), chosen)
