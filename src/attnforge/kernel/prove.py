@@ -264,7 +264,7 @@ class Prover:
         if op.word not in RULES:
             raise NotProved(f"the kernel does not cover heads for {op.word!r} yet")
         if self.folded and op.word == "normalise":
-            return norm(self.program, layer, place, self.machine, self.chosen.tables, self.folded.spread(place))
+            return norm(self.program, layer, place, self.machine, self.chosen.tables, *self.folded.spread(place))
         rule, folded = RULES[op.word](self.program, layer, place, self.machine, self.chosen.tables), self.folded
         if folded is None:
             return rule

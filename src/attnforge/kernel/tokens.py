@@ -400,11 +400,11 @@ def _mix_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
 
 
 def norm(
-    program: Program, layer: Layer, place: Place, machine: Machine, tables: Edges, loose: arb = ZERO
+    program: Program, layer: Layer, place: Place, machine: Machine, tables: Edges, apart: arb = ZERO, lost: arb = ZERO
 ) -> Rule:
     """Rows over their root mean square: heads with the logits b_j - s_j c.c and the value c (lemma K17).
 
-    `loose` is how far queries, keys and values may be from one and the same row (lemma K29).
+    `apart` and `lost` are how far queries and keys together, and values, may be from one row (lemma K29).
     """
     op = program.ops[place.op]
     own = _Reading(program, layer, place, "self", place.heads)
@@ -431,25 +431,25 @@ def norm(
     lookup = Table(None, edges)
     rests = [_norm_cell(heads, machine, low, high, target, width) for low, high in itertools.pairwise(edges)]
     amounts = largest([1 + size(arb(x)) for head in heads for x in (head.out, *head.keys[0])])
-    lost = 4 * machine.tiny * sum((1 + size(arb(head.out)) for head in heads), ONE)
+    loose, sunk = 3 * apart + lost, 4 * machine.tiny * sum((1 + size(arb(head.out)) for head in heads), ONE)
 
     def rule(errors: Errors, found: list[Value], out: Errors) -> None:
         for t, row in enumerate(errors):
-            entries, moved = _sizes(found, layer, columns, t), [row[c] + loose for c in columns]
-            least = sum((_least(e, m) ** 2 for e, m in zip(entries, moved, strict=True)), ZERO)
-            most = sum(((e.size + m) ** 2 for e, m in zip(entries, moved, strict=True)), ZERO)
+            entries, moved = _sizes(found, layer, columns, t), [row[c] for c in columns]
+            least = sum((_least(e, m + loose) ** 2 for e, m in zip(entries, moved, strict=True)), ZERO)
+            most = sum(((e.size + m + loose) ** 2 for e, m in zip(entries, moved, strict=True)), ZERO)
             cells = lookup.between(max(down(least), 0.0), up(most))
             if cells is None or not (loose.is_zero() or least > 0):
                 raise Blind(f"operation {place.op} leaves its table")
             root = (least / width + arb(op.extra["eps"])).sqrt()
             _keep(machine, (1 + most) * amounts)
-            length = sum((m * m for m in moved), ZERO).sqrt()
+            length = sum((m * m for m in moved), ZERO).sqrt() + 2.6 * apart
             for entry, m, column in zip(entries, moved, own.out, strict=True):
-                far = entry.size + m
+                far = entry.size + m + loose
                 share = far / (root * arb(width).sqrt())
                 share = share if share < 0.5 else arb(0.5)
                 parts = [min(up(far), up(arb(edges[k + 1]).sqrt() + 2 * loose)) * arb(rests[k]) for k in range(*cells)]
-                out[t][column] = size((m + share * length) / root + largest(parts) + lost)
+                out[t][column] = size((m + lost + share * length) / root + largest(parts) + sunk)
 
     return rule
 

@@ -205,8 +205,8 @@ class Folded:
         heads = [replace(head, loose=q, lost=v[0]) for head, (q, v) in zip(site.heads, self.seen[key], strict=True)]
         return replace(site, heads=tuple(heads))
 
-    def spread(self, place: Site_Place) -> arb:
-        """How far what a norm's heads read may be from one row: a number for `tokens.norm`."""
+    def spread(self, place: Site_Place) -> tuple[arb, arb]:
+        """How far queries and keys of a norm's heads may be from one row together, and their values."""
         every = [self.loose[place.layer, place.group, h] for h in range(place.first, place.first + place.heads)]
         tables = self.stream.source.groups[place.layer][place.group]["W_Q"].rows()
         total = ZERO
@@ -214,7 +214,7 @@ class Folded:
             rows = [[e / _least(tables[h], j) if kind == "query" else e for j, e in enumerate(getattr(loose, kind))]
                     for h, loose in zip(range(place.first, place.first + place.heads), every, strict=True)]  # fmt: skip
             total += sum((largest(column) ** 2 for column in zip(*rows, strict=True)), ZERO).sqrt()
-        return (3 * total + largest([e for loose in every for e in loose.value])).upper()
+        return total.upper(), largest([e for loose in every for e in loose.value])
 
     def moved(self, errors: Errors, place: Site_Place, layer: Layer) -> Errors:
         """Errors of columns that a head over tokens or channels reads, with what is loose about its coordinates:
