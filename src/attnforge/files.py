@@ -39,7 +39,9 @@ networks.HOMES.update(
 PROVED = {
     "network": "attnforge.compiler.derivation", "program": "attnforge.rasp.network.derivation",
     **dict.fromkeys(("plain", "variant"), "attnforge.export.plain.derivation"),
-    **dict.fromkeys(("anchor", "gate", "product", "token", "norm", "chain"), "attnforge.compiler.alone"),
+    **dict.fromkeys(
+        ("anchor", "gate", "product", "token", "norm", "chain", "theorem-ramp"), "attnforge.compiler.alone"
+    ),
 }  # fmt: skip
 
 def load(path: str | Path) -> Any:

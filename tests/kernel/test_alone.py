@@ -9,6 +9,7 @@ import pytest
 import torch
 from flint import arb
 
+from attnforge import theorems
 from attnforge.certificates import storage
 from attnforge.certificates.certificate import weights_hash
 from attnforge.certificates.certified import CertifiedModule
@@ -16,7 +17,7 @@ from attnforge.compiler.alone import derive
 from attnforge.errors import CertificateError
 from attnforge.heads.chain.head import ChainHead
 from attnforge.heads.norm.head import NormHead
-from attnforge.kernel.balls import working
+from attnforge.kernel.balls import NotProved, working
 from attnforge.kernel.file import Saved, parse
 from attnforge.kernel.prove import prove
 
@@ -124,6 +125,37 @@ def test_a_chain_is_proved_and_its_changes_are_covered_or_refused(name: str) -> 
         except CertificateError:
             continue
         assert error() <= found
+
+
+@pytest.mark.parametrize("variant", ["warm", "gate"])
+def test_a_ramp_is_proved_and_its_changes_are_covered_or_refused(variant: str) -> None:
+    ramp = theorems.ramp(torch.tensor([1.0, -2.0]), 0.3, -1, 1, 16, variant=variant, radius=2.0)
+    saved = parse(ramp.written())
+    chosen = derive(ramp, saved, ramp.bound or 0.0)
+    points = torch.cat([ramp.box.sample(2000, dtype=torch.float32), ramp.box.corners(4, torch.float32)])[:, None]
+
+    @torch.no_grad()
+    def error() -> float:
+        off = (ramp.core(points).double() - ramp.target(points)).abs()
+        return float(off.max()) if bool(off.isfinite().all()) else float("inf")
+
+    assert not ramp.beyond and error() <= prove(saved, chosen).bound <= 1.1 * (ramp.bound or 0.0)
+    draw, state = random.Random(variant), {key: t.clone() for key, t in ramp.state_dict().items()}
+    for change in CHANGES:
+        key = draw.choice(sorted(k for k in state if k.startswith("net.")))
+        tensor = state[key].clone()
+        at = draw.randrange(tensor.numel())
+        tensor.view(-1)[at] = change(float(tensor.view(-1)[at]))
+        ramp.load_state_dict({**state, key: tensor})
+        try:
+            found = prove(_written(ramp, saved), chosen).bound
+        except CertificateError:
+            continue
+        assert error() <= found
+    paper = theorems.ramp(torch.tensor([1.0, -2.0]), 0.3, -1, 1, 16, radius=2.0)
+    assert paper.beyond and paper.certificate.word == "certified by the analysis alone"
+    with pytest.raises(NotProved):
+        prove(parse(paper.written()), chosen)
 
 
 def test_a_chain_for_another_function_has_the_difference_in_its_bound() -> None:

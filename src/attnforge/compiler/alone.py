@@ -23,6 +23,8 @@ from ..heads.token.head import TokenHead
 from ..kernel.balls import NotProved
 from ..kernel.file import Saved
 from ..kernel.prove import prove
+from ..network import AttentionLayer
+from ..theorems.ramps import Ramp
 from .derivation import ANCHOR_CELLS, SMOOTH_CELLS, crossings, finished
 
 EFFORT = 200  # parts of the box that are looked at: a head has one or two numbers to split
@@ -43,6 +45,8 @@ def derive(head: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
     """The derivation of a head."""
     if isinstance(head, NormHead):
         return _norm(head, saved, goal)
+    if isinstance(head, Ramp):
+        return _ramp(head, saved, goal)
     if isinstance(head, ChainHead):
         return _chain(head, saved, goal)
     if isinstance(head, TokenHead):
@@ -91,6 +95,24 @@ def _norm(head: NormHead, saved: Saved, goal: float) -> dict[str, Any]:
         if prove(saved, chosen).bound <= goal:
             break
     return chosen
+
+
+def _ramp(head: Ramp, saved: Saved, goal: float) -> dict[str, Any]:
+    """Cells that are fine where heads change over, and doubling beyond the ends of the ramp."""
+    if head.beyond:
+        raise NotProved(head.beyond)
+    layer, (a, b) = head.layers()[1], (float(head.shape.a), float(head.shape.b))
+    assert isinstance(layer, AttentionLayer)
+    groups, gate, step = layer.heads(), head.temperature == "gate", float(head.step)
+    far = (abs(head.wanted.w).sum() * head.radius + abs(float(head.wanted.t))) * (1 + ROOM[head.dtype]) + step
+    beyond = step / 8 * 1.25 ** np.arange(0.0, math.log(8 * far / step + 8) / math.log(1.25) + 8)
+    fine = np.linspace(a - step, b + step, 8 * head.keys * head.heads + 17)
+    edges = np.concatenate([fine, a - beyond, b + beyond, [a, b], *(crossings(SelfSpec.read(layer)) if gate else ())])
+    ends = np.unique(np.concatenate([[-far], edges[(edges > -far) & (edges < far)], [far]]))
+    scope = "self" if gate else "memory"
+    chosen = _chosen([[[1, 0]], [[2, 0]]], [[], [[scope, False]] * len(groups)], 2, 0, groups[0].heads, ends)
+    most = max(len(ends), WORK // sum(group.slots + 1 for group in groups for _ in range(group.heads)))
+    return finished(saved, chosen, goal, TOKENS, {}, goal, most)
 
 
 def _chain(head: ChainHead, saved: Saved, goal: float) -> dict[str, Any]:

@@ -12,8 +12,7 @@ on the box, in ball arithmetic. It shares with the rest of the package the file 
     scalar.py       the one lemma of heads that read one scalar: anchors, gates, squares, products
     tokens.py       heads over tokens and channels: attention, mixing, maxima, softmax, norms
     values.py       ranges of all values of the program on a part of the box
-    heads.py        heads on their own as networks of one operation
-    alone/          norms and chains on their own
+    alone/          heads, norms, chains and ramps on their own
     plain/          plain transformers and their variants, a part of its own
     programs/       token programs, a part of its own
     prove.py        errors from layer to layer, the split tree of the box, the bound

@@ -17,12 +17,13 @@ from ..errors import CertificateError
 from . import derivation as choices
 from . import program as programs
 from .alone.chain import chained
+from .alone.heads import FAMILIES, Scopes, alone
 from .alone.norm import prove_norm
+from .alone.ramp import ramped
 from .balls import ZERO, NotProved, down, largest, size, up, working
 from .derivation import Derivation, Place
 from .file import Saved, outward
 from .functions import Function, function
-from .heads import FAMILIES, Scopes, alone
 from .layers import Errors, Layer, constants_of, layer_of
 from .plain import words
 from .plain.fold import Folded
@@ -33,6 +34,8 @@ from .rounding import MACHINES, Machine, affine_rounding
 from .scalar import Head, Site, Table
 from .tokens import RULES, Rule, norm
 from .values import Blind, Entry, Value, values
+
+ALONE = {"chain": chained, "theorem-ramp": ramped}
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,8 @@ class Prover:
         scopes: Scopes | None = None
         folded: Folded | None = None
         apart = 0.0
-        if header.get("family") in (*FAMILIES, "chain"):
-            head = chained(saved) if header["family"] == "chain" else alone(saved)
+        if header.get("family") in (*FAMILIES, *ALONE):
+            head = ALONE.get(header["family"], alone)(saved)
             apart = head.apart
             program, tensors, scopes, dtype = head.program, head.tensors, head.scopes, head.dtype
         elif header.get("family") == "network":

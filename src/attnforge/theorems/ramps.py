@@ -434,6 +434,11 @@ class Ramp(Construction):
         advice = COLD_PAPER if kind.advice == COLD and self.form == "paper" else kind.advice
         self.judged(float(wanted.shape.b - wanted.shape.a) / 2 * wanted.shape.lipschitz, advice)
 
+    @property
+    def beyond(self) -> str:
+        plain = isinstance(self.body, AfterAffine) and not self.causal and self.channels == 1 and not self.shape.slope
+        return "" if plain else "it has a rule for ramps as an affine map and a layer of heads, of one channel, alone"
+
     def asks(self) -> dict[str, Any]:
         wanted, held = self.wanted, self.held
         slope = self.shape.slope

@@ -1,6 +1,8 @@
-"""The kernel's part for modules that are no network of layers (docs/kernel.md).
+"""The kernel's part for heads on their own (docs/kernel.md).
 
+    heads.py        anchors, gates, products and heads over tokens as networks of one operation
     norm.py         norms of rows, whose bound is relative to the row's largest result
+    ramp.py         an affine map and a clip, as a theorem has it
     chain.py        gates that are followed by a product or by tables
 """
 

@@ -15,8 +15,8 @@ from ...errors import CertificateError
 from ..balls import ORDER, ZERO, NotProved, down, largest, supremum, up
 from ..file import Saved, Tensor, outward
 from ..functions import Function, Node, evaluate, function
-from ..heads import MEMORY, SELF, Alone, gate_function
 from ..program import Op, Program, number
+from .heads import MEMORY, SELF, Alone, gate_function
 
 CELLS = 64  # between two knots: pieces that are polynomials need one, others are compared with themselves
 Tables = dict[str, Tensor]

@@ -8,11 +8,11 @@ from typing import Any
 
 from flint import fmpq
 
-from ..errors import CertificateError
-from .balls import NotProved
-from .file import Saved, Tensor
-from .functions import function
-from .program import Op, Program, exact, number, whole
+from ...errors import CertificateError
+from ..balls import NotProved
+from ..file import Saved, Tensor
+from ..functions import function
+from ..program import Op, Program, exact, number, whole
 
 MOST = 256  # tokens of a head: each pair of them is looked at
 FAMILIES = ("anchor", "gate", "product", "token")
