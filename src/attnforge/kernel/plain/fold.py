@@ -70,23 +70,24 @@ class Folded:
     @classmethod
     def read(cls, saved: Saved, chosen: Any) -> Folded:
         """Read a file for a proof; `CertificateError` on anything that is not a plain transformer of a network."""
-        config = saved.header.get("config")
+        config: Any = saved.header.get("config")
         try:
-            origin = config["origin"]  # type: ignore[index]
+            origin = config["origin"]
             if origin is None or "tensors" not in origin or origin.get("family", "network") != "network":
                 raise NotProved("the file does not say which network its transformer was made from")
             program = read(origin["config"])
-            if config["boxes"] != origin["config"]["boxes"] or config["box"] != origin["config"]["program"]["box"]:  # type: ignore[index]
+            if config["boxes"] != origin["config"]["boxes"] or config["box"] != origin["config"]["program"]["box"]:
                 raise ValueError("its boxes are not those of its program")
-            shape, rows = config["output_shape"], program.rows  # type: ignore[index]
-            if list(shape) != origin["config"]["program"]["output_shape"] or config["first_row"] is not (  # type: ignore[index]
-                origin["config"]["program"]["output_rows"] != "all"
+            about = origin["config"]["program"]
+            if config["output_shape"] != about["output_shape"] or config["first_row"] is not (
+                about["output_rows"] != "all"
             ):
-                raise ValueError(f"it does not put out {rows} rows")
+                raise ValueError(f"it does not put out {program.rows} rows")
             constants = sum(op.width for op in program.ops if op.word == "constant")
-            stream = Stream(config, dict(saved.tensors), source_of(origin["tensors"], str(config["dtype"])), constants)  # type: ignore[index, arg-type]
-            if stream.tokens != program.tokens or len(stream.inputs) != program.ops[0].width:
-                raise ValueError("it has another number of tokens or inputs than its program")
+            stream = Stream(config, dict(saved.tensors), source_of(origin["tensors"], str(config["dtype"])), constants)
+            same = stream.tokens == program.tokens and len(stream.inputs) == program.ops[0].width
+            if not same or config.get("ids", False):
+                raise ValueError("it has another number of tokens or inputs than its program, or reads token ids")
             sizes = chosen["sizes"]
             wanted = [c for fresh in stream.fresh for c in fresh.values()]
             return cls(program, stream, chosen, dict(zip(wanted, map(number, sizes), strict=True)))
