@@ -4,6 +4,7 @@ python benchmarks/programs.py                    measures, prints the tables, wr
                                                  goes on where it was stopped, while the sources are the same
 python benchmarks/programs.py --quick            L = 10 and 40 alone, and a hundredth of the random sequences
 python benchmarks/programs.py --only sort hist   some programs; nothing is written
+python benchmarks/programs.py --kernel           the kernel on every program at L = 10 and 40: seconds and outcomes
 python benchmarks/programs.py --markdown         prints the tables of the last run
 python benchmarks/programs.py --write            puts them into docs/rasp.md
 
@@ -43,11 +44,13 @@ sys.path[:0] = [str(ROOT / "src")]
 import attnforge as af  # noqa: E402
 from attnforge import rasp  # noqa: E402
 from attnforge.rasp.library import PROGRAMS, Listed  # noqa: E402
+from attnforge.rasp.network.derivation import proved  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "programs.json"
 PAGE = ROOT / "docs" / "rasp.md"
 PARTIAL = RESULTS.with_suffix(".partial")  # a line for each row that is done, until all are
 LENGTHS = (10, 40, 100, 200)
+KERNEL = (10, 40)  # the lengths at which the kernel proves every program, too
 LONG = ("length", "hist", "reverse", "sort", "frac_prevs")  # also at 1000
 ALL = 10**5  # domains up to this size are run completely
 RANDOM = {10: 10**5, 20: 10**4, 40: 10**4, 100: 10**3, 200: 10**3, 1000: 20}
@@ -145,8 +148,23 @@ def measured(entry: Listed, length: int, share: float, vocabulary: Any = None) -
     }  # fmt: skip
 
 
-def patiently(entry: Listed, length: int, share: float, vocabulary: Any = None) -> dict[str, Any]:
-    """The same in a process of its own, which may take so many seconds of a processor and so much memory."""
+def by_kernel(entry: Listed, length: int, share: float, vocabulary: Any = None) -> dict[str, Any]:
+    """One row: what the kernel proves of a program at a length, from what a file of its network holds."""
+    domain = entry.domain(length, vocabulary)
+    net, _, said = compiled(entry.program(domain), domain)
+    row: dict[str, Any] = {"program": entry.name, "length": length}
+    if net is None:
+        return {**row, "refused": said[:300]}
+    start = time.process_time()
+    found = proved(net, net.certificate)
+    row |= {"seconds": round(time.process_time() - start, 3), "kind": found.kind, "dtype": found.dtype}
+    return {**row, "proved": found.kernel, "analysis": found.bound, "remark": found.remark}
+
+
+def patiently(
+    entry: Listed, length: int, share: float, vocabulary: Any = None, measured: Callable[..., Any] = measured
+) -> dict[str, Any]:
+    """A row in a process of its own, which may take so many seconds of a processor and so much memory."""
     here, there = multiprocessing.Pipe()
 
     def work() -> None:
@@ -288,13 +306,28 @@ def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]
         [r["program"], str(r["length"]), f"{r['tracr']} of 40", f"{r['wrong']} of {r['of']:,}", r["kind"]]
         for r in found["errors"]
     ]
+    kernel = []
+    for name in dict.fromkeys(row["program"] for row in found.get("kernel", ())):
+        own = [row for row in found["kernel"] if row["program"] == name]
+        seconds = [f"{row['seconds']:.2f}" for row in own]
+        kernel.append([name, own[0].get("kind", "refused"), *(x for pair in zip(seconds, map(_outcome, own), strict=True)
+                                                               for x in pair)])  # fmt: skip
     broken = [[r["program"], str(r["refused"]), str(r["still right"]), str(r["wrong"])] for r in found["sabotage"]]
+    kernel_header = ["program", "certificate", *(x for n in KERNEL for x in (f"seconds at L = {n}", "the kernel"))]
     return [
         ("every program", header, rows),
         ("beside Tracr, at the lengths of its tests", columns, beside),
         ("wrong outputs", ["program", "L", "wrong, Tracr", "wrong, here", "certificate"], errors),
         ("weights changed after the fact", ["program", "proof fails", "proved and right", "proved and wrong"], broken),
+        ("what the kernel proves", kernel_header, kernel),
     ]
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    """What the kernel says of a program, in a few words."""
+    if row.get("proved") is None:
+        return str(row.get("refused") or row["remark"])[:90]
+    return "proves it" if row["kind"] == "exact" else f"proves {row['proved']:.2g}"
 
 
 def markdown(found: dict[str, Any]) -> str:
@@ -309,6 +342,7 @@ def markdown(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--kernel", action="store_true")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--only", nargs="*", metavar="PROGRAM")
@@ -326,20 +360,44 @@ def main() -> None:
             print(text)
         return
     names = [rasp.library.get(name).name for name in given.only] if given.only else list(PROGRAMS)
+    if given.kernel:
+        rows = kernel_rows(names, given.jobs)
+        show({"rows": [], "beside tracr": [], "errors": [], "sabotage": [], "kernel": rows})
+        if not given.only:
+            found = {**json.loads(RESULTS.read_text("utf-8")), "kernel": rows}
+            RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        return
     share = 0.01 if given.quick else given.share
     complete = not (given.quick or given.only or given.share != 1.0)
     done = Done(PARTIAL if complete else None)
     found = run(names, LENGTHS[:2] if given.quick else LENGTHS, share, done, given.jobs)
+    if RESULTS.exists():
+        found["kernel"] = json.loads(RESULTS.read_text("utf-8")).get("kernel", [])
+    show(found)
+    if complete:
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        PARTIAL.unlink()
+        print(f"wrote {RESULTS.relative_to(ROOT)}")
+
+
+def kernel_rows(names: Sequence[str], jobs: int) -> list[dict[str, Any]]:
+    """The kernel on some programs at the lengths of `KERNEL`."""
+    with ThreadPoolExecutor(jobs) as pool:
+        ask = functools.partial(patiently, share=1.0, measured=by_kernel)
+        rows = list(pool.map(lambda at: ask(PROGRAMS[at[0]], at[1]), [(n, length) for n in names for length in KERNEL]))
+    return rows
+
+
+def show(found: dict[str, Any]) -> None:
+    """The tables, on a terminal."""
     console = Console(width=200)
     for title, header, rows in tables(found):
+        if not rows:
+            continue
         shown = Table(*header, title=title)
         for cells in rows:
             shown.add_row(*cells)
         console.print(shown)
-    if complete:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        PARTIAL.unlink()
-        console.print(f"wrote {RESULTS.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -115,6 +115,15 @@ def _never(*values: object) -> object:
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a function that raises": (lambda: af.compile(apply(_never, tokens), ab), "_never of 'a' raises ValueError"),
+    "a function that raises, by the text of its op": (
+        lambda: af.compile(selector_width(select(indices, indices, lambda k, q: 1 / (k - 1) > 0)), ab),
+        "the op 'select\\(indices, indices, <lambda>\\)' cannot be computed: <lambda> of 1, 0 raises ZeroDivisionError",
+    ),
+    "a lambda of a text": (
+        lambda: af.compile("apply(lambda t: t + 1, tokens)", ab),
+        "the op 'apply\\(lambda t: t \\+ 1, tokens\\)' cannot be computed: lambda t: t \\+ 1 of 'a' raises TypeError",
+    ),
+    "a box": (lambda: af.compile(tokens, af.Box(x=(0, 1)), eps=1e-3), "a token program is compiled for sequences"),
     "without end": (lambda: af.compile(apply(lambda t: (f := lambda: f())(), tokens), ab), "RecursionError"),
     "no truth": (lambda: af.compile(selector_width(select(tokens, tokens, lambda k, q: 2)), ab), "gave 2 for the key"),
     "no number": (lambda: af.compile(apply(lambda t: math.nan, tokens), ab), "finite numbers, got nan"),

@@ -209,6 +209,9 @@ def test_repr_is_the_text_of_the_op() -> None:
         (lambda: bool(tokens < 3), "no truth value of its own: write &"),
         (lambda: 0 < indices < 3, "no chained comparison"),
         (lambda: list(tokens), "is not a list; call it with a sequence"),
+        (lambda: select(tokens, tokens) + 1, "the selector 'select.* is no sequence of values.*selector_width"),
+        (lambda: select(tokens, tokens) > 2, "is no sequence of values"),
+        (lambda: list(select(tokens, tokens)), "is no sequence of values"),
         (lambda: tokens.named("two\nlines"), "a name is a line"),
         (lambda: apply({}, tokens), "a table needs rows of 1 argument"),
         (lambda: apply({1: 2}, tokens, tokens), "a table needs rows of 2 argument"),
@@ -298,6 +301,28 @@ def test_a_domain_lists_its_sequences() -> None:
     assert repr(domain) == "Sequences(vocabulary=('a', 'b'), max_length=3, causal=False, bos=None)"
     assert domain.sample(5, seed=3) == domain.sample(5, seed=3) and all(s in domain for s in domain.sample(50))
     assert pickle.loads(pickle.dumps(domain)) == domain
+
+
+def test_a_corpus_gives_its_domain() -> None:
+    corpus = [["the", "cat"], ["a", "cat", "sat"], ["the"]]
+    domain = Sequences.from_corpus(iter(corpus))
+    assert domain == Sequences(["a", "cat", "sat", "the"], 3) == Sequences.from_corpus(corpus[::-1])
+    assert all(sequence in domain for sequence in corpus)
+    marked = Sequences.from_corpus(["^ab", "^b"], causal=True, bos="^")
+    assert marked == Sequences("ab", 2, causal=True, bos="^")
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        ("abc", ArgumentError, "a list of sequences of tokens, got str"), (3, ArgumentError, "got int"),
+        ([], ArgumentError, "the corpus is empty"), (["ab", 3], ArgumentError, "sequence 1 of the corpus.*got int"),
+        (["ab", ""], DomainError, "sequence 1 of the corpus has no tokens"),
+        ([["a", ["b"]]], ArgumentError, "token 1 of sequence 0 of the corpus: .*list"),
+        ([range(10**9)], DomainError, "a sequence has 1 to 65536"),
+        (([i] for i in range(10**9)), ArgumentError, "more than 65536 different tokens, at sequence 65536"),
+    ]  # fmt: skip
+    for corpus_given, error, words in wrong:
+        with pytest.raises(error, match=words):
+            Sequences.from_corpus(corpus_given)
+    with pytest.raises(DomainError, match="sequence 1 of the corpus does not begin with bos = '\\^': 'b'"):
+        Sequences.from_corpus(["^a", "b"], bos="^")
 
 
 def test_bos_stands_before_every_sequence() -> None:

@@ -57,3 +57,12 @@ def test_no_larger_than_tracr(script: Any, found: Any) -> None:
 
 def test_changed_weights_are_noticed(found: Any) -> None:
     assert all(row["wrong"] == 0 and row["refused"] > 0 for row in found["sabotage"])
+
+
+def test_programs_that_nobody_wrote_are_right() -> None:
+    """benchmarks/random_programs.py: no wrong output, and no wrong output of changed weights that are proved again."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "random_programs.json").read_text("utf-8"))
+    assert found["failures"] == [] and found["programs"]["count"] >= 2000
+    assert found["programs"]["exact"] + found["programs"]["certified"] >= 1500
+    assert all(row["wrong"] == 0 and row["changes"] == row["refused"] + row["still right"] for row in found["entries"])
+    assert sum(row["changes"] for row in found["entries"]) > 10**4

@@ -110,6 +110,11 @@ def compile(
             from ..rasp.network.pipeline import compile_program as compile_tokens
 
             return compile_tokens(target, box, shipped(dtype), progress, proof)
+    if type(target).__module__.startswith("attnforge.rasp."):  # not loaded for the sake of this question
+        raise ArgumentError(
+            "a token program is compiled for sequences, af.compile(program, rasp.Sequences('abcd', max_length=10)), "
+            f"got a box: {box!r}"
+        )
     boxes = boxes_of(box)
     tolerance, several = tolerance_of(eps, rtol, dtype), boxes if len(boxes) > 1 else ()
     net = compiled(ways(target, boxes), tolerance, several, progress)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..arguments import flag, whole
 from ..errors import ArgumentError, DomainError, closest
-from .values import Value, canonical
+from .values import Value, canonical, sorted_values
 
 #: The longest sequences of any domain: beyond, the squares of positions leave the whole numbers of float64's codes.
 LONGEST = 2**16
@@ -47,6 +47,38 @@ class Sequences:
         values = {"vocabulary": tokens, "max_length": length, "causal": flag("causal", causal), "bos": marker}
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_corpus(cls, corpus: Iterable[Iterable[object]], causal: bool = False, bos: object = None) -> Sequences:
+        """The smallest domain that holds every sequence of a corpus: its tokens in order, its longest length.
+
+        Where `bos` is given, the sequences of the corpus begin with it.
+
+        >>> Sequences.from_corpus(["abba", "cab"])
+        Sequences(vocabulary=('a', 'b', 'c'), max_length=4, causal=False, bos=None)
+        """
+        marker = None if bos is None else _token("bos", bos)
+        if isinstance(corpus, str) or not isinstance(corpus, Iterable):
+            raise ArgumentError(f"a corpus is a list of sequences of tokens, got {type(corpus).__name__}")
+        seen: set[Value] = set()
+        longest = count = 0
+        for sequence in corpus:
+            place, count = f"sequence {count} of the corpus", count + 1
+            if not isinstance(sequence, Iterable):
+                raise ArgumentError(f"{place} must be a list of tokens, got {type(sequence).__name__}")
+            own = [_token(f"token {i} of {place}", t) for i, t in enumerate(itertools.islice(sequence, LONGEST + 2))]
+            if marker is not None and own[:1] != [marker]:
+                raise DomainError(f"{place} does not begin with bos = {marker!r}: {_shown(own)}")
+            own = own[marker is not None :]
+            if not 1 <= len(own) <= LONGEST:
+                raise DomainError(f"{place} has {len(own) or 'no'} tokens; a sequence has 1 to {LONGEST}")
+            seen.update(own)
+            longest = max(longest, len(own))
+            if len(seen) > LARGEST:
+                raise ArgumentError(f"the corpus has more than {LARGEST} different tokens, at {place}")
+        if not count:
+            raise ArgumentError("the corpus is empty: there is no sequence to take a vocabulary from")
+        return cls(sorted_values(seen), longest, causal, marker)
 
     def check(self, sequence: Iterable[object]) -> tuple[Value, ...]:
         """The tokens of a sequence without its `bos`, or a `DomainError` that says why it is not one of the domain."""

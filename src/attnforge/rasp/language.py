@@ -511,6 +511,16 @@ class Selector(Node):
     def __invert__(self) -> Not:
         return Not(self)
 
+    def _no_number(self, *_: object) -> NoReturn:
+        raise ArgumentError(
+            f"the selector {self.label} is no sequence of values: &, | and ~ combine selectors; aggregate it, or take "
+            "its selector_width, to go on with values"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_number
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __abs__ = _no_number
+    __lt__ = __le__ = __gt__ = __ge__ = __iter__ = __getitem__ = _no_number
+
     def rows(self, operands: list[Any]) -> Rows:
         """The rows of the selector, given the meanings of its children on a sequence."""
         raise NotImplementedError

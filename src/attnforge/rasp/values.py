@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import pairwise
 from numbers import Integral, Real
 from typing import TypeAlias
 
@@ -19,6 +20,7 @@ from ..errors import ArgumentError
 Value: TypeAlias = "int | Fraction | str | tuple[Value, ...] | None"
 
 LARGEST = 4096  # bits of a number, characters of a string, parts of a tuple: one operation at most doubles them
+HUGE = 1 << 500  # numbers and their squares from here on leave the range of float64
 DEEPEST = 16  # tuples within tuples: programs pair values a few times, and each level is a frame of this module
 
 
@@ -49,6 +51,16 @@ def shown(value: object, most: int = 60) -> str:
     """The value as Python writes it, cut where it is long."""
     text = repr(value)
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def sorted_values(values: set[Value]) -> tuple[Value, ...]:
+    """Values in one order: numbers, then texts, tuples, and None."""
+    if all(is_numeric(v) and abs(v) < HUGE for v in values):  # type: ignore[arg-type, operator]  # by their floats, which is much faster, unless these are too close
+        found = sorted(values, key=float)  # type: ignore[arg-type]
+        if all(float(a) < float(b) for a, b in pairwise(found)):  # type: ignore[arg-type]
+            return tuple(found)
+    kind = {str: 1, tuple: 2, type(None): 3}
+    return tuple(sorted(values, key=lambda v: (k := kind.get(type(v), 0), v if k < 2 else repr(v))))
 
 
 def _canonical(value: object, left: list[int], depth: int) -> Value:

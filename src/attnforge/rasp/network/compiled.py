@@ -20,9 +20,9 @@ from ...heads.stored import TABLES
 from ...heads.token.bound import UNDERFLOW
 from ...network import AttentionLayer, AttentionOnly, Heads
 from ..language import SOp, evaluate
-from ..values import Value, canonical, shown
+from ..values import Value, canonical, shown, sorted_values
 from .data import domain_json, program_json, read_domain, read_program
-from .facts import Facts, sorted_values
+from .facts import Facts
 from .layout import Feature, Layout
 from .normal import normal
 from .proof import Proof, prove

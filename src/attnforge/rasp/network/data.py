@@ -42,7 +42,8 @@ class Asked:
 
     def __init__(self, function: Callable[..., object]):
         self.function, self.answers = function, dict[tuple[Value, ...], object]()
-        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        self.__name__ = getattr(function, "__name__", "")
+        self.text = getattr(function, "text", self.__name__ or type(function).__name__)  # for messages
 
     def __call__(self, *values: Value) -> object:
         if values not in self.answers:
@@ -66,7 +67,7 @@ def functions_replaced(program: SOp, by: Callable[[Callable[..., object], int], 
         if function is not None and not isinstance(function, (Operator, Table)):
             found = by(function, len(node.children))
             short = getattr(function, "__name__", "")
-            if not node.name:  # the text of a table is long
+            if not node.name and not isinstance(found, Asked):  # the text of a table is long
                 new["name"] = short if short.isidentifier() else f"function_{len(done)}"
             if isinstance(node, Select):
                 new["predicate"] = OPERATORS["false"] if found is None else found

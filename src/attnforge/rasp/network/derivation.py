@@ -11,9 +11,10 @@ from typing import Any
 from ...certificates.certificate import Certificate
 from ...certificates.proof import settled
 from ..language import Map, Node, Select, indices, tokens, walk
+from ..values import sorted_values
 from .compiled import CompiledProgram
 from .data import op_json, value_json
-from .facts import Facts, sorted_values
+from .facts import Facts
 from .layout import Feature
 from .normal import Packed, pack
 

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,14 +37,13 @@ from ..language import (
     length,
     walk,
 )  # fmt: skip
-from ..values import Value, is_numeric, shown
+from ..values import HUGE, Value, is_numeric, shown, sorted_values
 from .normal import ALL, LEQ, conjuncts, order, order_free
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Linear = tuple[dict[SOp, Fraction], Fraction]
 
-HUGE = 1 << 500  # numbers and their squares from here on leave the range of float64
 VALUES = 1 << 16  # of one op: a table over one more variable of a few values still fits into memory
 COMBINATIONS = 1 << 22  # of values at one position that are looked at: 32 MB for each op among them
 CALLS = 1 << 18  # of a Python function: about a second
@@ -57,16 +55,6 @@ _BINARY: dict[str, Any] = {
     "ne": np.not_equal, "lt": np.less, "leq": np.less_equal, "gt": np.greater, "geq": np.greater_equal,
     "logical_and": np.logical_and, "logical_or": np.logical_or,
 }  # fmt: skip
-
-
-def sorted_values(values: set[Value]) -> tuple[Value, ...]:
-    """Values in one order: numbers, then texts, tuples, and None."""
-    if all(is_numeric(v) and abs(v) < HUGE for v in values):  # type: ignore[arg-type, operator]  # by their floats, which is much faster, unless these are too close
-        found = sorted(values, key=float)  # type: ignore[arg-type]
-        if all(float(a) < float(b) for a, b in pairwise(found)):  # type: ignore[arg-type]
-            return tuple(found)
-    kind = {str: 1, tuple: 2, type(None): 3}
-    return tuple(sorted(values, key=lambda v: (k := kind.get(type(v), 0), v if k < 2 else repr(v))))
 
 
 class Facts:
