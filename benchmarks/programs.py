@@ -309,9 +309,8 @@ def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]
     kernel = []
     for name in dict.fromkeys(row["program"] for row in found.get("kernel", ())):
         own = [row for row in found["kernel"] if row["program"] == name]
-        seconds = [f"{row['seconds']:.2f}" for row in own]
-        kernel.append([name, own[0].get("kind", "refused"), *(x for pair in zip(seconds, map(_outcome, own), strict=True)
-                                                               for x in pair)])  # fmt: skip
+        told = [text for row in own for text in (f"{row['seconds']:.2f}", _outcome(row))]
+        kernel.append([name, own[0].get("kind", "refused"), *told])
     broken = [[r["program"], str(r["refused"]), str(r["still right"]), str(r["wrong"])] for r in found["sabotage"]]
     kernel_header = ["program", "certificate", *(x for n in KERNEL for x in (f"seconds at L = {n}", "the kernel"))]
     return [
