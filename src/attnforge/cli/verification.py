@@ -27,6 +27,9 @@ def verify_pack(
     seed: Annotated[int, typer.Option(parser=whole, metavar="NUMBER", help="Another seed, other problems.")] = 0,
     dtype: Annotated[DType, typer.Option(help="Of the graphs, and what the labels hold for.")] = DType.float32,
     proof: Annotated[By, typer.Option(help="kernel: every bound is proved a second time.")] = By.analysis,
+    families: Annotated[
+        str, typer.Option(metavar="NAMES", help="Of networks: some of formula, mlp, tokens, program.")
+    ] = "formula,mlp,tokens",
     check: Annotated[
         Path | None, typer.Option("--check", metavar="DIR", help="Prove every label of a pack again instead.")
     ] = None,
@@ -39,6 +42,7 @@ def verify_pack(
 
     \b
     attnforge verify-pack --out problems --count 60
+    attnforge verify-pack --out problems --families program
     attnforge verify-pack --check problems
     """
     from .. import verification
@@ -51,7 +55,9 @@ def verify_pack(
     else:
         assert out is not None
         try:
-            found, word = verification.pack(out, count, seed, dtype=dtype.value, proof=proof.value), "wrote"
+            asked = [name.strip() for name in families.split(",")]
+            found = verification.pack(out, count, seed, dtype=dtype.value, proof=proof.value, families=asked)
+            word = "wrote"
         except KeyboardInterrupt:
             console(stderr=True).out(f"stopped; what is done is kept in {out}, and the same command goes on from it")
             raise
@@ -66,5 +72,6 @@ def verify_pack(
         return
     say(f"{word} {counted(len(found), 'instance')} of {counted(networks, 'network')} in {seconds:.1f} s: "
         f"{found.count('sat')} sat, {found.count('unsat')} unsat")  # fmt: skip
-    say(f"margins from {hardest:.3g} to {easiest:.3g} times the certified bound")
+    exact = "" if all(i.bound for i in found.instances) else " (of programs, which are exact: of their logits)"
+    say(f"margins from {hardest:.3g} to {easiest:.3g} times the certified bound{exact}")
     say(f"{found.root / 'instances.csv'} lists them, {found.root / 'labels.jsonl'} has labels and proofs")

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,16 @@ from ..dtypes import dtype_name, shipped
 from ..errors import ArgumentError, AttnforgeError, CertificateError, PrecisionError
 from ..extras import require
 from ..progress import stages
+from ..rasp.network.compiled import CompiledProgram
 from ..saving import write_whole
 from ..threads import one_thread
+from . import programs
 from .graph import Reading, model, of_model
 from .graph import read as read_graph
 from .instances import Problem, problem, worthy
 from .proof import refuted, witnessed
 from .property import Property, parse
-from .sampler import FAMILIES, Target, sampled
+from .sampler import EVERY, FAMILIES, Target, sampled
 
 FORMAT = 1  # of packs; another number is refused
 PER = 6  # instances of a network: each label at three levels of difficulty
@@ -48,7 +51,7 @@ MOST = 1 << 20  # instances of a pack: a check of so many takes days
 MOST_BYTES = 1 << 24  # of a text in a pack: more than the labels of ten thousand instances
 SECONDS = 120  # that instances.csv gives a verifier, as much as VNN-COMP does for networks of this size
 DRAWS = 32  # targets that are drawn for one network: some are constant, some cannot be compiled in float32
-NAME = re.compile(r"((?:formula|mlp|tokens)_\d{4,7})_\d{1,2}")
+NAME = re.compile(r"((?:formula|mlp|tokens|program)_\d{4,7})_\d{1,2}")
 FOLDERS = {"onnx": ".onnx", "networks": ".safetensors", "vnnlib": ".vnnlib", "vnnlib2": ".vnnlib"}
 SETTINGS, LABELS, LIST, ABOUT = "pack.json", "labels.jsonl", "instances.csv", "README.md"
 
@@ -57,9 +60,9 @@ SETTINGS, LABELS, LIST, ABOUT = "pack.json", "labels.jsonl", "instances.csv", "R
 class Instance:
     """One line of labels.jsonl: a network, a property, the label and its proof.
 
-    `margin` is by how much the label holds, in every semantics; `multiple` the same in bounds of the certificate. An
-    unsat label says how many `cells` showed it and the `gap` to the best point known; a sat label has a `witness` and
-    the enclosure of the outputs there.
+    `margin` is by how much the label holds, in every semantics; `multiple` the same in bounds of the certificate, or as
+    it is where that is exact and has none. An unsat label says how many `cells` showed it and the `gap` to the best
+    point known; a sat label has a `witness` and the enclosure of the outputs there.
     """
 
     name: str
@@ -130,12 +133,14 @@ def pack(
     *,
     dtype: torch.dtype | str = "float32",
     proof: Proof = "analysis",
+    families: Sequence[str] = FAMILIES,
     progress: Callable[[str], None] | None = None,
 ) -> Pack:
     """Write a pack of `count` instances with proved labels to a folder, and read it back.
 
-    The same arguments give the same bytes. What an earlier run has finished is kept, so an interrupted one goes on;
-    a folder that holds something else is refused. With `proof="kernel"` the bound of every network is proved twice.
+    Networks are of each of the `families` in turn: "formula", "mlp", "tokens" and "program". The same arguments give
+    the same bytes. What an earlier run has finished is kept, so an interrupted one goes on; a folder that holds
+    something else is refused. With `proof="kernel"` the bound of every network is proved twice.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -148,19 +153,21 @@ def pack(
         raise ArgumentError(f"proof must be 'analysis' or 'kernel', got {proof!r}")
     require("onnx", "onnx")
     kind = shipped(dtype)
-    settings = {"format": FORMAT, "count": count, "seed": seed, "dtype": dtype_name(kind), "proof": proof}
+    settings: dict[str, Any] = {"format": FORMAT, "count": count, "seed": seed, "dtype": dtype_name(kind)}
+    settings |= {"proof": proof} | ({} if tuple(families) == FAMILIES else {"families": _families(families)})
     root = _opened(Path(out), settings)
     kept = {instance.name: instance for instance in _labelled(root)}
     done: list[Instance] = []
     with stages(progress, "packing") as stage, one_thread():
         for index, first in enumerate(range(0, count, PER)):
             numbers = range(first, min(first + PER, count))
-            names = [_name(index, n - first) for n in numbers]
+            names = [_name(index, n - first, settings) for n in numbers]
             stage(f"network {index + 1}, instances {first + 1} to {numbers.stop} of {count}")
             old = [kept[name] for name in names if name in kept]
             if len(old) != len(names) or not all(_whole(root, instance) for instance in old):
-                old = list(_made(root, index, numbers, seed, kind, proof))
-                _write_labels(root, [*done, *old, *(i for name, i in kept.items() if name > names[-1])])
+                old = list(_made(root, index, numbers, seed, kind, proof, settings))
+                later = [i for name, i in kept.items() if int(name.split("_")[1]) > index]
+                _write_labels(root, [*done, *old, *later])
             done += old
     _write_labels(root, done)
     write_whole(root / LIST, "".join(f"onnx/{i.network}.onnx,vnnlib/{i.name}.vnnlib,{SECONDS}\n" for i in done))
@@ -189,44 +196,62 @@ def _opened(root: Path, settings: dict[str, Any]) -> Path:
     return root
 
 
-def _name(index: int, number: int) -> str:
-    return f"{FAMILIES[index % len(FAMILIES)]}_{index:04d}_{number}"
+def _families(given: Sequence[str]) -> list[str]:
+    found = [given] if isinstance(given, str) else list(given)
+    wrong = next((family for family in found if family not in EVERY), None)
+    if wrong is not None or not found or len(set(found)) < len(found):
+        raise ArgumentError(f"families are some of {', '.join(EVERY)}, each once, got {wrong or found!r}")
+    return found
+
+
+def _family(index: int, settings: dict[str, Any]) -> str:
+    families: Sequence[str] = settings.get("families", FAMILIES)
+    return families[index % len(families)]
+
+
+def _name(index: int, number: int, settings: dict[str, Any]) -> str:
+    return f"{_family(index, settings)}_{index:04d}_{number}"
 
 
 def _made(
-    root: Path, index: int, numbers: range, seed: int, dtype: torch.dtype, proof: Proof
+    root: Path, index: int, numbers: range, seed: int, dtype: torch.dtype, proof: Proof, settings: dict[str, Any]
 ) -> Iterator[Instance]:
     """A network and its problems, written."""
     rng = np.random.default_rng([seed, index])
-    target, net = _compiled(FAMILIES[index % len(FAMILIES)], rng, dtype, proof)
-    found = model(net)
+    target, net = _compiled(_family(index, settings), rng, dtype, proof)
+    widest = programs.largest(net) if isinstance(net, CompiledProgram) else 0.0
+    found = programs.model(net, widest) if isinstance(net, CompiledProgram) else model(net)
     graph = of_model(found)
-    data, name = found.SerializeToString(deterministic=True), _name(index, 0).rpartition("_")[0]
+    data, name = found.SerializeToString(deterministic=True), _name(index, 0, settings).rpartition("_")[0]
     write_whole(root / "onnx" / f"{name}.onnx", data)
     saved = root / "networks" / f"{name}.safetensors"
     net.save(saved, force=True)
     for n in numbers:
-        made = problem(net, graph, rng, n)
-        yield _written(root, _name(index, n - numbers.start), target, net, graph, made)
+        made = (
+            programs.problem(net, graph, rng, n, widest) if isinstance(net, CompiledProgram) else
+            problem(net, graph, rng, n)
+        )  # fmt: skip
+        yield _written(root, _name(index, n - numbers.start, settings), target, net, graph, made)
 
 
 def _compiled(
     family: str, rng: np.random.Generator, dtype: torch.dtype, proof: Proof
-) -> tuple[Target, CompiledNetwork]:
+) -> tuple[Target, CompiledNetwork | CompiledProgram]:
     """A target of a family and its network: the first draw that compiles and is worth asking about."""
     for _ in range(DRAWS):
         target = sampled(family, rng)
         try:
-            net = compile(target.target, target.box, eps=target.eps, dtype=dtype, proof=proof)
+            box: Any = target.box
+            net: Any = compile(target.target, box, eps=target.eps, dtype=dtype, proof=proof)
         except AttnforgeError:  # beyond the dtype, or a function that heads cannot make: the next draw
             continue
-        if worthy(net, rng):
+        if (programs.worthy if isinstance(net, CompiledProgram) else worthy)(net, rng):
             return target, net
     raise PrecisionError(f"no target of the family '{family}' could be compiled; choose another seed")
 
 
 def _written(
-    root: Path, name: str, target: Target, net: CompiledNetwork, graph: Reading, made: Problem
+    root: Path, name: str, target: Target, net: CompiledNetwork | CompiledProgram, graph: Reading, made: Problem
 ) -> Instance:
     """The files of a problem, and its line."""
     bound, dtype = net.certificate.bound, dtype_name(net.dtype)
@@ -236,11 +261,17 @@ def _written(
     write_whole(root / "vnnlib2" / f"{name}.vnnlib", made.claim.text2(dtype) + "\n")
     instance = Instance(
         name, target.family, target.text, dtype, graph.inputs, graph.outputs, made.kind, made.size, made.label, bound,
-        made.margin, made.margin / bound, made.gap, made.cells, None if made.witness is None else list(made.witness),
+        made.margin, _multiple(made.margin, bound), made.gap, made.cells,
+        None if made.witness is None else list(made.witness),
         None if made.outputs is None else [list(pair) for pair in made.outputs], {},
     )  # fmt: skip
     instance.sha256.update({folder: _hash(path) for folder, path in instance.places(root).items()})
     return instance
+
+
+def _multiple(margin: float, bound: float) -> float:
+    """A margin in bounds; as it is, where the certificate is exact."""
+    return margin / bound if bound else margin
 
 
 def _write_labels(root: Path, instances: list[Instance]) -> None:
@@ -271,7 +302,7 @@ def read(folder: str | Path) -> Pack:
             f"'{root}' holds {len(instances)} of {settings.get('count')} instances: run the command that began it again"
         )
     for i, instance in enumerate(instances):
-        if instance.name != (name := _name(i // PER, i % PER)):
+        if instance.name != (name := _name(i // PER, i % PER, settings)):
             raise CertificateError(f"instance {i} of '{root}' is named {instance.name!r}; expected {name!r}")
         if not _whole(root, instance):
             raise CertificateError(f"a file of {instance.name} is missing, or is not the one that was labelled")
@@ -288,6 +319,11 @@ def _settings(root: Path) -> dict[str, Any]:
         raise CertificateError(f"{root / SETTINGS} is not one of a pack: {error}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise CertificateError(f"{root / SETTINGS} is not one of a pack of format {FORMAT}")
+    if "families" in found:
+        try:
+            _families(found["families"])
+        except (ArgumentError, TypeError) as error:
+            raise CertificateError(f"{root / SETTINGS} is not one of a pack: {error}") from error
     return found
 
 
@@ -312,7 +348,8 @@ def _instance(given: Any) -> Instance:
     numbers = [found.size, found.bound, found.margin, found.multiple, *(found.witness or [])]
     if NAME.fullmatch(found.name) is None or found.label not in ("sat", "unsat"):
         raise ValueError(f"{found.name!r} with the label {found.label!r}")
-    if not all(map(is_number, numbers)) or not found.bound > 0 or not isinstance(found.sha256, dict):
+    least = 0.0 if found.name.startswith("program_") else math.ulp(0.0)
+    if not all(map(is_number, numbers)) or not found.bound >= least or not isinstance(found.sha256, dict):
         raise ValueError("its numbers are not finite, or its bound is not above 0")
     return found
 
@@ -351,28 +388,37 @@ def check(folder: str | Path, progress: Callable[[str], None] | None = None) -> 
     return found
 
 
-def _network(places: dict[str, Path], instance: Instance) -> tuple[CompiledNetwork, Reading]:
+def _network(places: dict[str, Path], instance: Instance) -> tuple[CompiledNetwork | CompiledProgram, Reading]:
     """A network, certified anew, and its graph, which is the one that its weights give."""
     net = files.load(places["networks"])
-    if not isinstance(net, CompiledNetwork):
+    wanted = CompiledProgram if instance.name.startswith("program_") else CompiledNetwork
+    if not isinstance(net, wanted):
         raise CertificateError(f"{instance.network}: expected a compiled network, got {type(net).__name__}")
     (files.check if net.certificate.proof == "kernel" else certified.check)(places["networks"])
     graph = read_graph(places["onnx"])
-    if not graph.same(of_model(model(net))):
+    meant = programs.model(net, programs.largest(net)) if isinstance(net, CompiledProgram) else model(net)
+    if not graph.same(of_model(meant)):
         raise CertificateError(f"{instance.network}: the graph is not that of the certified network")
     return net, graph
 
 
-def _check_label(instance: Instance, claim: Property, net: CompiledNetwork, graph: Reading) -> None:
+def _check_label(
+    instance: Instance, claim: Property, net: CompiledNetwork | CompiledProgram, graph: Reading
+) -> None:
     """That the label follows, with the margin that is stated."""
-    low, high = (end.numpy().reshape(-1).tolist() for end in (net.box.lower, net.box.upper))
+    low, high = [-math.inf] * graph.inputs, [math.inf] * graph.inputs
+    if isinstance(net, CompiledNetwork):
+        low, high = (end.numpy().reshape(-1).tolist() for end in (net.box.lower, net.box.upper))
     if len(claim.low) != len(low) or claim.outputs != graph.outputs:
         raise CertificateError(f"{instance.name}: the property is not one of this network's inputs and outputs")
     if not all(a <= b for ends in ((low, claim.low), (claim.high, high)) for a, b in zip(*ends, strict=True)):
         raise CertificateError(f"{instance.name}: the box of the property reaches beyond that of the certificate")
-    if not instance.margin > 0 or instance.multiple != instance.margin / instance.bound:
+    if not instance.margin > 0 or instance.multiple != _multiple(instance.margin, instance.bound):
         raise CertificateError(f"{instance.name}: a label needs a margin above 0, in bounds as it is")
-    if instance.label == "unsat":
+    if instance.label == "unsat" and isinstance(net, CompiledProgram):
+        proved = programs.refuted(net, claim)
+    elif instance.label == "unsat":
+        assert isinstance(net, CompiledNetwork)
         proved = refuted(net.program, instance.bound, claim, instance.margin).margin
     else:
         point = instance.witness
@@ -396,10 +442,11 @@ def _about(settings: dict[str, Any], instances: list[Instance]) -> str:
         f"| {family} | {len({i.network for i in mine})} | {sum(i.label == 'sat' for i in mine)} | "
         f"{sum(i.label == 'unsat' for i in mine)} | "
         f"{min(i.multiple for i in mine):.3g} to {max(i.multiple for i in mine):.3g} |"
-        for family in FAMILIES if (mine := [i for i in instances if i.family == family])
+        for family in EVERY if (mine := [i for i in instances if i.family == family])
     ]  # fmt: skip
     command = f"attnforge verify-pack --out DIR --count {settings['count']} --seed {settings['seed']}"
     command += f" --dtype {settings['dtype']}" + (" --proof kernel" if settings["proof"] == "kernel" else "")
+    command += f" --families {','.join(settings['families'])}" if "families" in settings else ""
     return _PAGE.format(command=command, rows="\n".join(rows), seconds=SECONDS, **settings)
 
 
@@ -416,7 +463,8 @@ Softmax, Transpose and Reshape (ONNX opset 13, one row in, one row out).
 - `vnnlib/` in VNN-LIB 1.0, `vnnlib2/` the same in 2.0. A property is *sat* if some input of its box makes the
   assertions about the outputs true.
 - `labels.jsonl`: the label of each instance with its margin. *unsat* is proved from an enclosure of the function that
-  the network was made from, and the certificate of how far the two can differ; *sat* by a witness, evaluated in ball
+  the network was made from, and the certificate of how far the two can differ, or, for a token program, from its proof
+  with inputs that are off by a radius; *sat* by a witness, evaluated in ball
   arithmetic with the numbers of the graph.
 - `networks/`: the same networks with function and certificate, for `attnforge check`.
 

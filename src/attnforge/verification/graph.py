@@ -7,6 +7,7 @@ ones, which is exact. The input is one row of numbers, (1, inputs), the output a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from ..compiler.compiled import CompiledNetwork
 from ..errors import ArgumentError, CertificateError
 from ..export.onnx import FLOATS, Graph
 from ..extras import require
-from ..network import AttentionLayer, Heads
+from ..network import AttentionLayer, AttentionOnly, Heads
 
 if TYPE_CHECKING:
     import onnx
@@ -32,31 +33,41 @@ MOST_NODES, MOST_ENTRIES = 1 << 16, 1 << 22  # operators of a file, and numbers 
 
 def model(net: CompiledNetwork) -> onnx.ModelProto:
     """The ONNX model of a compiled network; `ArgumentError` where a head has a form that these operators lack."""
+    if any(group.causal for group in net.network.groups()):
+        raise ArgumentError("a network with causal heads has no such graph: its mask is infinite")
+    program = net.program
+    every, outputs = program.output_rows == "all", int(np.prod(program.output_shape, dtype=int))
+    return written(net.network, program.tokens, program.ops[0].width, net.constants, every, outputs, {})
+
+
+def written(
+    net: AttentionOnly, tokens: int, width: int, constants: Tensor | None, every: bool, outputs: int,
+    masks: Mapping[tuple[int, int], float],
+) -> onnx.ModelProto:  # fmt: skip
+    """The ONNX model of layers on tokens of a width, constants beside them; puts out every row, or the first.
+
+    `masks` says by how much the causal heads of a group (layer, group) put later keys behind.
+    """
     require("onnx", "onnx")
     from onnx import checker, helper
 
-    if any(group.causal for group in net.network.groups()):
-        raise ArgumentError("a network with causal heads has no such graph: its mask is infinite")
-    program, graph = net.program, Graph(net.dtype)
-    tokens, width = program.tokens, program.ops[0].width
+    dtype = next(net.parameters()).dtype
+    graph = Graph(dtype)
     Z = "X" if tokens == 1 else graph.reshape("X", 1, tokens, width)
-    if net.constants is not None:
-        kept = torch.eye(width, width + net.constants.shape[1], dtype=net.dtype)
-        beside = torch.cat([torch.zeros(tokens, width, dtype=net.dtype), net.constants], -1)
+    if constants is not None:
+        kept = torch.eye(width, width + constants.shape[1], dtype=dtype)
+        beside = torch.cat([torch.zeros(tokens, width, dtype=dtype), constants], -1)
         Z = graph.affine(Z, kept, beside if tokens == 1 else beside.unsqueeze(0))
-    for index, part in enumerate(net.network.layers):
+    for index, part in enumerate(net.layers):
         assert isinstance(part, AttentionLayer)
-        Z = _layer(graph, Z, part, tokens, f"layer {index}")
-    outputs = int(np.prod(program.output_shape, dtype=int))
-    if tokens > 1 and program.output_rows != "all":
-        Z = graph.node("MatMul", graph.number(torch.eye(1, tokens, dtype=net.dtype).unsqueeze(0)), Z, name="first row")
-    last = graph.reshape(Z, 1, outputs)
+        Z = _layer(graph, Z, part, tokens, f"layer {index}", {g: m for (at, g), m in masks.items() if at == index})
+    if tokens > 1 and not every:
+        Z = graph.node("MatMul", graph.number(torch.eye(1, tokens, dtype=dtype).unsqueeze(0)), Z, name="first row")
+    graph.reshape(Z, 1, outputs)
     graph.nodes[-1].output[0] = "Y"
-    assert last == f"v{len(graph.nodes) - 1}"
-    kind = FLOATS[net.dtype]
     body = helper.make_graph(
-        graph.nodes, "attnforge", [helper.make_tensor_value_info("X", kind, (1, tokens * width))],
-        [helper.make_tensor_value_info("Y", kind, (1, outputs))], list(graph.constants.values()),
+        graph.nodes, "attnforge", [helper.make_tensor_value_info("X", FLOATS[dtype], (1, tokens * width))],
+        [helper.make_tensor_value_info("Y", FLOATS[dtype], (1, outputs))], list(graph.constants.values()),
     )  # fmt: skip
     opsets = [helper.make_opsetid("", OPSET)]
     version = helper.find_min_ir_version_for(opsets)
@@ -65,11 +76,13 @@ def model(net: CompiledNetwork) -> onnx.ModelProto:
     return found
 
 
-def _layer(graph: Graph, Z: str, layer: AttentionLayer, tokens: int, name: str) -> str:
+def _layer(
+    graph: Graph, Z: str, layer: AttentionLayer, tokens: int, name: str, masks: Mapping[int, float]
+) -> str:
     """Z S + s and the heads, one by one."""
     terms = [
-        _head(graph, Z, group, h, tokens, f"{name}, {group.purpose or group.scope}, head {h}")
-        for group in layer.heads() for h in range(group.heads)
+        _head(graph, Z, group, h, tokens, f"{name}, {group.purpose or group.scope}, head {h}", masks.get(g, 0.0))
+        for g, group in enumerate(layer.heads()) for h in range(group.heads)
     ]  # fmt: skip
     if layer.S is not None:
         terms.append(graph.node("MatMul", Z, graph.number(layer.S), name=f"{name}, skip"))
@@ -79,8 +92,9 @@ def _layer(graph: Graph, Z: str, layer: AttentionLayer, tokens: int, name: str) 
     return out if layer.s is None else graph.node("Add", out, graph.number(layer.s))
 
 
-def _head(graph: Graph, Z: str, group: Heads, h: int, tokens: int, name: str) -> str:
+def _head(graph: Graph, Z: str, group: Heads, h: int, tokens: int, name: str, mask: float) -> str:
     """One head: queries, logits, softmax, the mean of values, the output."""
+    assert bool(mask) == group.causal
 
     def table(which: str) -> Tensor | None:
         found: Tensor | None = getattr(group, which)
@@ -105,6 +119,10 @@ def _head(graph: Graph, Z: str, group: Heads, h: int, tokens: int, name: str) ->
     if constant:
         parts.append(graph.node("MatMul", query, graph.number(torch.cat(constant).T)))
     logits = parts[0] if len(parts) == 1 else _beside(graph, parts, [_own_slots(group, tokens), slots])
+    if mask and tokens > 1:
+        later = torch.triu(torch.full((tokens, tokens + slots), -mask, dtype=graph.dtype), 1)
+        later[:, tokens:] = 0.0
+        logits = graph.node("Add", logits, graph.number(later.unsqueeze(0)))
     weights = graph.node("Softmax", logits, axis=-1, name=name)
     count = _own_slots(group, tokens)
     terms = []

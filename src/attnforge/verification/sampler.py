@@ -1,4 +1,5 @@
-"""What the networks of a pack compute: formulas of one to six inputs, small perceptrons, functions of tokens.
+"""What the networks of a pack compute: formulas of one to six inputs, small perceptrons, functions of tokens, and token
+programs of the library, where they are asked for.
 
 Every number is a multiple of a power of two and comes from the generator that is given, so that a seed means the same
 pack everywhere.
@@ -15,11 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from ..box import Box
+from ..rasp.domain import Sequences
+from ..rasp.library import PROGRAMS as PROGRAMS_BY_NAME
 
 NAMES = "abcdef"
 SIDES = ((-1.0, 1.0), (0.0, 1.0), (-0.5, 1.5), (-2.0, 2.0))  # of the box: exact in every dtype, signs of every kind
 TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3)  # coarse enough for float32, where most verifiers work
 FAMILIES = ("formula", "mlp", "tokens")
+EVERY = (*FAMILIES, "program")
+#: Programs whose outputs change with their tokens, and how long their sequences may be: some tens of numbers come in.
+PROGRAMS = {
+    "reverse": 4, "sort": 4, "hist": 4, "shift_by": 4, "count": 4, "majority": 4, "parity": 5, "firsts": 4, "lasts": 4,
+    "induction": 5, "detect_pattern": 4, "sort_unique": 4, "dyck1": 4, "unique_copy": 4, "binary_increment": 4,
+    "tomita1": 5, "tomita2": 4, "tomita4": 4, "cumulative_sum": 4,
+}  # fmt: skip
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "ReLU": nn.ReLU, "Tanh": nn.Tanh, "Sigmoid": nn.Sigmoid, "GELU": nn.GELU, "SiLU": nn.SiLU,
 }  # fmt: skip
@@ -33,13 +43,24 @@ class Target:
     family: str
     text: str
     target: Any
-    box: Box
-    eps: float
+    box: Box | Sequences
+    eps: float | None
 
 
 def sampled(family: str, rng: np.random.Generator) -> Target:
     """A target of a family."""
-    return {"formula": _formula, "mlp": _perceptron, "tokens": _tokens}[family](rng)
+    made = {"formula": _formula, "mlp": _perceptron, "tokens": _tokens, "program": _program}
+    return made[family](rng)
+
+
+def _program(rng: np.random.Generator) -> Target:
+    """A program of the library on short sequences of few tokens, often a causal one."""
+    entry = PROGRAMS_BY_NAME[str(rng.choice(list(PROGRAMS)))]
+    domain = entry.domain(int(rng.integers(3, PROGRAMS[entry.name] + 1)), entry.vocabulary[:3])
+    domain = Sequences(domain.vocabulary, domain.max_length, bool(rng.random() < 0.5))
+    shown = "".join(map(str, domain.vocabulary))
+    text = f"{entry.name} of {domain.max_length} tokens of {shown}{', causal' if domain.causal else ''}"
+    return Target("program", text, entry.program(domain), domain, None)
 
 
 def _eighths(rng: np.random.Generator, *shape: int, most: int = 12) -> np.ndarray:

@@ -102,18 +102,20 @@ class Simulation(Protocol):
 
 
 def prove(
-    facts: Facts, layout: Layout, network: AttentionOnly, positions: torch.Tensor, by: Simulation | None = None
-) -> Proof:
+    facts: Facts, layout: Layout, network: AttentionOnly, positions: torch.Tensor, by: Simulation | None = None,
+    radius: float = 0.0,
+) -> Proof:  # fmt: skip
     """Prove that a network, or another one that simulates it, computes a program, or raise `CertificateError` that
-    names the head which does not."""
-    return _Checker(facts, layout, network, positions, by).run()
+    names the head which does not. Entries of one-hot tokens may be off by `radius`."""
+    return _Checker(facts, layout, network, positions, by, radius).run()
 
 
 class _Checker:
     def __init__(
-        self, facts: Facts, layout: Layout, network: AttentionOnly, positions: torch.Tensor, by: Simulation | None
-    ):
-        self.facts, self.layout, self.network, self.by = facts, layout, network, by
+        self, facts: Facts, layout: Layout, network: AttentionOnly, positions: torch.Tensor, by: Simulation | None,
+        radius: float,
+    ):  # fmt: skip
+        self.facts, self.layout, self.network, self.by, self.radius = facts, layout, network, by, radius
         self.loose: Loose | None = None  # of the head that is looked at
         self.dtype = positions.dtype
         self.u, self.dead, self.digits = UNIT[self.dtype], DEAD[self.dtype], DIGITS[self.dtype]
@@ -149,8 +151,8 @@ class _Checker:
     # ---- the state
 
     def _first(self) -> list[Column]:
-        """Tokens and flag are exact, and 0 on padding; positions are what is stored."""
-        columns = [Column(feature, 0.0, 0.0) for feature in first_columns(self.facts)]
+        """Tokens are within the radius, the flag is exact, both are 0 on padding; positions are what is stored."""
+        columns = [Column(f, self.radius if f.kind == "is" else 0.0, 0.0) for f in first_columns(self.facts)]
         wanted = (self.facts.domain.max_length, len(self.layout.positions))
         if self.positions.shape != wanted:
             raise CertificateError(f"the positions have the shape {self.positions.shape}, expected {wanted}")
