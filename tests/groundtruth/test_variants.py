@@ -15,6 +15,7 @@ from attnforge import rasp
 from attnforge.dtypes import Array
 from attnforge.export.plain.build import to_plain
 from attnforge.groundtruth.variants.build import vary
+from attnforge.groundtruth.variants.clean import cleaned
 from attnforge.groundtruth.variants.simulation import REGISTER, TOKEN, Simulated
 from attnforge.groundtruth.variants.variant import KINDS, Variant
 from attnforge.rasp.network.proof import Column, prove
@@ -95,6 +96,48 @@ def test_superposed_codes_share_dimensions():
         vary(compiled("majority", 3), "superposed", 0)
 
 
+@pytest.mark.parametrize("name", ["hist", "frac_prevs"])
+def test_cleaned_codes_of_counts_and_means_share_dimensions(name):
+    """Half as many dimensions as values before the cleaning map; after it means and counts read what is exact."""
+    listed = rasp.library.get(name)
+    domain = listed.domain(3, "xabcdefg")
+    net = af.compile(listed.program(domain), domain, dtype=torch.float64)
+    variant = vary(net, ["superposed", "cleaned"], 0)
+    basis = variant.basis.numpy()
+    assert np.linalg.matrix_rank(basis) <= len(basis) - 4
+    assert len(variant.blocks) == len(to_plain(net).blocks) + 1
+    ids, every = everything(net)
+    found = decoded(net, variant(ids), every)
+    if name == "hist":
+        assert variant.certificate.kind == "exact" and found == net(every)
+    else:
+        meant = [rasp.evaluate(net.facts.program, s)[net.facts.program] for s in every]
+        worst = max(abs(float(a) - b) for m, f in zip(meant, found, strict=True) for a, b in zip(m, f, strict=True))
+        assert worst <= variant.bound < 1e-6
+    with pytest.raises(af.ArgumentError, match="name 'superposed' beside it"):
+        vary(net, "cleaned", 0)
+
+
+def test_a_mean_is_not_superposed_at_the_cost_of_its_bound():
+    """Vectors that interfere would move a mean by tenths: such codes stay one-hot, or are the corners of a simplex."""
+    listed = rasp.library.get("frac_prevs")
+    domain = listed.domain(4, "xabcdefg")
+    net = af.compile(listed.program(domain), domain, dtype=torch.float64)
+    assert vary(net, "superposed", 0).bound <= 2 * vary(net, "rotated", 0).bound < 1e-6
+
+
+def test_a_cleaned_program_is_proved_and_its_cleaning_head_is_needed():
+    net = compiled("sort", 3, torch.float32)
+    one = cleaned(net)
+    every = everything(net)[1]
+    assert one.certificate.kind == "exact" and one.size.layers > net.size.layers and one(every) == net(every)
+    assert one.trace(every[-1]).agrees
+    with torch.no_grad():
+        next(iter(one.network.groups())).M_K.mul_(0.25)
+    with pytest.raises(af.CertificateError, match="again"):
+        one.recertify()
+
+
 def test_a_mean_is_within_its_new_bound():
     net = compiled("frac_prevs", 5)
     ids, every = everything(net)
@@ -163,7 +206,7 @@ def test_changed_weights_are_proved_anew_or_refused():
     meant = net(every)
     rng, outcomes = np.random.default_rng(0), []
     for size in (1e-13, 1e-6, 1e-2, 1.0, 1e30, float("nan")):
-        for kinds in (ROTATED, EXACT):
+        for kinds in (ROTATED, EXACT, ("superposed", "cleaned")):
             variant = vary(net, kinds, 2)
             name = rng.choice(sorted(dict(variant.named_parameters())))
             with torch.no_grad():
@@ -269,7 +312,7 @@ def test_wrong_words_are_answered():
         vary(torch.nn.Linear(2, 2), "permuted")  # type: ignore[arg-type]
     with pytest.raises(af.ArgumentError, match="seed"):
         vary(net, "permuted", -1)
-    assert set(EXACT) | {"rotated", "superposed"} == set(KINDS)
+    assert set(EXACT) | {"rotated", "superposed", "cleaned"} == set(KINDS)
 
 
 @pytest.mark.parametrize("kinds", [EXACT, ("rotated",)])

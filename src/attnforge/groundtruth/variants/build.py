@@ -7,7 +7,9 @@ Kinds of change, in any combination:
 - "distractor": heads that attend to tokens and write directions that nobody reads;
 - "idle": heads that attend and would write what others read, but find values that are always 0;
 - "rotated": the stream in a random orthonormal basis;
-- "superposed": one-hot codes as unit vectors, more of them than they have dimensions, then a rotation.
+- "superposed": one-hot codes as unit vectors, more of them than they have dimensions, then a rotation;
+- "cleaned", with "superposed": heads that write codes again before anyone else reads them, so that codes of means and
+  counts are superposed, too, and in fewer dimensions.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from ...export.plain.transformer import PlainTransformer
 from ...heads.token.bound import DEAD
 from ...rasp.network.compiled import CompiledProgram
 from ...rasp.network.proof import Column, Loose, prove
+from .clean import cleaned
 from .simulation import Table, Virtual, reaches, wanted_tables
 from .variant import KINDS, Variant, free_head
 
@@ -40,6 +43,8 @@ WRITTEN = 2  # columns that a distractor writes, of its own
 SHARP = 8.0  # logits of distractors: attention that is neither uniform nor one-hot
 SUPERPOSED = 77  # the stream of random numbers that frames are drawn from: another than that of rotations
 CODES = 6  # that are tried, in the order of layers: each costs two proofs at most
+FEW = (0.4, 0.5, 0.75)  # of the values of a code that only maps read: with less, products of vectors are above 1/2
+WORSE = 2.0  # times the bound of a rotated program that superposed codes may cost: rounding, and no interference
 PUSHES = 400  # steps in which the vectors of a code are pushed apart: more change the third digit of their products
 SHARPNESS = 12.0  # how much more the nearest vectors count than others: products then differ by some hundredths
 ROOM = 1.25  # of what hides keys beyond what content can do: rounding of a rotated stream eats some of it
@@ -73,7 +78,8 @@ def vary(net: CertifiedModule, kinds: str | Iterable[str] = ("rotated",), seed: 
     >>> hidden.certificate.kind, hidden.bound == net.bound
     ('exact', True)
 
-    Kinds are "permuted", "split", "distractor", "idle", "rotated" and "superposed". Equal seeds give equal weights.
+    Kinds are "permuted", "split", "distractor", "idle", "rotated", "superposed" and "cleaned". Equal seeds give equal
+    weights.
     Where the margins of a program do not survive in its dtype, `PrecisionError` names the head.
     """
     wanted = _kinds(kinds)
@@ -81,6 +87,8 @@ def vary(net: CertifiedModule, kinds: str | Iterable[str] = ("rotated",), seed: 
     if not isinstance(net, CertifiedModule) or isinstance(net, Variant):
         raise ArgumentError(f"vary takes a network of attnforge.compile, or its plain form, got {type(net).__name__}")
     plain = net if isinstance(net, PlainTransformer) else to_plain(net)
+    if "cleaned" in wanted:
+        plain = _cleaned(plain, wanted)
     if not plain.blocks:
         raise ArgumentError("this network has no attention at all (it is affine): there is nothing to vary")
     source = plain.source
@@ -137,6 +145,13 @@ def _kinds(kinds: str | Iterable[str]) -> tuple[str, ...]:
     if not asked:
         raise ArgumentError(f"name one kind of variant at least: {', '.join(KINDS)}")
     return tuple(kind for kind in KINDS if kind in asked)
+
+
+def _cleaned(plain: PlainTransformer, wanted: Sequence[str]) -> PlainTransformer:
+    """The plain form of a program whose codes are written again."""
+    if "superposed" not in wanted or not isinstance(plain.source, CompiledProgram):
+        raise ArgumentError("'cleaned' repairs the superposed codes of a token program: name 'superposed' beside it")
+    return to_plain(cleaned(plain.source))
 
 
 def _used(spec: PlainSpec) -> int:
@@ -316,27 +331,33 @@ def _mixed(
         try:
             built = tried({})
         except PrecisionError as error:
-            problem = problem or error
+            problem = error  # the last one is of what mixes least
             continue
-        return built if "superposed" not in kinds else _superposed(built, tried, _codes(stream, net), seed)
+        few = "cleaned" in kinds
+        return built if "superposed" not in kinds else _superposed(built, tried, _codes(stream, net), seed, few)
     assert problem is not None
     raise problem
 
 
 def _superposed(
-    built: Variant, tried: Callable[[Mapping[int, Array]], Variant], codes: Sequence[Sequence[int]], seed: int
-) -> Variant:
+    built: Variant, tried: Callable[[Mapping[int, Array]], Variant], codes: Sequence[Sequence[int]], seed: int,
+    few: bool,
+) -> Variant:  # fmt: skip
     """Code after code in as few dimensions as the proof allows; those that it does not allow stay one-hot."""
     rng, chosen, problem = np.random.default_rng([seed, SUPERPOSED]), dict[int, Array](), None
+    enough = WORSE * cast(float, built.bound)
     for group in codes:
-        for d in _dimensions(len(group)):
+        for d in _dimensions(len(group), few):
             frame = dict(zip(group, _frame(len(group), d, rng), strict=True))
             try:
-                built = tried({**chosen, **frame})
+                found = tried({**chosen, **frame})
             except PrecisionError as error:
                 problem = error
                 continue
-            chosen |= frame
+            if cast(float, found.bound) > enough:  # a mean of vectors that interfere
+                problem = PrecisionError(f"its output would be within {found.bound:.3g}, and {enough:.3g} is asked for")
+                continue
+            built, chosen = found, {**chosen, **frame}
             break
     if not chosen:
         why = f": {problem}" if problem else ", since it has no code of three values or more"
@@ -354,9 +375,10 @@ def _codes(stream: Stream, net: CompiledProgram) -> list[list[int]]:
     return [group for group in found.values() if len(group) > 2][:CODES]
 
 
-def _dimensions(size: int) -> list[int]:
-    """Dimensions to try for a code of so many values: three quarters of them, then one less than there are values."""
-    return sorted({max(2, math.ceil(0.75 * size)), size - 1})
+def _dimensions(size: int, few: bool) -> list[int]:
+    """Dimensions to try for a code of so many values: three quarters of them, then one less than there are values; for
+    a `few` of them, which maps can tell apart, less before."""
+    return sorted({max(2, math.ceil(share * size)) for share in (FEW if few else (0.75,))} | {size - 1})
 
 
 def _frame(size: int, d: int, rng: np.random.Generator) -> Array:

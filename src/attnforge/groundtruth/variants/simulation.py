@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ from ...rasp.network.state import ideal
 TOKEN, PADDING, REGISTER = range(3)  # the kinds of rows
 U64 = 2.0**-53  # the roundoff of what is computed here
 VANISHED = 1e-300  # more than what squares of a row's numbers lose that are too small for float64
+INTERFERES = 2.0**-12  # an entry of a table above which it is no rounding of any dtype, and followed value by value
 CLOSE = 1.0 + 2.0**-30  # more than all roundings of one bound: sums of some thousand terms that are not negative
 
 
@@ -190,9 +192,13 @@ class Simulated:
         self.virtual = Virtual(stream, net, len(basis))
         self.blocks = _seats(stream, spec)
         self.error = self._first()
-        self.written: list[tuple[Array, Array]] = []  # of the present layer: sizes of z, and what of it is error
+        #: Of the present layer: sizes of z, what of it is error, and, where z is a mean of slots, the sizes of these.
+        self.written: list[tuple[Array, Array, Array | None]] = []
         self.known: list[tuple[int, Array, Array]] = []  # place in `written`, and the columns that tell its size better
         self.begun = -1
+        self.layers = net.network.layers
+        #: The virtual column of each column of the program's state; -1 where it is a multiple of one.
+        self.places = [*stream.columns.inputs, *stream.columns.constants]
 
     def _first(self) -> Array:
         """How far the rows are off that enter the first block."""
@@ -224,9 +230,39 @@ class Simulated:
         """The worst over the heads that share what one head of the network does; takes in what they write, too."""
         if self.begun != layer:
             self._begin(layer)
-        found = [self._look(layer, block, seat) for block, seat in self.blocks[layer][1][group]]
+        seats, at = self.blocks[layer][1][group], {place: c for c, place in enumerate(self.places)}
+        more = self._interference(layer, *seats[0], set(at))
+        found = [self._look(layer, block, seat, more) for block, seat in seats]
         worst = {name: np.maximum.reduce([getattr(one, name) for one in found]) for name in Loose.__annotations__}
+        for name, table in zip(("more_query", "more_key"), more, strict=True):
+            worst[name] = np.zeros((len(state), len(found[0].query)))
+            for place in np.flatnonzero(table.any(1)):
+                worst[name][at[int(place)]] = table[place, : len(found[0].query)]
         return Loose(**worst)
+
+    def _interference(self, layer: int, block: int, seat: int, now: set[int]) -> list[Array]:
+        """What superposed codes that are there `now` do to the queries and the keys of a head that reads them, (virtual
+        column, coordinate): it is known value by value, and so nothing that has to be allowed for."""
+        head, tables = self._tables(layer, block, seat)
+        found, k = [np.zeros_like(table.wanted) for table in tables[:2]], head.query.shape[1]
+        for table, more in zip(tables, found, strict=False):
+            for group in self.virtual.codes.values():
+                reads = np.abs(table.wanted[group, :k]).any() and np.abs(table.off[group, :k]).max() > INTERFERES
+                if reads and now.issuperset((*group, self.virtual.real)):
+                    both = [*group, self.virtual.real]  # what all values have in common is taken off with the flag
+                    more[both, :k] = table.off[both, :k]
+        return found
+
+    def _tables(self, layer: int, block: int, seat: int) -> tuple[HeadTables, list[Table]]:
+        """What a head stands for, and its stored query, key and value."""
+        about, (query, key, value, _) = self.spec.heads[block][seat], self._thirds(block, seat)
+        head = self.stream.layers[layer][self._index(layer, about)]
+        if max(head.query.shape[1] + head.hiding, head.value.shape[1]) > query.shape[1]:
+            raise CertificateError(
+                f"'{about.purpose}' has {query.shape[1]} coordinates, which is too few for what it computes"
+            )
+        wanted = wanted_tables(self.stream, head, about.omega, query.shape[1], len(self.basis.rows))
+        return head, [Table.of(self.basis, *pair) for pair in zip((query, key, value), wanted, strict=True)]
 
     def _begin(self, layer: int) -> None:
         """The heads of a layer that compute nothing which is needed, and the addition to the stream."""
@@ -253,11 +289,14 @@ class Simulated:
         rows = self.spec.registers + self.spec.tokens
         return (1 + float(gamma(rows + 16, self.u))) ** 2
 
-    def _write(self, sizes: Array, back: Array, wanted: Array, everywhere: bool) -> None:
-        """Sizes of z are (kind, coordinate). What registers are given is an error unless it is known `everywhere`."""
+    def _write(
+        self, sizes: Array, back: Array, wanted: Array, everywhere: bool, slots: Array | None = None
+    ) -> None:
+        """Sizes of z are (kind, coordinate), those of slots (slot, coordinate). What registers are given is an error
+        unless it is known `everywhere`."""
         whole, off = self.basis.norms(back), self.basis.distance(back, wanted)
         slips = np.stack([off + self.rate * whole] * 2 + [(off if everywhere else whole) + self.rate * whole])
-        self.written.append((sizes, slips.transpose(0, 2, 1) * CLOSE))
+        self.written.append((sizes, slips.transpose(0, 2, 1) * CLOSE, slots))
 
     def _thirds(self, block: int, seat: int) -> tuple[Array, Array, Array, Array]:
         """Query, key and value (direction, coordinate) and output (coordinate, direction) of a head."""
@@ -266,16 +305,16 @@ class Simulated:
         back = self.tensors[f"blocks.{block}.attention.out_proj.weight"].T.reshape(-1, d, self.width)[seat]
         return into[0].T / scale_of(d), into[1].T, into[2].T, back
 
-    def _look(self, layer: int, block: int, seat: int) -> Loose:
-        about, (query, key, value, back) = self.spec.heads[block][seat], self._thirds(block, seat)
-        head = self.stream.layers[layer][self._index(layer, about)]
-        d = query.shape[1]
-        k, v = head.query.shape[1], head.value.shape[1]
-        if max(k + head.hiding, v) > d:
-            raise CertificateError(f"'{about.purpose}' has {d} coordinates, which is too few for what it computes")
-        wanted = wanted_tables(self.stream, head, about.omega, d, len(self.basis.rows))
-        tables = [Table.of(self.basis, *pair) for pair in zip((query, key, value), wanted, strict=True)]
+    def _look(self, layer: int, block: int, seat: int, known: Sequence[Array]) -> Loose:
+        """How loose a head is, but for what is known of its queries and keys; takes in what it writes."""
+        about, back = self.spec.heads[block][seat], self._thirds(block, seat)[3]
+        head, tables = self._tables(layer, block, seat)
+        d, k, v = len(back), head.query.shape[1], head.value.shape[1]
         q, ks, vs = ([self._loose(table, kind) for kind in range(3)] for table in tables)
+        rest = [
+            self._loose(replace(table, off=table.off - more), TOKEN)
+            for table, more in zip(tables, known, strict=False)
+        ]
         outside = vs[REGISTER] if head.scope == "tokens" else np.maximum.reduce(vs)
         logits = self._hidden(head, about, tables, q, ks)
         sizes = [self.virtual.mass(kind, tables[2].wanted) + vs[kind] for kind in range(3)]
@@ -285,9 +324,12 @@ class Simulated:
         mine = [i for i, place in enumerate(fresh) if place in about.writes]
         output[:v, [fresh[i] for i in mine]] = head.output[:, mine]
         self.known.append((len(self.written), head.output[:, mine], np.array([fresh[i] for i in mine], dtype=int)))
-        self._write(most * self._room(), back, output, False)
+        rows = np.zeros((head.slots, d)) + outside
+        rows[:, :v] += np.abs(head.value[self.virtual.ids[1 : head.slots + 1]])
+        told = rows * self._room() if head.scope == "memory" else None
+        self._write(most * self._room(), back, output, False, told)
         slots = self._slots(head, tables[1])[:, :k]
-        return Loose(q[TOKEN][:k], ks[TOKEN][:k], ks[PADDING][:k], slots, vs[TOKEN][:v], vs[PADDING][:v], outside[:v],
+        return Loose(rest[0][:k], rest[1][:k], ks[PADDING][:k], slots, vs[TOKEN][:v], vs[PADDING][:v], outside[:v],
                      *logits, d + 8)  # fmt: skip
 
     def _index(self, layer: int, about: PlainHead) -> int:
@@ -331,6 +373,7 @@ class Simulated:
         if self.begun != layer:
             self._begin(layer)
         self.virtual.grow(self.stream.fresh[layer], state, sizes)
+        self.places = [self._placed(layer, c) for c in range(len(state))]
         for at, output, places in self.known:
             found = self.written[at][0]
             for j, row in enumerate(output):
@@ -340,12 +383,24 @@ class Simulated:
                     found[TOKEN, j] = min(found[TOKEN, j], known)
         if not self.blocks[layer][0]:
             return
-        for most, slips in self.written:
-            self.error = self.error + np.einsum("kj,kjp->kp", most, slips)
+        for most, slips, slots in self.written:
+            added = np.einsum("kj,kjp->kp", most, slips)
+            if slots is not None:  # tokens and padding see slots alone: of a code one coordinate is 1
+                means = np.einsum("sj,kjp->ksp", slots, slips[:REGISTER]).max(1)
+                added[:REGISTER] = np.minimum(added[:REGISTER], means * CLOSE)
+            self.error = self.error + added
         added = np.stack([self.u * self._norm(kind) for kind in range(3)])
         self.error = (self.error + np.where(self.error > 0, added + self.width * self.tiny, 0.0)) * CLOSE
         if not max(float(self._norm(kind).max()) for kind in range(3)) < LARGEST[self.dtype]:
             raise CertificateError("numbers of a variant may overflow")
+
+    def _placed(self, layer: int, c: int) -> int:
+        """The virtual column of a column after a layer: written there, or carried as it is."""
+        if c in self.stream.fresh[layer]:
+            return self.stream.fresh[layer][c]
+        carried = stored(cast(torch.Tensor, self.layers[layer].S))[:, c]
+        j = int(np.flatnonzero(carried)[0])
+        return self.places[j] if carried[j] == 1 else -1
 
     def readout(self, state: Sequence[Column]) -> Array:
         """How far the outputs are off, on tokens."""

@@ -32,7 +32,7 @@ from ...rasp.network.proof import HeadError, prove
 from .simulation import Simulated, numbers, wanted_tables
 
 LIMIT = 1 << 14  # virtual columns of a file: a stream has at most some thousand
-KINDS = ("permuted", "split", "distractor", "idle", "rotated", "superposed")
+KINDS = ("permuted", "split", "distractor", "idle", "rotated", "superposed", "cleaned")
 READ = 1e-6  # of the largest entry of a table: what is smaller in virtual columns is rounding of the basis
 FINITE = 2.0**-20  # of the largest number of a dtype: what idle and distractor heads may reach
 

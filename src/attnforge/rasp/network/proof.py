@@ -73,7 +73,9 @@ class Loose:
 
     `query`, `key` and `value` are for tokens, a number for each coordinate; `pad_key` and `pad_value` are for padding,
     `slot_key` (slot, coordinate) and `slot_value` for memory slots and whatever else a head may read instead; `logit`
-    is what else may move a logit, `pad_logit` one of padding, and `terms` how many products are added up to one.
+    is what else may move a logit, `pad_logit` one of padding, and `terms` how many products are added up to one. Where
+    it is known what else the columns before a layer do to queries and keys of tokens, `more_query` and `more_key`
+    (column, coordinate) say it, and the numbers are what is left.
     """
 
     query: Array
@@ -86,6 +88,8 @@ class Loose:
     logit: float
     pad_logit: float
     terms: int
+    more_query: Array | float = 0.0
+    more_key: Array | float = 0.0
 
 
 class Simulation(Protocol):
@@ -384,7 +388,7 @@ class _Checker:
             raise CertificateError(f"'{group.purpose}' must see memory slots only")
         t = self._tables(group, len(state))
         nodes = [*dict.fromkeys(self._op(f) for f in written)]
-        q = self._loosened("query", self._rows(state, t["W_Q"], t["b_Q"], nodes, group.purpose))
+        q = self._seen("query", state, t, nodes, group)
         slots = self._loosened("slot_key", Rows(t["M_K"], np.zeros_like(t["M_K"]), {}))
         out, slip = self._out(t["M_V"], self._slack("slot_value", t["M_V"]), t, columns)
         least, gap, errors = math.inf, math.inf, np.zeros(len(columns))
@@ -407,6 +411,14 @@ class _Checker:
         """How loose coordinates are, in the shape of a table of them."""
         return np.zeros_like(like) if self.loose is None else np.broadcast_to(getattr(self.loose, name), like.shape)
 
+    def _seen(
+        self, name: str, state: Sequence[Column], t: dict[str, Array], nodes: Sequence[SOp], group: Heads
+    ) -> Rows:
+        """The queries or the keys of a head, as whoever simulates this network computes them."""
+        letter = name[0].upper()
+        more = 0.0 if self.loose is None else getattr(self.loose, f"more_{name}")
+        return self._loosened(name, self._rows(state, t[f"W_{letter}"] + more, t[f"b_{letter}"], nodes, group.purpose))
+
     def _loosened(self, name: str, rows: Rows) -> Rows:
         """Rows that are computed by whoever simulates this network."""
         return rows if self.loose is None else replace(rows, error=_up(rows.error + self._slack(name, rows.error)))
@@ -419,7 +431,7 @@ class _Checker:
     # ---- heads over tokens
 
     def _selection(
-        self, state: Sequence[Column], group: Heads, t: dict[str, Array], op: Aggregate | SelectorWidth, more: list[SOp]
+        self, state: Sequence[Column], group: Heads, t: dict[str, Array], op: Aggregate | SelectorWidth
     ) -> tuple[Rows, Rows, Rows, Array, Mask]:
         """Queries, keys, slots, a bound of the logits of padding for each query, and what the program selects."""
         if group.scope != "tokens":
@@ -431,13 +443,8 @@ class _Checker:
                 raise CertificateError(f"'{group.purpose}' is masked, and its selector may select later keys")
             selector = rest
         queries, keys = self.facts.sides(selector)
-        q = self._loosened("query", self._rows(state, t["W_Q"], t["b_Q"], queries, group.purpose))
-        nodes = [*dict.fromkeys((*keys, *more))]
-        if more:  # what is read as value must be known of every key, and the key coordinates beside it
-            k = self._rows(state, t["W_K"], t["b_K"], nodes, group.purpose)
-        else:
-            k = self._rows(state, t["W_K"], t["b_K"], keys, group.purpose)
-        k = self._loosened("key", k)
+        q = self._seen("query", state, t, queries, group)
+        k = self._seen("key", state, t, keys, group)
         pads = np.full(len(q.at), -np.inf)
         if not group.causal:
             reach = np.array([column.pad for column in state]) @ np.abs(t["W_K"]) + self._slack("pad_key", t["b_K"])
@@ -460,7 +467,7 @@ class _Checker:
         if not isinstance(node, Aggregate) or any(f.op != seat.op for f in written):
             raise CertificateError(f"'{group.purpose}' is no head of the op it writes")
         facts, t = self.facts, self._tables(group, len(state))
-        q, k, slots, pads, chosen = self._selection(state, group, t, node, [])
+        q, k, slots, pads, chosen = self._selection(state, group, t, node)
         full, single = facts.nonempty(node.selector), facts.single(node.selector)
         mean = facts.averages(node)
         least = gap = math.inf
@@ -556,7 +563,7 @@ class _Checker:
             raise CertificateError(f"'{group.purpose}' is no head of the op it writes")
         if len(t["M_K"]) != 1 or t["W_V"].any():
             raise CertificateError(f"'{group.purpose}' must have one sink, and one value for all tokens")
-        q, k, slots, pads, chosen = self._selection(state, group, t, node, [])
+        q, k, slots, pads, chosen = self._selection(state, group, t, node)
         gain, slip = self._out(t["b_V"][None], self._slack("value", t["b_V"][None]), t, columns)
         rest, rest_slip = self._out(t["M_V"], self._slack("slot_value", t["M_V"]), t, columns)
         most = float(facts.span(node)[1])
