@@ -5,6 +5,7 @@ python benchmarks/programs.py                    measures, prints the tables, wr
 python benchmarks/programs.py --quick            L = 10 and 40 alone, and a hundredth of the random sequences
 python benchmarks/programs.py --only sort hist   some programs; nothing is written
 python benchmarks/programs.py --kernel           the kernel on every program at L = 10 and 40: seconds and outcomes
+python benchmarks/programs.py --variants         every program at L = 4 in a rotated stream and with superposed codes
 python benchmarks/programs.py --markdown         prints the tables of the last run
 python benchmarks/programs.py --write            puts them into docs/rasp.md
 
@@ -51,6 +52,7 @@ PAGE = ROOT / "docs" / "rasp.md"
 PARTIAL = RESULTS.with_suffix(".partial")  # a line for each row that is done, until all are
 LENGTHS = (10, 40, 100, 200)
 KERNEL = (10, 40)  # the lengths at which the kernel proves every program, too
+VARIED = 4  # the length at which programs are rotated and superposed
 LONG = ("length", "hist", "reverse", "sort", "frac_prevs")  # also at 1000
 ALL = 10**5  # domains up to this size are run completely
 RANDOM = {10: 10**5, 20: 10**4, 40: 10**4, 100: 10**3, 200: 10**3, 1000: 20}
@@ -159,6 +161,50 @@ def by_kernel(entry: Listed, length: int, share: float, vocabulary: Any = None) 
     found = proved(net, net.certificate)
     row |= {"seconds": round(time.process_time() - start, 3), "kind": found.kind, "dtype": found.dtype}
     return {**row, "proved": found.kernel, "analysis": found.bound, "remark": found.remark}
+
+
+def varied(entry: Listed, length: int, share: float, vocabulary: Any = None) -> dict[str, Any]:
+    """One row: in which dtypes a program's variants are proved, and, where not, which head stands in the way."""
+    domain = entry.domain(length, vocabulary)
+    program, start = entry.program(domain), time.process_time()
+    row: dict[str, Any] = {"program": entry.name, "length": length}
+    for dtype in (torch.float32, torch.float64):
+        for kinds in (("rotated",), ("superposed",), ("superposed", "cleaned")):
+            try:
+                net = af.groundtruth.vary(af.compile(program, domain, dtype=dtype), kinds)
+                rank = int(torch.linalg.matrix_rank(net.basis))
+                found = {"kind": net.certificate.kind, "bound": net.bound, "columns": len(net.basis), "rank": rank}
+            except af.AttnforgeError as error:
+                head = error.__cause__
+                found = {"refused": str(error)[:400], "head": getattr(head, "head", None),
+                         "margin": getattr(head, "margin", None), "needed": getattr(head, "needed", None)}  # fmt: skip
+            row[f"{str(dtype).removeprefix('torch.')} {' '.join(kinds)}"] = found
+    return {**row, "seconds": round(time.process_time() - start, 2)}
+
+
+def variants_table(rows: Sequence[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
+    """What is proved of variants: columns and dimensions, or how far the head in the way falls short."""
+
+    def told(found: dict[str, Any]) -> str:
+        if "refused" in found:
+            margin = found["margin"]
+            none = (
+                "no code"
+                if "three values" in found["refused"]
+                else "no attention"
+                if "affine" in found["refused"]
+                else "-"
+            )
+            return none if margin is None else f"{margin:.3g} of {found['needed']:.4g}"
+        bound = f", within {found['bound']:.1g}" if found["bound"] else ""
+        return f"{found['columns']} in {found['rank']}{bound}"
+
+    words = [key for key in rows[0] if key.startswith("float")]
+    return (
+        "variants",
+        ["program", *words],
+        [[r["program"], *(told(r[w]) if w in r else r.get("refused", "")[:30] for w in words)] for r in rows],
+    )
 
 
 def patiently(
@@ -342,6 +388,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--kernel", action="store_true")
+    parser.add_argument("--variants", action="store_true")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--only", nargs="*", metavar="PROGRAM")
@@ -359,11 +406,12 @@ def main() -> None:
             print(text)
         return
     names = [rasp.library.get(name).name for name in given.only] if given.only else list(PROGRAMS)
-    if given.kernel:
-        rows = kernel_rows(names, given.jobs)
-        show({"rows": [], "beside tracr": [], "errors": [], "sabotage": [], "kernel": rows})
+    if given.kernel or given.variants:
+        key, lengths, measure = ("kernel", KERNEL, by_kernel) if given.kernel else ("variants", (VARIED,), varied)
+        rows = measured_rows(names, lengths, measure, given.jobs)
+        show({"rows": [], "beside tracr": [], "errors": [], "sabotage": [], key: rows})
         if not given.only:
-            found = {**json.loads(RESULTS.read_text("utf-8")), "kernel": rows}
+            found = {**json.loads(RESULTS.read_text("utf-8")), key: rows}
             RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         return
     share = 0.01 if given.quick else given.share
@@ -371,7 +419,8 @@ def main() -> None:
     done = Done(PARTIAL if complete else None)
     found = run(names, LENGTHS[:2] if given.quick else LENGTHS, share, done, given.jobs)
     if RESULTS.exists():
-        found["kernel"] = json.loads(RESULTS.read_text("utf-8")).get("kernel", [])
+        before = json.loads(RESULTS.read_text("utf-8"))
+        found |= {key: before[key] for key in ("kernel", "variants") if key in before}
     show(found)
     if complete:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -379,18 +428,22 @@ def main() -> None:
         print(f"wrote {RESULTS.relative_to(ROOT)}")
 
 
-def kernel_rows(names: Sequence[str], jobs: int) -> list[dict[str, Any]]:
-    """The kernel on some programs at the lengths of `KERNEL`."""
+def measured_rows(
+    names: Sequence[str], lengths: Sequence[int], measure: Callable[..., Any], jobs: int
+) -> list[dict[str, Any]]:
+    """Rows of some programs at some lengths."""
+    ask = functools.partial(patiently, share=1.0, measured=measure)
     with ThreadPoolExecutor(jobs) as pool:
-        ask = functools.partial(patiently, share=1.0, measured=by_kernel)
-        rows = list(pool.map(lambda at: ask(PROGRAMS[at[0]], at[1]), [(n, length) for n in names for length in KERNEL]))
-    return rows
+        return list(
+            pool.map(lambda at: ask(PROGRAMS[at[0]], at[1]), [(n, length) for n in names for length in lengths])
+        )
 
 
 def show(found: dict[str, Any]) -> None:
     """The tables, on a terminal."""
     console = Console(width=200)
-    for title, header, rows in tables(found):
+    more = [variants_table(found["variants"])] if found.get("variants") else []
+    for title, header, rows in (*tables(found), *more):
         if not rows:
             continue
         shown = Table(*header, title=title)

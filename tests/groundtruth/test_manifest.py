@@ -124,3 +124,16 @@ def test_the_tensor_that_does_not_fit_is_named() -> None:
         require_weights(replace(found, weights="0" * 64), TENSORS)
     net = torch.nn.Linear(2, 2)
     assert hashes(net.state_dict())[0] == weights_hash(net)
+
+
+def test_a_program_with_more_slots_than_registers_has_a_manifest():
+    """Registers are a matter of exports with token ids; in the network itself slots are slots."""
+    listed = af.rasp.library.get("tomita5")
+    domain = listed.domain(40)
+    net = af.compile(listed.program(domain), domain)
+    assert max(group.slots for group in net.network.groups()) > 512
+    truth = af.manifest(net)
+    assert [head.role for head in truth.heads] == ["count", "map"]
+    assert af.groundtruth.check(truth, net).witnesses > 0
+    with pytest.raises(af.UnsupportedOperation, match="860 memory slots, and at most 511"):
+        af.export.to_plain(net)

@@ -28,7 +28,7 @@ from ...network import AttentionLayer, AttentionOnly
 from ...rasp.network.compiled import CompiledProgram
 from ...theorems.result import Construction
 from .certificate import certificate_of, reaches
-from .source import Source, bare_source, compiled_source, program_source
+from .source import Source, bare_source, compiled_source, program_source, require_registers
 from .spec import FLAG, PlainHead, PlainSpec, scale_of
 from .stream import HeadTables, Stream, first_rows, folded, read, refuse_overflow, spare
 from .theorems import theorem_source
@@ -62,6 +62,8 @@ def to_plain(
     Any other `network.AttentionOnly` or `network.AttentionLayer` needs a `box` of sequences, shape (tokens, channels),
     and is measured against itself instead of certified.
     """
+    if isinstance(net, CompiledProgram):
+        require_registers(net)
     source = source_of(net, tokens, box)
     dtype = net.dtype if isinstance(net, CertifiedModule) else next(net.parameters()).dtype
     sizes = reaches(net) if isinstance(net, CompiledNetwork) else ()

@@ -113,12 +113,6 @@ def program_source(net: CompiledProgram, tokens: int | None = None) -> Source:
     longest = net.domain.max_length
     if tokens not in (None, longest):
         raise ArgumentError(f"this program was compiled for {longest} tokens, not {tokens}: leave tokens out")
-    largest = max(net.network.groups(), key=lambda group: group.slots, default=None)
-    if largest is not None and largest.slots >= REGISTERS:
-        raise UnsupportedOperation(
-            f"'{largest.purpose}' has {largest.slots} memory slots, and at most {REGISTERS - 1} can be registers among "
-            "the tokens; choose a smaller max_length, or export to ONNX, which keeps memory slots"
-        )
     box = net.box
     low, high = box.lower.numpy(), box.upper.numpy()
     names = [[_feature_name(net, f) for f in layer.after] for layer in net.layout.layers]
@@ -135,6 +129,16 @@ def program_source(net: CompiledProgram, tokens: int | None = None) -> Source:
         constants=net.positions if net.layout.positions else None,
         constant_names=tuple(_feature_name(net, f) for f in net.layout.positions),
     )
+
+
+def require_registers(net: CompiledProgram) -> None:
+    """Raise where a head of a program has more memory slots than there can be registers."""
+    largest = max(net.network.groups(), key=lambda group: group.slots, default=None)
+    if largest is not None and largest.slots >= REGISTERS:
+        raise UnsupportedOperation(
+            f"'{largest.purpose}' has {largest.slots} memory slots, and at most {REGISTERS - 1} can be registers among "
+            "the tokens; choose a smaller max_length, or export to ONNX, which keeps memory slots"
+        )
 
 
 def _feature_name(net: CompiledProgram, feature: Feature) -> str:
