@@ -24,6 +24,7 @@ networks.HOMES.update(
         "chain": "attnforge.heads.chain.head",
         "network": "attnforge.compiler.compiled",
         "program": "attnforge.rasp.network.compiled",
+        "programs": "attnforge.rasp.network.several",
         "plain": "attnforge.export.plain.transformer",
         "variant": "attnforge.groundtruth.variants.variant",
         "blackbox-grid": "attnforge.blackbox.grid",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..box import Box
     from ..certificates.certified import CertifiedModule
     from ..dtypes import Array
-    from ..rasp.network.compiled import CompiledProgram
+    from ..rasp.network.compiled import TokenNetwork
 
 KINDS = (".csv", ".npy", ".parquet")
 PIPE = Path("-")
@@ -182,13 +182,13 @@ def run(
     import torch
 
     from .. import files
-    from ..rasp.network.compiled import CompiledProgram
+    from ..rasp.network.compiled import TokenNetwork
 
     existing(file)
     if output != PIPE:
         refuse_overwriting({output.suffix.lower(): output}, force)
     net = files.load(file)
-    if isinstance(net, CompiledProgram):
+    if isinstance(net, TokenNetwork):
         _run_program(net, list(sequences or []), points, output)
         return
     if sequences:
@@ -212,7 +212,7 @@ def run(
         say(f"wrote {output}, {len(table):,} rows")
 
 
-def _run_program(net: CompiledProgram, sequences: list[str], lines: Path | None, output: Path) -> None:
+def _run_program(net: TokenNetwork, sequences: list[str], lines: Path | None, output: Path) -> None:
     """A line for each sequence: characters together where all are such, else words with commas between them."""
     if lines is not None:
         text = sys.stdin.read() if lines == PIPE else existing(lines).read_text("utf-8-sig")
@@ -227,7 +227,11 @@ def _run_program(net: CompiledProgram, sequences: list[str], lines: Path | None,
     given = [[known.get(word, word) for word in words] for words in split]
     if domain.bos is not None:  # nobody types the marker
         given = [row if row[:1] == [domain.bos] else [domain.bos, *row] for row in given]
-    found = [_line_of(row) for row in net.run(given)]
+    found = [
+        line for row in net.run(given)
+        for line in ([f"{name}: {_line_of(own)}" for name, own in row.items()] if isinstance(row, dict) else
+                     [_line_of(row)])
+    ]  # fmt: skip
     if output == PIPE:
         say("\n".join(found))
     else:

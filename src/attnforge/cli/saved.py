@@ -106,7 +106,7 @@ def explain(
     from .. import files
     from ..certificates.certificate import upper_text
     from ..compiler.compiled import CompiledNetwork
-    from ..rasp.network.compiled import CompiledProgram
+    from ..rasp.network.compiled import TokenNetwork
     from ..report.structure import structure
 
     existing(file)
@@ -114,7 +114,7 @@ def explain(
         net = files.load(file)
         parts = structure(net) if isinstance(net, CompiledNetwork) else None
     if parts is None or not isinstance(net, CompiledNetwork):
-        _explain_head(net, as_json, net.explain() if isinstance(net, CompiledProgram) else None)
+        _explain_head(net, as_json, net.explain() if isinstance(net, TokenNetwork) else None)
         return
     certificate = net.certificate
     if as_json:

@@ -95,7 +95,8 @@ def compile(
     is for. If the tolerance cannot be proved, `PrecisionError` says what can be. With `proof="kernel"` the bound is
     proved a second time from the stored numbers (docs/kernel.md), and is what the kernel proves.
 
-    A token program (`attnforge.rasp`) has a `rasp.Sequences` for its box and needs no eps: its network is exact.
+    A token program (`attnforge.rasp`) has a `rasp.Sequences` for its box and needs no eps: its network is exact. A dict
+    of them becomes one network with several outputs.
 
     >>> net = compile("sin(x*y) + exp(-x**2)/y", Box(x=(-1, 1), y=(0.5, 2)), eps=1e-3)
     >>> net.certificate.kind, net.bound <= 1e-3, net(torch.tensor([[0.5, 1.0]])).shape
@@ -109,7 +110,8 @@ def compile(
         if isinstance(box, Domain):
             from ..rasp.network.pipeline import compile_program as compile_tokens
 
-            return compile_tokens(target, box, shipped(dtype), progress, proof)
+            made: CompiledProgram = compile_tokens(target, box, shipped(dtype), progress, proof)
+            return made
     if type(target).__module__.startswith("attnforge.rasp."):  # not loaded for the sake of this question
         raise ArgumentError(
             "a token program is compiled for sequences, af.compile(program, rasp.Sequences('abcd', max_length=10)), "

@@ -26,6 +26,7 @@ from ...dtypes import Array, dtype_name
 from ...errors import ArgumentError, UnsupportedOperation
 from ...network import AttentionLayer, AttentionOnly
 from ...rasp.network.compiled import CompiledProgram
+from ...rasp.network.several import CompiledPrograms
 from ...theorems.result import Construction
 from .certificate import certificate_of, reaches
 from .source import Source, bare_source, compiled_source, program_source, require_registers
@@ -89,6 +90,8 @@ def source_of(net: nn.Module, tokens: int | None = None, box: Box | None = None)
         return compiled_source(net, tokens)
     if isinstance(net, CompiledProgram):
         return program_source(net, tokens)
+    if isinstance(net, CompiledPrograms):
+        raise UnsupportedOperation("a network of several programs goes out one by one: take net['name'] of an output")
     if isinstance(net, Construction):
         return theorem_source(net, tokens)
     if isinstance(net, CertifiedModule):

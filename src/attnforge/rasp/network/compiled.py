@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from ...errors import ArgumentError, CertificateError, DomainError
 from ...heads.stored import TABLES
 from ...heads.token.bound import UNDERFLOW
 from ...network import AttentionLayer, AttentionOnly, Heads
+from ..domain import Sequences
 from ..language import SOp, evaluate
 from ..values import Value, canonical, shown, sorted_values
 from .data import domain_json, program_json, read_domain, read_program
@@ -92,30 +93,18 @@ class Trace:
         return "\n".join(aligned(("op", "layer", "network", "interpreter, where it differs"), shown_rows))
 
 
-class CompiledProgram(CertifiedModule):
-    """What `attnforge.compile` returns for a token program: softmax attention and affine maps, and a certificate.
+class TokenNetwork(CertifiedModule):
+    """A network on sequences of a domain: how these become tensors, and what it gives becomes values again."""
 
-    Called with a sequence (or a list of them) it returns the program's values; called with a tensor of one-hot tokens,
-    (..., positions, tokens of the vocabulary and a flag that is 1 on tokens and 0 on padding), it returns a logit for
-    each value of the output, or the output itself where that is a number with an error bound.
-    """
-
-    family = "program"
     positions: Tensor
 
-    def __init__(self, facts: Facts, program: SOp, layout: Layout, network: AttentionOnly, positions: Tensor):
+    def __init__(self, domain: Sequences, layout: Layout, network: AttentionOnly, positions: Tensor):
         super().__init__()
-        self.facts, self.program, self.domain, self.layout = facts, program, facts.domain, layout
-        self.network = network
+        self.domain, self.layout, self.network = domain, layout, network
         self.register_buffer("positions", positions)
-        self.vocabulary = sorted_values(set(self.domain.vocabulary))
+        self.vocabulary = sorted_values(set(domain.vocabulary))
         self._column = {token: i for i, token in enumerate(self.vocabulary)}
-        self.box = Box.cube(0, 1, shape=(self.domain.max_length, len(self.vocabulary) + 1))
-
-    @property
-    def outputs(self) -> tuple[Value, ...] | None:
-        """The values that the output may have, in the order of the logits; None for a number with an error bound."""
-        return None if self.facts.numeric_output else self.facts.values(self.facts.program)
+        self.box = Box.cube(0, 1, shape=(domain.max_length, len(self.vocabulary) + 1))
 
     @property
     def size(self) -> ProgramSize:
@@ -127,6 +116,14 @@ class CompiledProgram(CertifiedModule):
         count = sum(p.numel() for p in self.parameters()) + self.positions.numel()
         return ProgramSize(len(self.layout.layers), len(groups), width, sum(g.slots for g in groups), count)
 
+    def decode(self, logits: Tensor, lengths: Sequence[int]) -> list[Any]:
+        """The values that logits stand for, without padding."""
+        raise NotImplementedError
+
+    def marked(self, values: Any) -> Any:
+        """Values of one sequence behind the marker of the domain, where it has one."""
+        return values if self.domain.bos is None else [self.domain.bos, *values]
+
     # ---- sequences
 
     def forward(self, *inputs: Any) -> Any:
@@ -136,7 +133,7 @@ class CompiledProgram(CertifiedModule):
         return super().forward(*inputs)
 
     @torch.no_grad()
-    def run(self, given: Any) -> list[Any]:
+    def run(self, given: Any) -> Any:
         """The program's values on a sequence, or on each of a list of sequences.
 
         What is itself a sequence of tokens of the vocabulary is taken for one.
@@ -162,13 +159,13 @@ class CompiledProgram(CertifiedModule):
             return False
         return value in self._column or (self.domain.bos is not None and value == self.domain.bos)
 
-    def _many(self, sequences: Sequence[Any]) -> list[list[Any]]:
+    def _many(self, sequences: Sequence[Any]) -> list[Any]:
         tokens = [self.domain.check(sequence) for sequence in sequences]
-        found: list[list[Any]] = [[]] * len(tokens)
+        found: list[Any] = [[]] * len(tokens)
         for some in _batches([len(sequence) for sequence in tokens]):
             logits = self.core(self.encode([tokens[i] for i in some]))
             for i, values in zip(some, self.decode(logits, [len(tokens[i]) for i in some]), strict=True):
-                found[i] = values if self.domain.bos is None else [self.domain.bos, *values]
+                found[i] = self.marked(values)
         return found
 
     def encode(self, sequences: Sequence[Sequence[Value]]) -> Tensor:
@@ -184,14 +181,6 @@ class CompiledProgram(CertifiedModule):
         x[row, place, column] = 1.0
         x[row, place, -1] = 1.0
         return x
-
-    def decode(self, logits: Tensor, lengths: Sequence[int]) -> list[list[Any]]:
-        """The values with the largest logits, or the numbers themselves, without padding."""
-        if self.outputs is None:
-            rows = logits[..., 0].double().tolist()
-            return [row[:n] for row, n in zip(rows, lengths, strict=True)]
-        best, values = logits.argmax(-1).tolist(), self.outputs
-        return [[values[i] for i in row[:n]] for row, n in zip(best, lengths, strict=True)]
 
     def ids(self, sequences: Sequence[Sequence[Value]], length: int | None = None) -> Tensor:
         """Sequences (without `bos`) as token ids, the place of each token in `vocabulary`; padding is the id after."""
@@ -243,11 +232,37 @@ class CompiledProgram(CertifiedModule):
         full = [tuple((row * self.domain.max_length)[: self.domain.max_length]) for row in rows]
         return (self.encode(full),)
 
+
+class CompiledProgram(TokenNetwork):
+    """What `attnforge.compile` returns for a token program: softmax attention and affine maps, and a certificate.
+
+    Called with a sequence (or a list of them) it returns the program's values; called with a tensor of one-hot tokens,
+    (..., positions, tokens of the vocabulary and a flag that is 1 on tokens and 0 on padding), it returns a logit for
+    each value of the output, or the output itself where that is a number with an error bound.
+    """
+
+    family = "program"
+    #: All programs whose heads this network has, where it was taken from one of several outputs.
+    beside: tuple[SOp, ...] = ()
+
+    def __init__(self, facts: Facts, program: SOp, layout: Layout, network: AttentionOnly, positions: Tensor):
+        super().__init__(facts.domain, layout, network, positions)
+        self.facts, self.program = facts, program
+
+    @property
+    def outputs(self) -> tuple[Value, ...] | None:
+        """The values that the output may have, in the order of the logits; None for a number with an error bound."""
+        return None if self.facts.numeric_output else self.facts.values(self.facts.program)
+
+    def decode(self, logits: Tensor, lengths: Sequence[int]) -> list[list[Any]]:
+        """The values with the largest logits, or the numbers themselves, without padding."""
+        return decoded(self.outputs, logits, lengths)
+
     @torch.no_grad()
     def trace(self, sequence: Iterable[object]) -> Trace:
         """Every variable of the network on a sequence, layer by layer, beside the interpreter's."""
         tokens = self.domain.check(sequence)
-        meant = evaluate(self.facts.program, tokens)
+        meant = {op: found for output in self.facts.outputs for op, found in evaluate(output, tokens).items()}
         x = self.encode([tokens])
         state = torch.cat([x, self.positions[: len(tokens)].expand(1, -1, -1)], -1)
         rows: list[Traced] = []
@@ -325,35 +340,53 @@ class CompiledProgram(CertifiedModule):
         return {
             "program": program_json(self.program), "domain": domain_json(self.domain), "layout": self.layout.to_json(),
             "purposes": [group.purpose for group in self.network.groups()], "dtype": dtype_name(self.dtype),
+            **({"beside": [program_json(output) for output in self.beside]} if self.beside else {}),
         }  # fmt: skip
 
     @classmethod
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> CompiledProgram:
         """The network that a file describes: the program as data, every number from the tensors."""
         program, domain = read_program(config["program"]), read_domain(config["domain"])
-        layout, dtype = Layout.from_json(config["layout"]), shipped(DTYPES[config["dtype"]])
-        facts = Facts(normal(program, domain), domain)
-        if len(config["purposes"]) != sum(len(layer.heads) for layer in layout.layers):
-            raise CertificateError("the file names another number of heads than it has")
-        purposes = iter(config["purposes"])
-        modules = []
-        for i in range(len(layout.layers) + 1):
-            prefix = f"network.layers.{i}."
-            groups = []
-            for g, seat in enumerate(layout.layers[i].heads if i < len(layout.layers) else ()):
-                start = f"{prefix}groups.{g}."
-                given: dict[str, Any] = {name: tensors[start + name] for name in TABLES if start + name in tensors}
-                scope = "memory" if seat.kind == "map" else "tokens"
-                groups.append(Heads(scope, causal=seat.causal, purpose=str(next(purposes)), **given))  # type: ignore[arg-type]
-            skip = {name: tensors[prefix + name] for name in ("S", "s") if prefix + name in tensors}
-            modules.append(AttentionLayer(groups, **skip))
-        wrong = [name for name, tensor in tensors.items() if tensor.dtype != dtype]
-        if wrong:
-            raise CertificateError(f"{wrong[0]} is not {dtype_name(dtype)}, as the file says")
-        return cls(facts, program, layout, AttentionOnly(modules), tensors["positions"])
+        beside = [read_program(output) for output in config.get("beside", ())]
+        facts = Facts(normal(program, domain), domain, [normal(output, domain) for output in beside])
+        found = cls(facts, program, *stored_network(config, tensors))
+        found.beside = tuple(beside)
+        return found
 
     def extra_repr(self) -> str:
         return f"{_plain(self.program.label)} on {self.domain!r}: {self.size}"
+
+
+def decoded(values: Sequence[Value] | None, logits: Tensor, lengths: Sequence[int]) -> list[list[Any]]:
+    """The values with the largest logits, or, where there are none to choose from, the numbers themselves."""
+    if values is None:
+        rows = logits[..., 0].double().tolist()
+        return [row[:n] for row, n in zip(rows, lengths, strict=True)]
+    best = logits.argmax(-1).tolist()
+    return [[values[i] for i in row[:n]] for row, n in zip(best, lengths, strict=True)]
+
+
+def stored_network(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Layout, AttentionOnly, Tensor]:
+    """Layout, layers and positions that a file describes."""
+    layout, dtype = Layout.from_json(config["layout"]), shipped(DTYPES[config["dtype"]])
+    if len(config["purposes"]) != sum(len(layer.heads) for layer in layout.layers):
+        raise CertificateError("the file names another number of heads than it has")
+    purposes = iter(config["purposes"])
+    modules = []
+    for i in range(len(layout.layers) + 1):
+        prefix = f"network.layers.{i}."
+        groups = []
+        for g, seat in enumerate(layout.layers[i].heads if i < len(layout.layers) else ()):
+            start = f"{prefix}groups.{g}."
+            given: dict[str, Any] = {name: tensors[start + name] for name in TABLES if start + name in tensors}
+            scope = "memory" if seat.kind == "map" else "tokens"
+            groups.append(Heads(scope, causal=seat.causal, purpose=str(next(purposes)), **given))  # type: ignore[arg-type]
+        skip = {name: tensors[prefix + name] for name in ("S", "s") if prefix + name in tensors}
+        modules.append(AttentionLayer(groups, **skip))
+    wrong = [name for name, tensor in tensors.items() if tensor.dtype != dtype]
+    if wrong:
+        raise CertificateError(f"{wrong[0]} is not {dtype_name(dtype)}, as the file says")
+    return layout, AttentionOnly(modules), tensors["positions"]
 
 
 def token_rows(ids: Tensor, known: int, dtype: torch.dtype) -> Tensor:

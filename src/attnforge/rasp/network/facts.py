@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,11 +57,14 @@ _BINARY: dict[str, Any] = {
 
 
 class Facts:
-    """What is known of a program in normal form on a domain."""
+    """What is known of a program in normal form on a domain.
 
-    def __init__(self, program: SOp, domain: Sequences):
-        self.program, self.domain = program, domain
-        self.order = walk(program)
+    `outputs` are all programs that one network computes, where there are several: ops are numbered through all of them.
+    """
+
+    def __init__(self, program: SOp, domain: Sequences, outputs: Sequence[SOp] = ()):
+        self.program, self.domain, self.outputs = program, domain, tuple(outputs) or (program,)
+        self.order = [*dict.fromkeys(node for output in self.outputs for node in walk(output))]
         self.at = {node: i for i, node in enumerate(self.order)}
         self._values: dict[SOp, tuple[Value, ...] | None] = {}  # None: numbers, too many to list
         self._index: dict[SOp, dict[Value, int]] = {}
@@ -697,14 +699,16 @@ class Facts:
 
         return bool(self._remembered("distinct", node, ask))
 
-    @cached_property
+    @property
     def numeric_output(self) -> bool:
         """Whether the program's output is a number that is not one of finitely many whole ones: a mean."""
-        if self.program.mark == "numerical" and self.is_number(self.program):
+        return self.numeric(self.program)
+
+    def numeric(self, output: SOp) -> bool:
+        """The same of any output."""
+        if (output.mark == "numerical" and self.is_number(output)) or self._values[output] is None:
             return True
-        if self._values[self.program] is None:
-            return True
-        return self.is_number(self.program) and not all(isinstance(v, int) for v in self.values(self.program))
+        return self.is_number(output) and not all(isinstance(v, int) for v in self.values(output))
 
 
 def _combined(columns: Sequence[Ids], sizes: Ids) -> Ids:

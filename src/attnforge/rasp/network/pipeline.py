@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ...census import structural
 from ...certificates.certificate import Proof
 from ...dtypes import dtype_name, shipped
-from ...errors import AttnforgeError, DomainError, PrecisionError
+from ...errors import ArgumentError, AttnforgeError, DomainError, PrecisionError
 from ...progress import stages
 from ...threads import one_thread
 from ..domain import Sequences
@@ -24,6 +25,7 @@ from .facts import Facts
 from .normal import normal
 from .plan import make_plan
 from .proof import HeadError
+from .several import CompiledPrograms, named
 from .state import position_table
 
 REFINED = 3  # halvings of the range in which the longest length is that can be proved: to an eighth of it
@@ -35,8 +37,9 @@ def compile_program(
     dtype: torch.dtype = torch.float32,
     progress: Callable[[str], None] | None = None,
     proof: Proof = "analysis",
-) -> CompiledProgram:
-    """An attention-only network that computes a token program on every sequence of a domain, with the proof.
+) -> Any:
+    """An attention-only network that computes a token program on every sequence of a domain, with the proof; or several
+    programs, given as a dict of them.
 
     With `proof="kernel"` the kernel proves it too, from what a file of it holds (docs/kernel.md).
 
@@ -45,6 +48,8 @@ def compile_program(
     >>> net(["a", "b", "c"]), net.certificate.kind
     (['c', 'b', 'a'], 'exact')
     """
+    if isinstance(program, Mapping):
+        return _several(program, domain, shipped(dtype), progress, proof)
     given = as_program(program)
     with stages(progress) as say, one_thread():
         try:
@@ -64,17 +69,51 @@ def compile_program(
     return net.eval()
 
 
+def _several(
+    programs: Mapping[Any, object], domain: Sequences, dtype: torch.dtype, progress: Callable[[str], None] | None,
+    proof: Proof,
+) -> CompiledPrograms:  # fmt: skip
+    """One network for several programs, each output proved."""
+    given = {name: as_program(programs[name]) for name in named(list(programs))}
+    if proof == "kernel":
+        raise ArgumentError("the kernel proves one output: take net['name'] of a network that is proved by analysis")
+    with stages(progress) as say, one_thread():
+        say("capture")
+        plain = {name: _plain(program, domain) for name, program in given.items()}
+        outputs = [normal(program, domain) for program in plain.values()]
+        try:
+            net = CompiledPrograms(*_assembled(Facts(outputs[0], domain, outputs), dtype, say, plain))
+            say("certify")
+            net.attach(net.recertify())
+        except HeadError as error:
+            wider = "" if dtype == torch.float64 else "; use dtype=torch.float64"
+            raise PrecisionError(
+                f"in {dtype_name(dtype)} these programs cannot be proved in one network up to max_length = "
+                f"{domain.max_length}: {error}{wider}"
+            ) from error
+    structural(net.network)
+    return net.eval()
+
+
 def _built(program: SOp, domain: Sequences, dtype: torch.dtype, say: Callable[[str], None]) -> CompiledProgram:
     say("capture")
-    plain = tabulated(program, lambda asking: _ask_all(Facts(normal(asking, domain), domain)))
+    plain = _plain(program, domain)
     say("enclose")
-    facts = Facts(normal(plain, domain), domain)
+    return CompiledProgram(*_assembled(Facts(normal(plain, domain), domain), dtype, say, plain))
+
+
+def _plain(program: SOp, domain: Sequences) -> SOp:
+    """The program with its Python functions as tables."""
+    return tabulated(program, lambda asking: _ask_all(Facts(normal(asking, domain), domain)))
+
+
+def _assembled(facts: Facts, dtype: torch.dtype, say: Callable[[str], None], meant: Any) -> tuple[Any, ...]:
+    """Facts, what they are of, layout, network and positions."""
     say("plan")
     plan = make_plan(facts, dtype)
     say("assemble")
     layout, network = assemble(plan, facts, dtype)
-    positions = torch.from_numpy(position_table(facts, layout.positions)).to(dtype)
-    return CompiledProgram(facts, plain, layout, network, positions)
+    return facts, meant, layout, network, torch.from_numpy(position_table(facts, layout.positions)).to(dtype)
 
 
 def _ask_all(facts: Facts) -> None:

@@ -91,7 +91,7 @@ class Head:
 
 @dataclass
 class Plan:
-    """Heads by layer, and the read-out: for each value of the output (or the number itself) a form."""
+    """Heads by layer, and the read-out: for each value of each output (or the number itself) a form."""
 
     heads: list[Head]
     readout: list[Form]
@@ -127,25 +127,28 @@ class _Planner:
         self.demands: dict[SOp, set[str]] = {}
 
     def plan(self) -> Plan:
-        facts, output = self.facts, self.facts.program
+        facts = self.facts
         if facts.domain.causal:
             self._refuse_later()
         sops = [node for node in facts.order if isinstance(node, SOp)]
         for node in sops:
             self.variables(node)  # asked in this order, no question goes deep
-        kind = "number" if facts.numeric_output or self._numbers(output) else "is"
-        self._demand(output, kind)
+        for output in facts.outputs:
+            self._demand(output, "number" if facts.numeric(output) or self._numbers(output) else "is")
         for node in reversed(sops):
             self._spread(node)
         for node in sops:
             self._build(node)
-        if facts.numeric_output:
-            readout = [self.number(output)]
-        elif kind == "is":
-            readout = [self.indicator(output, v) for v in range(len(facts.values(output)))]
-        else:
-            readout = self._lines(self.number(output), facts.numbers(output))
+        readout = [form for output in facts.outputs for form in self._logits_of(output)]
         return Plan(self.heads, readout, self._layer(readout))
+
+    def _logits_of(self, output: SOp) -> list[Form]:
+        """For each value of an output a form, or the number itself."""
+        if self.facts.numeric(output):
+            return [self.number(output)]
+        if self._numbers(output):
+            return self._lines(self.number(output), self.facts.numbers(output))
+        return [self.indicator(output, v) for v in range(len(self.facts.values(output)))]
 
     def _refuse_later(self) -> None:
         for node in self.facts.order:
