@@ -7,6 +7,8 @@ same program is computed by one layer more, and proved like any other network.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from ...network import AttentionLayer, AttentionOnly, Heads
@@ -29,7 +31,7 @@ def cleaned(net: CompiledProgram) -> CompiledProgram:
     """
     state = (*first_columns(net.facts), *net.layout.positions)
     layers: list[Layer] = []
-    modules: list[torch.nn.Module] = []
+    modules: list[AttentionLayer] = []
     seen: set[int] = set()
     for number, module in enumerate(net.network.layers):
         ops = [op for op in dict.fromkeys(f.op for f in state if f.kind == "is" and f.op >= 0) if op not in seen]
@@ -39,7 +41,7 @@ def cleaned(net: CompiledProgram) -> CompiledProgram:
         if large:
             layers.append(Layer(tuple(Seat("map", op) for op in large), state))
             modules.append(_rewriting(net, state, large))
-        modules.append(module)
+        modules.append(cast(AttentionLayer, module))
         if number < len(net.layout.layers):
             layers.append(net.layout.layers[number])
             state = layers[-1].after

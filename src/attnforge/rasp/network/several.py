@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from ...certificates.certificate import Certificate
+from ...certificates.certificate import Certificate, Kind
 from ...dtypes import dtype_name
 from ...errors import ArgumentError, CertificateError, closest
 from ...network import AttentionLayer, AttentionOnly
@@ -49,9 +49,9 @@ class CompiledPrograms(TokenNetwork):
 
     def _alone(self, number: int) -> CompiledProgram:
         """The network of one output, from the weights as they are now."""
-        *body, last = self.network.layers
-        S, s = (cast(AttentionLayer, last).S, cast(AttentionLayer, last).s)
-        if S is None or s is None or S.shape[-1] != self._ends[-1] or cast(AttentionLayer, last).heads():
+        *body, last = cast("list[AttentionLayer]", list(self.network.layers))
+        S, s = last.S, last.s
+        if S is None or s is None or S.shape[-1] != self._ends[-1] or last.heads():
             raise CertificateError(f"the last layer must be an affine map to {self._ends[-1]} columns")
         part = self._parts()[number]
         read = AttentionLayer([], S=S.detach()[:, part], s=s.detach()[part])
@@ -97,7 +97,7 @@ class CompiledPrograms(TokenNetwork):
             for name, one in zip(self.programs, found, strict=True) for term in one.terms
         ]  # fmt: skip
         worst = max(found, key=lambda one: cast(float, one.bound))
-        kind = "exact" if all(one.kind == "exact" for one in found) else "certified"
+        kind: Kind = "exact" if all(one.kind == "exact" for one in found) else "certified"
         largest = () if kind == "exact" else (max(terms, key=lambda term: term.value),)
         target = f"[{', '.join(self.programs)}]"
         return replace(worst, kind=kind, target=target, margins=(*heads, *outs), terms=largest)
