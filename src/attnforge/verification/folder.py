@@ -378,32 +378,35 @@ def check(folder: str | Path, progress: Callable[[str], None] | None = None) -> 
         for i, instance in enumerate(found.instances):
             if i % PER == 0:
                 stage(f"{instance.network}, {i} of {len(found)} instances")
-                net, graph = _network(instance.places(found.root), instance)
+                net, graph, widest = _network(instance.places(found.root), instance)
             if (instance.bound, instance.dtype) != (net.certificate.bound, dtype_name(net.dtype)):
                 raise CertificateError(f"{instance.name}: the label and the certificate state different bounds")
-            _check_label(instance, found.property(instance), net, graph)
+            _check_label(instance, found.property(instance), net, graph, widest)
             second = found.property(instance).text2(instance.dtype) + "\n"
             if _text(instance.places(found.root)["vnnlib2"]) != second:
                 raise CertificateError(f"{instance.name}: its properties in VNN-LIB 1.0 and 2.0 are not the same")
     return found
 
 
-def _network(places: dict[str, Path], instance: Instance) -> tuple[CompiledNetwork | CompiledProgram, Reading]:
-    """A network, certified anew, and its graph, which is the one that its weights give."""
+def _network(
+    places: dict[str, Path], instance: Instance
+) -> tuple[CompiledNetwork | CompiledProgram, Reading, float]:
+    """A network, certified anew, its graph, which is the one that its weights give, and the radius that this is for."""
     net = files.load(places["networks"])
     wanted = CompiledProgram if instance.name.startswith("program_") else CompiledNetwork
     if not isinstance(net, wanted):
         raise CertificateError(f"{instance.network}: expected a compiled network, got {type(net).__name__}")
     (files.check if net.certificate.proof == "kernel" else certified.check)(places["networks"])
     graph = read_graph(places["onnx"])
-    meant = programs.model(net, programs.largest(net)) if isinstance(net, CompiledProgram) else model(net)
+    widest = programs.largest(net) if isinstance(net, CompiledProgram) else 0.0
+    meant = programs.model(net, widest) if isinstance(net, CompiledProgram) else model(net)
     if not graph.same(of_model(meant)):
         raise CertificateError(f"{instance.network}: the graph is not that of the certified network")
-    return net, graph
+    return net, graph, widest
 
 
 def _check_label(
-    instance: Instance, claim: Property, net: CompiledNetwork | CompiledProgram, graph: Reading
+    instance: Instance, claim: Property, net: CompiledNetwork | CompiledProgram, graph: Reading, widest: float
 ) -> None:
     """That the label follows, with the margin that is stated."""
     low, high = [-math.inf] * graph.inputs, [math.inf] * graph.inputs
@@ -416,7 +419,7 @@ def _check_label(
     if not instance.margin > 0 or instance.multiple != _multiple(instance.margin, instance.bound):
         raise CertificateError(f"{instance.name}: a label needs a margin above 0, in bounds as it is")
     if instance.label == "unsat" and isinstance(net, CompiledProgram):
-        proved = programs.refuted(net, claim)
+        proved = programs.refuted(net, claim, widest)
     elif instance.label == "unsat":
         assert isinstance(net, CompiledNetwork)
         proved = refuted(net.program, instance.bound, claim, instance.margin).margin

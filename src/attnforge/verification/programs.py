@@ -148,18 +148,18 @@ def rows(net: CompiledProgram, sequence: Sequence[Value]) -> Array:
     return stored(net.encode([sequence])[0, :, :-1]).reshape(-1)
 
 
-def refuted(net: CompiledProgram, claim: Property) -> float:
+def refuted(net: CompiledProgram, claim: Property, widest: float) -> float:
     """By how much every input of a property's box misses it; minus infinity where this proof shows nothing.
 
-    The box must lie around the rows of one sequence, and every clause must ask that, at some position, another value
-    than the program's come out on top.
+    The box must lie around the rows of one sequence, within the radius `widest` that the graph's masks are for, and
+    every clause must ask that, at some position, another value than the program's come out on top.
     """
     shape, values = (net.domain.max_length, len(net.vocabulary)), _values(net)
     low, high = np.array(claim.low).reshape(shape), np.array(claim.high).reshape(shape)
     sequence = [net.vocabulary[i] for i in (low + high).argmax(1)]
     meant = rows(net, sequence).reshape(shape)
-    radius = float(np.nextafter(max(np.abs(low - meant).max(), np.abs(high - meant).max()), np.inf))
-    if not radius < WIDEST:
+    radius = float(max(np.abs(low - meant).max(), np.abs(high - meant).max()))  # exact, where it is below a half
+    if not radius <= widest < WIDEST:
         return -math.inf
     try:
         right = [values.index(value) for value in net.program(sequence)]
@@ -203,7 +203,11 @@ def problem(net: CompiledProgram, graph: Reading, rng: np.random.Generator, numb
     radius = math.floor(SHARES[level] * widest * STEPS) / STEPS
     for _ in range(TRIES):
         pair = _changed(net, rng)
-        found = None if pair is None else (_turned if wanted == "sat" else _kept)(net, graph, rng, pair, radius, level)
+        found = None
+        if pair is not None and wanted == "sat":
+            found = _turned(net, graph, pair, radius, level)
+        elif pair is not None:
+            found = _kept(net, graph, rng, pair, radius, widest)
         if found is not None and found.margin > 0:
             return found
     raise PrecisionError(f"no {wanted} property of this program could be proved; choose another seed")
@@ -235,7 +239,7 @@ def _changed(net: CompiledProgram, rng: np.random.Generator) -> _Changed | None:
 
 
 def _kept(
-    net: CompiledProgram, graph: Reading, rng: np.random.Generator, pair: _Changed, radius: float, level: int
+    net: CompiledProgram, graph: Reading, rng: np.random.Generator, pair: _Changed, radius: float, widest: float
 ) -> Problem:
     """Within a radius of a sequence no other value comes out on top: unsat."""
     at, width = rows(net, pair.before), len(_values(net))
@@ -245,12 +249,10 @@ def _kept(
     corners = at + radius * rng.choice([-1.0, 1.0], size=(CORNERS, len(at)))
     found = _logits(net, corners)[:, first : first + width]
     others = np.delete(found, pair.old, 1).max(1) - found[:, pair.old]
-    return Problem(claim, "kept", 2 * radius, "unsat", refuted(net, claim), gap=-float(others.max()), cells=1)
+    return Problem(claim, "kept", 2 * radius, "unsat", refuted(net, claim, widest), gap=-float(others.max()), cells=1)
 
 
-def _turned(
-    net: CompiledProgram, graph: Reading, rng: np.random.Generator, pair: _Changed, radius: float, level: int
-) -> Problem:
+def _turned(net: CompiledProgram, graph: Reading, pair: _Changed, radius: float, level: int) -> Problem:
     """Where one token may turn into another, another value comes out on top: sat, and the witness is the other
     sequence."""
     before, after = rows(net, pair.before), rows(net, pair.after)
