@@ -4,6 +4,7 @@ python benchmarks/verification.py               makes a pack, runs what is insta
 python benchmarks/verification.py --quick       18 instances, nothing written
 python benchmarks/verification.py --lirpa PYTHON --marabou PYTHON
                                                 interpreters that have auto-LiRPA 0.3, and maraboupy 2.0.0
+python benchmarks/verification.py --programs    60 instances of token programs, by radius, with our intervals alone
 python benchmarks/verification.py --markdown    prints the last run as docs/verification.md shows it; --fill does it
 
 Both packages need others than attnforge's own, so each runs in an interpreter of its own, which needs onnx, numpy and
@@ -32,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "verification.json"
 PAGE = ROOT / "docs" / "verification.md"
 COUNT, QUICK, SEED = 120, 18, 0
+PROGRAMS = 60  # instances of token programs
 SECONDS = 10.0  # for a query of Marabou: on these networks it answers at once or not at all
 DECADES = (0, 2, 4, math.inf)  # of margins in bounds: below 1, below 100, below 10,000, above
 LIRPA = {"auto-LiRPA IBP": "IBP", "auto-LiRPA CROWN-IBP": "CROWN-IBP", "auto-LiRPA CROWN": "backward"}
@@ -252,6 +254,27 @@ def measured(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def programs(root: Path) -> None:
+    """Token programs: which unsat instances intervals prove, by the share of the largest radius that is proved."""
+    from attnforge import verification
+    from attnforge.verification.programs import SHARES
+    from attnforge.verification.proof import propagated
+
+    start = time.perf_counter()
+    pack = verification.pack(root, PROGRAMS, SEED, families=["program"])
+    made = time.perf_counter() - start
+    verification.check(root)
+    print(f"{len(pack)} instances in {made:.0f} s, proved again in {time.perf_counter() - start - made:.0f} s")
+    known = {i.name: propagated(pack.graph(i), pack.property(i)) for i in pack.instances}
+    wrong = [i.name for i in pack.instances if i.label == "sat" and known[i.name]]
+    print(f"sat instances that intervals call unsat: {len(wrong)}")
+    for level, share in enumerate(SHARES):
+        mine = [i for n, i in enumerate(pack.instances) if i.label == "unsat" and n // 2 % len(SHARES) == level]
+        proved = sum(known[i.name] for i in mine)
+        print(f"radius {share:g} of the largest: {len(mine)} unsat, intervals prove {proved}, "
+              f"margins {min(i.margin for i in mine):.2g} to {max(i.margin for i in mine):.2g}")  # fmt: skip
+
+
 def decade(multiple: float) -> int:
     return next(i for i, top in enumerate(DECADES) if multiple < 10.0**top)
 
@@ -297,6 +320,7 @@ def markdown(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--programs", action="store_true")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--fill", action="store_true")
     parser.add_argument("--lirpa", default=sys.executable, metavar="PYTHON")
@@ -306,6 +330,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.worker:
         worker(arguments.worker, arguments.pack)
+        return
+    if arguments.programs:
+        sys.path.insert(0, str(ROOT / "src"))
+        with tempfile.TemporaryDirectory() as folder:
+            programs(arguments.pack or Path(folder) / "pack")
         return
     if not (arguments.markdown or arguments.fill):
         sys.path.insert(0, str(ROOT / "src"))
