@@ -109,6 +109,16 @@ def test_mistakes(programs: Any, more: Any, words: str) -> None:
         af.compile(programs, DOMAIN, **more)
 
 
+def test_a_file_whose_program_is_not_among_its_outputs_is_refused(net: CompiledPrograms) -> None:
+    one = net["sorted"]
+    config, tensors = one.config(), one.state_dict()
+    for beside in ([config["beside"][0]] * 65, config["beside"][1:]):
+        with pytest.raises(af.CertificateError, match="more than 64 outputs, or its own"):
+            type(one).rebuild({**config, "beside": beside}, tensors)
+    with pytest.raises(af.CertificateError, match="other outputs than it has programs"):
+        CompiledPrograms.rebuild({**net.config(), "order": ["sorted"]}, net.state_dict())
+
+
 def test_the_marker_stands_before_every_output() -> None:
     net = compiled({"a": library.sort(), "b": tokens}, rasp.Sequences("ab", 3, bos="^"))
     assert net(["^", "b", "a"]) == {"a": ["^", "a", "b"], "b": ["^", "b", "a"]}

@@ -22,7 +22,7 @@ from ...network import AttentionLayer, AttentionOnly, Heads
 from ..domain import Sequences
 from ..language import SOp, evaluate
 from ..values import Value, canonical, shown, sorted_values
-from .data import domain_json, program_json, read_domain, read_program
+from .data import OUTPUTS, domain_json, program_json, read_domain, read_program
 from .facts import Facts
 from .layout import Feature, Layout
 from .normal import normal
@@ -347,7 +347,9 @@ class CompiledProgram(TokenNetwork):
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> CompiledProgram:
         """The network that a file describes: the program as data, every number from the tensors."""
         program, domain = read_program(config["program"]), read_domain(config["domain"])
-        beside = [read_program(output) for output in config.get("beside", ())]
+        beside = [read_program(output) for output in config.get("beside", ())[: OUTPUTS + 1]]
+        if len(beside) > OUTPUTS or (beside and program not in beside):
+            raise CertificateError(f"the file has more than {OUTPUTS} outputs, or its own is not among them")
         facts = Facts(normal(program, domain), domain, [normal(output, domain) for output in beside])
         found = cls(facts, program, *stored_network(config, tensors))
         found.beside = tuple(beside)

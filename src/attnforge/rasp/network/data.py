@@ -34,6 +34,7 @@ _TYPES: dict[str, type[Node]] = {
     t.__name__: t for t in (Tokens, Indices, Constant, Map, Aggregate, SelectorWidth, Select, And, Or, Not)
 }
 MOST_OPS = 1 << 14  # of a file: what the deepest programs of the library have at their longest is a tenth
+OUTPUTS = 64  # of one network: each is proved by itself
 DEEPEST = 32  # tuples within tuples
 
 

@@ -16,12 +16,10 @@ from ...errors import ArgumentError, CertificateError, closest
 from ...network import AttentionLayer, AttentionOnly
 from ..language import SOp
 from .compiled import CompiledProgram, TokenNetwork, decoded, stored_network
-from .data import domain_json, program_json, read_domain, read_program
+from .data import OUTPUTS, domain_json, program_json, read_domain, read_program
 from .facts import Facts
 from .layout import Layout
 from .normal import normal
-
-MOST = 64  # outputs of one network: each is proved by itself
 
 
 class CompiledPrograms(TokenNetwork):
@@ -131,8 +129,8 @@ class CompiledPrograms(TokenNetwork):
 def named(names: Sequence[object]) -> list[str]:
     """Names of outputs, or an `ArgumentError`."""
     found = list(names)
-    if not 1 <= len(found) <= MOST or len(set(map(str, found))) < len(found):
-        raise ArgumentError(f"a network has 1 to {MOST} outputs, each with a name of its own, got {len(found)}")
+    if not 1 <= len(found) <= OUTPUTS or len(set(map(str, found))) < len(found):
+        raise ArgumentError(f"a network has 1 to {OUTPUTS} outputs, each with a name of its own, got {len(found)}")
     wrong = next((name for name in found if not (isinstance(name, str) and name and name.isprintable())), None)
     if wrong is not None:
         raise ArgumentError(f"the name of an output is a line of text, got {wrong!r}")
