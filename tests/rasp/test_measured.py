@@ -66,3 +66,19 @@ def test_programs_that_nobody_wrote_are_right() -> None:
     assert found["programs"]["exact"] + found["programs"]["certified"] >= 1500
     assert all(row["wrong"] == 0 and row["changes"] == row["refused"] + row["still right"] for row in found["entries"])
     assert sum(row["changes"] for row in found["entries"]) > 10**4
+
+
+def test_variants_are_proved_in_float64_wherever_there_is_a_head(found: Any) -> None:
+    rows = {row["program"]: row for row in found["variants"]}
+    assert rows.keys() == library.PROGRAMS.keys()
+    for name, row in rows.items():
+        assert "refused" not in row["float64 rotated"] or "affine" in row["float64 rotated"]["refused"], name
+        cleaned = row["float64 superposed cleaned"]
+        assert "refused" not in cleaned or "three values" in cleaned["refused"], name
+        assert "refused" in cleaned or cleaned["rank"] < cleaned["columns"], name
+
+
+def test_the_kernel_proves_every_program(script: Any, found: Any) -> None:
+    rows = {(row["program"], row["length"]): row for row in found["kernel"]}
+    assert rows.keys() == {(name, length) for name in library.PROGRAMS for length in script.KERNEL}
+    assert all(row["proved"] is not None and not row["remark"] for row in rows.values())
