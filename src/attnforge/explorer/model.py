@@ -26,12 +26,14 @@ from ..compiler.compiled import CompiledNetwork
 from ..dtypes import SHIPPED, dtype_name
 from ..errors import AttnforgeError, CertificateError, UnsupportedOperation
 from ..export.plain.build import source_of, to_plain
+from ..export.plain.theorems import selection
 from ..export.plain.transformer import PlainBlock, PlainTransformer, network_of
 from ..heads.anchor.head import AnchorHead
 from ..heads.chain.head import ChainHead
 from ..heads.fast.activation import FastActivation
 from ..heads.gate.head import GateHead
 from ..heads.gate.target import Lines
+from ..heads.norm.head import NormHead
 from ..heads.product.head import ProductHead
 from ..heads.token.head import TokenHead
 from ..network import AttentionLayer, Heads
@@ -39,13 +41,17 @@ from ..programs.program import Builder, Program
 from ..rasp.language import Node
 from ..rasp.network.compiled import CompiledProgram
 from ..report.structure import structure
+from ..theorems.partition import Cross, MaxAffine
 from ..theorems.ramps import Ramp
 from ..theorems.result import Construction
+from ..theorems.universal import Universal
 from .target import program_target, token_target
 
 HOOKED = 1 << 18  # parameters up to which the plain form is worked out for the names of its hooks: a second or two
 FIRST = 8  # tokens of the first sequence that a page shows
 TARGETED = 1 << 18  # numbers of a target that a page carries as text: 5 MB
+WRITTEN = 1 << 25  # numbers of a norm's tables, nearly all of them 0: 128 MB in float32 for a moment
+SPREAD = 4.0  # how many of its largest standard deviations a number of a row may be from 0: rows are seldom wider
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,20 +117,28 @@ class Model:
     registers: int = 0
     vocabulary: tuple[Any, ...] | None = None
     sequence: tuple[Any, ...] = ()
+    rows: dict[str, Any] | None = None  # of a norm: which rows its certificate speaks of, and what errors are of
+    dtype: torch.dtype = torch.float32  # in which heads are evaluated
+    handed: str = ""  # the dtype of input and output, where it is another one
 
 
 def model(net: CertifiedModule) -> Model:
     """The network as a page runs it; `UnsupportedOperation` for what has no form of layers over tokens."""
-    if net.dtype not in SHIPPED:
+    if net.dtype not in SHIPPED and not isinstance(net, FastActivation):
         raise UnsupportedOperation(f"a page runs networks in float32 or float64, not in {dtype_name(net.dtype)}")
+    found = _read(net)
+    return found if found.handed else replace(found, dtype=net.dtype)
+
+
+def _read(net: CertifiedModule) -> Model:
     if isinstance(net, RidgeApproximation):
-        return replace(model(net.network), without=_WITHOUT, target=None)
+        return replace(_read(net.network), without=_WITHOUT, target=None)
     for kind, reads in READERS:
         if isinstance(net, kind):
             return reads(net)
     raise UnsupportedOperation(
         f"a {type(net).__name__} has no form of layers and heads that a page could run; networks of attnforge.compile, "
-        "plain exports, theorems with form='tokens' and heads on their own have one"
+        "plain exports, theorems and heads on their own have one"
     )
 
 
@@ -344,6 +358,8 @@ _FAST = (
 
 
 def _construction(net: Construction) -> Model:
+    if net.form != "tokens" or (isinstance(net, MaxAffine) and isinstance(net.layer, Cross)):
+        return _paper_ramp(net) if isinstance(net, Ramp) else _paper_cells(cast(MaxAffine | Universal, net))
     source = source_of(net)
     names = (*source.names[:-1], _numbered(len(source.names[-1])))
     layers = [Layer.of(la, n) for la, n in zip(source.layers, names, strict=True)]
@@ -356,15 +372,84 @@ def _construction(net: Construction) -> Model:
     return _with_ramp(net, found) if isinstance(net, Ramp) else found
 
 
+_ALONG = (
+    "In the paper's form linear maps along the sequence come before attention: they put anchors beside the tokens, or "
+    "all tokens into one column. The page shows what the heads see then: constant slots, and rows that are made so."
+)
+
+
+def _paper_ramp(net: Ramp) -> Model:
+    """y = w.x + t of every token, then heads over the anchors that A puts beside the tokens.
+
+    Where every token has a w or a t of its own, one row holds all tokens, and each has heads of its own.
+    """
+    n, d, channels, dtype = net.tokens_shown(), net.w.shape[-1], net.channels, net.dtype
+    w, t = net.w.detach(), net.t.detach()
+    each = w.dim() > 1 or t.dim() > 0
+    count = n if each else 1  # rows of y that a row of the page holds
+    S, s = torch.zeros(count, d, count, dtype=dtype), t.expand(count).contiguous()
+    S[range(count), :, range(count)] = w.expand(count, d)
+    W_Q, W_O, keys, values = [], [], [], []
+    for i in range(count):
+        for head in net.stored().heads:
+            query = torch.zeros(count, 2, dtype=dtype)
+            query[i, 0] = 1.0
+            out = torch.zeros(head.value.shape[1], count * channels, dtype=dtype)
+            out[:, i * channels : i * channels + out.shape[0]] = torch.eye(out.shape[0], dtype=dtype)
+            W_Q.append(query)
+            W_O.append(out)
+            keys.append(torch.from_numpy(np.stack([head.slope, head.offset], -1)).to(dtype))
+            values.append(torch.from_numpy(head.value).to(dtype))
+    b_Q = torch.tensor([[0.0, 1.0]], dtype=dtype).expand(len(W_Q), 2)
+    group = Heads("memory", W_Q=torch.stack(W_Q), b_Q=b_Q, M_K=torch.stack(keys), M_V=torch.stack(values),
+                  W_O=torch.stack(W_O), purpose="ramp")  # fmt: skip
+    outputs = [f"output {c}" for c in range(channels)] if channels > 1 else ["output"]
+    lead = tuple(f"w.x + t, token {i}" for i in range(n)) if each else ("w.x + t",)
+    made = Layer((), lead, S.reshape(count * d, count), s)
+    names, ends = _spread(tuple(f"x[{c}]" for c in range(d)), n), [(-net.radius, net.radius)] * (n * d)
+    last = Layer((group,), _spread(tuple(outputs), n) if each else tuple(outputs))
+    found = _alone(net, [made, last], names, ends, 1 if each else n, None)
+    return replace(_with_ramp(net, found), remark=_ALONG)
+
+
+def _paper_cells(net: MaxAffine | Universal) -> Model:
+    """One row with all coordinates of the sequence; cross-attention over a box of tokens has a row for each."""
+    shape, tokens, constants, between = net.box.shape, 1, None, "hat"
+    if isinstance(net, Universal):
+        layers = [net.net.first, selection(net.net.select)]
+    else:
+        W_Q, b_Q, keys, values = (table[None] for table in net.tables())
+        eye = torch.eye(values.shape[-1], dtype=net.dtype)[None]
+        layers = [AttentionLayer([Heads("memory", W_Q=W_Q, b_Q=b_Q, M_K=keys, M_V=values, W_O=eye, purpose="cells")])]
+        tokens = 1 if len(shape) == 2 else int(net.points(1).shape[-2])
+        if net.tokens:  # sequences, gathered into every token first
+            constants, layers, tokens, between = net.positions.detach(), [net.gather, *layers], net.tokens, "gathered"
+    one = len(shape) == 2 and tokens == 1
+    names = _spread(tuple(f"x[{c}]" for c in range(shape[-1])), shape[0] if one else tokens)
+    ends = net.box.intervals() * (len(names) // net.box.dim)
+    columns = [layer.heads()[0].W_O.shape[-1] for layer in layers]
+    outputs = _numbered(columns[-1] // shape[0] if one else columns[-1])
+    each = [
+        *(tuple(f"{between} {c}" for c in range(width)) for width in columns[:-1]),
+        _spread(outputs, shape[0] if one else 1),
+    ]
+    made = [Layer.of(layer, name) for layer, name in zip(layers, each, strict=True)]
+    return replace(_alone(net, made, names, ends, tokens, None, constants), remark=_ALONG if one else "")
+
+
 def _with_ramp(net: Ramp, found: Model) -> Model:
-    """The target of a ramp: w.x + t, clipped and bent, on its channel; none where the channel or w changes."""
+    """The target of a ramp: w.x + t, clipped and bent, on its channel; none where the channel changes."""
     wanted = net.wanted
-    if not wanted.constant or wanted.w.ndim != 1 or wanted.t.ndim:
+    if not wanted.constant:
         return found
     shape, build = wanted.shape, Builder(Box.cube(-1, 1, shape=(found.tokens, found.width)), tokens=found.tokens)
-    bent = build.apply(build.linear([(build.input, wanted.w[:, None])], [float(wanted.t)]), "identity")
-    channel = np.eye(wanted.channels)[wanted.channel[0]][None]
-    target, _ = _program(build.program(build.linear([(bent, channel)], np.zeros(wanted.channels)), "ramp"))
+    count = found.width // wanted.w.shape[-1]  # tokens in a row of the page
+    weight = np.zeros((count, wanted.w.shape[-1], count))
+    weight[range(count), :, range(count)] = wanted.w
+    bias = np.broadcast_to(wanted.t, count)
+    bent = build.apply(build.linear([(build.input, weight.reshape(found.width, count))], bias), "identity")
+    channel = np.kron(np.eye(count), np.eye(wanted.channels)[wanted.channel[0]][None])
+    target, _ = _program(build.program(build.linear([(bent, channel)], np.zeros(count * wanted.channels)), "ramp"))
     knots = sorted({shape.a, shape.b} | ({Fraction(0)} if shape.slope is not None and shape.a < 0 < shape.b else set()))
     ends = [(Fraction(0), shape.exact(shape.a)), (Fraction(0), shape.exact(shape.b))]
     slopes = [(shape.exact(y) - shape.exact(x)) / (y - x) for x, y in itertools.pairwise(knots)]
@@ -411,9 +496,12 @@ def _scalar(net: CertifiedModule, layer: AttentionLayer, program: Program) -> Mo
 
 def _anchor(net: AnchorHead | FastActivation) -> Model:
     build = Builder(Box(y=net.box.intervals()[0]))
-    found = _scalar(net, net.layer, build.program(build.apply(build.column(0), net.function), net.function.name))
+    layer, half = net.layer, net.dtype not in SHIPPED
+    if half and isinstance(net, FastActivation):  # half precision is computed in float32, with keys that are exact
+        layer = FastActivation(net.function, net.lo, net.hi, net.stored_table(), torch.float32).layer
+    found = _scalar(net, layer, build.program(build.apply(build.column(0), net.function), net.function.name))
     fast = isinstance(net, FastActivation) or net.lattice is not None
-    return replace(found, remark=_FAST) if fast else found
+    return replace(found, remark=_FAST if fast else "", handed=dtype_name(net.dtype) if half else "")
 
 
 def _gate(net: GateHead) -> Model:
@@ -495,9 +583,15 @@ def _side_by_side(
 
 
 def _product(net: ProductHead) -> Model:
+    build = Builder(net.box if net.width is None else Box.cube(-1, 1, shape=net.width + 1))
     if net.width is not None:
-        raise UnsupportedOperation("a product of a vector and a number is not shown by itself: compile a formula of it")
-    build = Builder(net.box)
+        names = tuple(f"x[{i}]" for i in range(net.width))
+        parts = [build.product(build.column(i), build.column(net.width)) for i in range(net.width)]
+        value = build.linear([(part, row[None]) for part, row in zip(parts, np.eye(net.width), strict=True)],
+                             np.zeros(net.width))  # fmt: skip
+        layer = Layer.of(net.layer, tuple(f"{name} y" for name in names))
+        ends, program = [*[net.box["x"]] * net.width, net.box["y"]], build.program(value, "x y")
+        return _alone(net, [layer], (*names, "y"), ends, 1, program)
     x, y = build.column(0), build.column(1)
     found = _scalar(net, net.layer, build.program(build.product(x, y), "x*y"))
     if not net.swapped:
@@ -505,6 +599,48 @@ def _product(net: ProductHead) -> Model:
     swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=net.dtype)
     first, units = Layer((), ("y", "x"), S=swap), (replace(u, layer=u.layer + 1) for u in found.units)
     return replace(found, layers=(first, *found.layers), units=tuple(units))
+
+
+_NORM = (
+    "The certificate is for sums made as trees, or in two stages. The page adds one term after the other, and centres "
+    "rows by a matrix: its rounding differs."
+)
+
+
+def _norm(net: NormHead) -> Model:
+    """Rows centred twice by affine maps; heads whose own slot has logit shift - scale c.c and value c; weight and bias.
+
+    Its certificate is for rows whose variance lies in an interval, which no box says: the page keeps rows there.
+    """
+    d, heads, dtype, centred = net.channels, net.heads, net.dtype, net.kind == "layer"
+    if (size := heads * d * (2 * d + 1)) > WRITTEN:
+        told = f"a norm of {d} channels, written out as {heads} heads, has {size:,} numbers"
+        raise UnsupportedOperation(f"{told}; pages show norms of up to {WRITTEN:,}")
+    eye, last = torch.eye(d, dtype=dtype), torch.eye(d + 1, dtype=dtype)[-1:]
+    own = torch.cat([eye, torch.zeros(d, 1, dtype=dtype)], 1)
+    scale, shift, mix = (table.detach()[:, None] for table in (net.scale, net.shift, net.mix))
+    group = Heads(
+        "self", W_Q=-scale[..., None] * own, b_Q=shift * last, W_K=own[None], b_K=last, W_V=eye[None],
+        M_K=torch.zeros(1, 1, d + 1, dtype=dtype), M_V=torch.zeros(1, 1, d, dtype=dtype), W_O=mix[..., None] * eye,
+        purpose="layer norm" if centred else "rms norm",
+    )  # fmt: skip
+    names = tuple(f"x[{i}]" for i in range(d))
+    rows = tuple(f"{name} less the mean" for name in names) if centred else names
+    layers = [Layer((), rows, S=eye - 1 / d)] * (2 if centred else 0)
+    layers.append(Layer((group,), tuple(f"output[{i}]" for i in range(d))))
+    weight, bias = (None if table is None else table.detach() for table in (net.weight, net.bias))
+    if weight is not None or bias is not None:
+        layers.append(Layer((), layers[-1].names, S=eye if weight is None else torch.diag(weight), s=bias))
+    build = Builder(Box.cube(-1, 1, shape=d))
+    value = build.normalise(build.input, net.eps_norm, centred)
+    scales = np.ones(d) if weight is None else weight.double().numpy()
+    shifts = np.zeros(d) if bias is None else bias.double().numpy()
+    program = build.program(build.linear([(value, np.diag(scales))], shifts), "norm")
+    reach = SPREAD * math.sqrt(net.variance[1])
+    found = _alone(net, layers, names, [(-reach, reach)] * d, 1, program)
+    known = {"variance": list(net.variance), "offset": net.offset if centred else None, "eps": net.eps_norm,
+             "weight": np.abs(scales).tolist(), "bias": np.abs(shifts).tolist()}  # fmt: skip
+    return replace(found, rows=known, remark=_NORM)
 
 
 def _token(net: TokenHead) -> Model:
@@ -533,5 +669,5 @@ def _black(net: Approximation) -> Model:
 READERS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Model]], ...] = (
     (CompiledNetwork, _compiled), (CompiledProgram, _tokens), (PlainTransformer, _plain), (Construction, _construction),
     ((AnchorHead, FastActivation), _anchor), (GateHead, _gate), (ProductHead, _product), (TokenHead, _token),
-    (ChainHead, _chain), (Approximation, _black),
+    (ChainHead, _chain), (NormHead, _norm), (Approximation, _black),
 )  # fmt: skip

@@ -10,6 +10,7 @@ import base64
 import html
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -34,31 +35,47 @@ from .model import Layer, Unit, model
 SCRIPTS = ("arithmetic.js", "target.js", "tokens.js", "charts.js", "state.js", "inputs.js", "outputs.js", "heads.js",
            "curves.js", "page.js")  # in this order: the last one begins  # fmt: skip
 MOST_NUMBERS = 1 << 21  # weights that a page carries: 8 MB in float32, 11 MB as text
+DENSE = 1 << 10  # numbers up to which a tensor is kept whole: places would save little
+SPARSE = 4  # zeros are left out where so many times fewer numbers are kept: a place takes as much room as a number
+WIDEST = 1 << 24  # numbers of one such tensor, zeros included, which the page spreads out: 64 MB in float32
 MOST_INPUTS = 64  # sliders; the rest of a large input stays at the centre of its box
 LONGEST = 90  # letters of a title
+SITE = "This is the head of a site, without what its model does before and after: the weight and bias of a norm, too."
 
 
 class Packed:
-    """Tensors one after the other, as they are stored; of more than `MOST_NUMBERS` numbers only the shapes are kept."""
+    """Tensors one after the other, as they are stored; of more than `MOST_NUMBERS` numbers only the shapes are kept.
+
+    Of a large tensor that is nearly all zeros only the other numbers are kept, with their places.
+    """
 
     def __init__(self, dtype: str):
         self.kind = np.dtype(dtype).newbyteorder("<")
         self.parts: list[bytes] = []
-        self.count = 0
+        self.places: list[bytes] = []
+        self.count = self.weights = self.placed = 0
 
     def add(self, tensor: Tensor | None) -> dict[str, Any] | None:
-        """Where a tensor begins, and its shape."""
+        """Where a tensor begins, its shape, and where the places of its numbers begin, if it is mostly zeros."""
         if tensor is None:
             return None
         array, at = tensor.detach().cpu().numpy(), self.count
         if array.dtype.itemsize != self.kind.itemsize:
             raise ArgumentError(f"a page runs networks of one dtype; this one has {tensor.dtype} among its tensors")
+        found: dict[str, Any] = {"at": at, "shape": list(tensor.shape)}
+        self.weights += array.size
+        if DENSE < array.size <= WIDEST and SPARSE * (kept := np.flatnonzero(array)).size < array.size:
+            array, places = array.reshape(-1)[kept], kept.astype("<u4")
+            found |= {"kept": len(kept), "places": self.placed}
+            self.placed += len(kept)
+            self.places.append(places.tobytes())
         self.count += array.size
         if self.runs:
             self.parts.append(np.ascontiguousarray(array, dtype=self.kind).tobytes())
         else:
             self.parts.clear()
-        return {"at": at, "shape": list(tensor.shape)}
+            self.places.clear()
+        return found
 
     @property
     def runs(self) -> bool:
@@ -69,19 +86,28 @@ class Packed:
         """All of them, in base64; nothing where they are too many."""
         return base64.b64encode(b"".join(self.parts)).decode()
 
+    def places_text(self) -> str:
+        """The places of what is kept of tensors that are mostly zeros, in base64."""
+        return base64.b64encode(b"".join(self.places)).decode()
+
 
 @shown("drawing")
-def scene(net: CertifiedModule | SiteModule) -> dict[str, Any]:
+def scene(given: CertifiedModule | SiteModule) -> dict[str, Any]:
     """All that a page is given of a network, as JSON; raises `CertificateError` where its certificate is stale."""
+    net = getattr(given, "head", given) if isinstance(given, SiteModule) else given
     if not isinstance(net, CertifiedModule):
         raise ArgumentError(f"expected a network of attnforge, got {type(net).__name__}")
     certificate, found = net.certificate, model(net)
-    packed = Packed(dtype_name(net.dtype))
+    packed, place = Packed(dtype_name(found.dtype)), ""
+    if isinstance(given, SiteModule):
+        place, found = f"{given.path}: ", replace(found, remark=f"{found.remark} {SITE}".strip())
     bound = None if certificate.bound is None else upper_text(certificate.bound)
     data = {
-        "title": _title(net),
+        "title": _short(place + certificate.target),
         "family": net.family,
-        "dtype": dtype_name(net.dtype),
+        "dtype": dtype_name(found.dtype),
+        "handed": found.handed,
+        "rows": found.rows,
         "kind": certificate.kind,
         "word": certificate.word.capitalize(),
         "bound": certificate.bound,
@@ -108,12 +134,12 @@ def scene(net: CertifiedModule | SiteModule) -> dict[str, Any]:
         "certificate": str(certificate).split("\n\n", 1)[0],
         "mostInputs": MOST_INPUTS,
     }
-    return {**data, "numbers": packed.count, "mostNumbers": MOST_NUMBERS, "weights": packed.text()}
+    return {**data, "numbers": packed.count, "weightCount": packed.weights, "mostNumbers": MOST_NUMBERS,
+            "weights": packed.text(), "places": packed.places_text()}  # fmt: skip
 
 
-def _title(net: CertifiedModule) -> str:
-    target = net.certificate.target
-    return target if len(target) <= LONGEST else target[: LONGEST - 1] + "…"
+def _short(title: str) -> str:
+    return title if len(title) <= LONGEST else title[: LONGEST - 1] + "…"
 
 
 def _layer(layer: Layer, packed: Packed) -> dict[str, Any]:
@@ -154,8 +180,6 @@ def explore(net: CertifiedModule | SiteModule, path: str | Path | None = None, *
     >>> page.startswith("<!DOCTYPE html>"), "https://" in page
     (True, False)
     """
-    if isinstance(net, SiteModule):
-        net = getattr(net, "head", net)
     if path is None:
         return page(net)
     target = free_file(path, (".html", ".htm"), force, make=True)

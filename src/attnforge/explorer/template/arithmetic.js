@@ -6,16 +6,31 @@ const last = (list) => list[list.length - 1];
 const hasOwn = (table, name) => Object.prototype.hasOwnProperty.call(table, name);
 
 // Numbers as stored, little-endian, which is what browsers run on.
-function decodeNumbers(text, dtype) {
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  return dtype === "float32" ? new Float32Array(bytes.buffer) : new Float64Array(bytes.buffer);
+function decodeNumbers(text, kind) {
+  return new kind(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
+}
+
+// The nearest bfloat16, ties to even: the upper half of a float32.
+const oneFloat = new Float32Array(1), oneWord = new Uint32Array(oneFloat.buffer);
+function toBfloat16(x) {
+  oneFloat[0] = x;
+  if (Number.isFinite(oneFloat[0])) oneWord[0] = (oneWord[0] + 0x7fff + ((oneWord[0] >>> 16) & 1)) & 0xffff0000;
+  return oneFloat[0];
 }
 
 function makeNetwork(scene) {
   const round = scene.dtype === "float32" ? Math.fround : (x) => x;
-  const numbers = decodeNumbers(scene.weights, scene.dtype);
+  const handed = scene.handed === "bfloat16" ? toBfloat16 : round; // what goes in and what comes out
+  const kind = scene.dtype === "float32" ? Float32Array : Float64Array;
+  const numbers = decodeNumbers(scene.weights, kind), places = decodeNumbers(scene.places, Uint32Array);
   const size = (shape) => shape.reduce((a, b) => a * b, 1);
-  const table = (ref) => (ref ? { data: numbers.subarray(ref.at, ref.at + size(ref.shape)), shape: ref.shape } : null);
+  function table(ref) { // of a table that is mostly zeros only the other numbers are in the page
+    if (!ref) return null;
+    if (ref.kept === undefined) return { data: numbers.subarray(ref.at, ref.at + size(ref.shape)), shape: ref.shape };
+    const data = new kind(size(ref.shape));
+    for (let i = 0; i < ref.kept; i += 1) data[places[ref.places + i]] = numbers[ref.at + i];
+    return { data, shape: ref.shape };
+  }
 
   // The nonzero entries of a matrix (rows, columns) by column: zeros add nothing, exactly.
   function sparse(data, start, rows, columns) {
@@ -186,7 +201,7 @@ function makeNetwork(scene) {
     if (scene.vocabulary) {
       point.forEach((place, t) => { rows[t * width + place] = 1; rows[t * width + width - 1] = 1; });
     } else {
-      for (let i = 0; i < rows.length; i += 1) rows[i] = round(point[i]);
+      for (let i = 0; i < rows.length; i += 1) rows[i] = handed(point[i]);
     }
     const columns = scene.columns.length, first = scene.registers, state = new Float64Array((first + tokens) * columns);
     if (embed) {
@@ -210,7 +225,8 @@ function makeNetwork(scene) {
     const { state, rows } = enter(point), found = run(state, rows, change);
     const kept = scene.firstRow ? 1 : scene.vocabulary ? point.length : scene.tokens;
     const from = scene.registers * found.columns;
-    return { ...found, output: found.state.subarray(from, from + kept * found.columns) };
+    const output = found.state.subarray(from, from + kept * found.columns);
+    return { ...found, output: scene.handed ? output.map(handed) : output };
   }
 
   // Multiplications of one pass: what decides whether the page follows a slider.
@@ -227,5 +243,5 @@ function makeNetwork(scene) {
     }
     return sum;
   }
-  return { forward, layers, round, cost: cost(scene.registers + scene.tokens) };
+  return { forward, layers, round, handed, cost: cost(scene.registers + scene.tokens) };
 }

@@ -19,16 +19,23 @@ function drawCurves() {
   const { lo, hi, name } = scene.inputs[now.x], count = affordable(DRAWN);
   function* work() {
     const xs = [], net = [], meant = [];
+    let left = 0; // points that a norm's certificate does not speak of
     for (let i = 0; i < count; i += 1) {
       const point = at(lo + (i / (count - 1)) * (hi - lo)), seen = compare(point);
+      if (seen.outside) { left += 1; yield; continue; }
       xs.push(point[now.x]);
       net.push(seen.values[now.drawn]);
       if (seen.meant) meant.push(seen.meant[now.drawn]);
       yield;
     }
-    return { xs, net, meant };
+    return { xs, net, meant, left };
   }
-  job("curves", work(), ({ xs, net, meant }) => {
+  job("curves", work(), ({ xs, net, meant, left }) => {
+    if (!xs.length) {
+      byId("curves").replaceChildren(make("p", { className: "quiet", id: "curves-note",
+        textContent: "No row along this line has a variance for which the norm is certified." }));
+      return;
+    }
     const all = [...net, ...meant].filter(Number.isFinite), here = now.point[now.x], width = widthOf("curves");
     const low = Math.min(...all), high = Math.max(...all), pad = 0.06 * (high - low || 1),
       out = scene.outputs[now.drawn];
@@ -51,7 +58,7 @@ function drawCurves() {
             height: Math.max(1, sy(-bound) - sy(bound)), fill: "var(--band)" })] : []),
           curve(xs, error, sx, sy, "var(--miss)", 2), upright(here, sx, frame)] }),
       make("p", { className: "quiet", id: "curves-note",
-        textContent: `At ${count} points the difference is at most ${show(size, 4)}${bound ? `; the band is the certified bound, ${scene.boundText}` : ""}. The other inputs are where the sliders are.` }));
+        textContent: `At ${xs.length} points${left ? ` (the other ${left} have a variance outside, where nothing is certified)` : ""} the difference is at most ${show(size, 4)}${bound ? `; the band is the certified bound, ${scene.boundText}` : ""}. The other inputs are where the sliders are.` }));
     }
     byId("curves").replaceChildren(...parts);
   });

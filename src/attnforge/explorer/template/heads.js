@@ -54,7 +54,10 @@ function wire(node, units) {
   node.addEventListener("click", pick);
   node.addEventListener("keydown", (event) => {
     if (event.key === "a" || event.key === "Delete") { event.preventDefault(); toggle(unit); }
-    else if (event.key === "Enter" && node.getAttribute("role") === "button") pick(event);
+    else if ((event.key === "Enter" || event.key === " ") && node.getAttribute("role") === "button") {
+      event.preventDefault();
+      pick(event);
+    }
   });
 }
 function buildGrid() {
@@ -353,7 +356,7 @@ function sweep() {
   if (!scene.units.length || !goal || network.cost > RUNS) return;
   const names = chosen(), count = Math.max(3, Math.min(SWEPT, Math.floor(WORK / network.cost / 41))), gen = random(7);
   const points = Array.from({ length: count }, () => (tokenProgram ? somewhere()
-    : scene.inputs.map(({ lo, hi }, i) => rounded(i, lo + gen() * (hi - lo)))));
+    : fitted(scene.inputs.map(({ lo, hi }, i) => rounded(i, lo + gen() * (hi - lo))), gen)));
   function* work() {
     const xs = [], ys = [];
     for (let v = -6; v <= 4; v += 0.25) {

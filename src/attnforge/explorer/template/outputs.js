@@ -39,13 +39,13 @@ function verdictOf(seen) {
     if (!seen.error) return ["held", "The network says what the program says."];
     return ["broken", `${seen.error} of ${now.point.length} positions differ${changed() ? ": heads are switched off or warmed" : ""}.`];
   }
+  if (seen.outside) return ["", `${seen.outside}: nothing is certified there; off by ${show(seen.error, 5)}${sized}`];
   if (scene.bound === null) return ["", "There is no certified bound: the target was only sampled."];
-  const unit = scene.relative ? " of the target’s size" : "";
   if (seen.error <= scene.bound) return ["held",
-    `off by ${show(seen.error, 5)}${unit}: within the certified ${scene.boundText}`];
+    `off by ${show(seen.error, 5)}${sized}: within the certified ${scene.boundText}`];
   if (!changed() && undecided(seen.error, seen.meant)) return ["",
     `off by ${show(seen.error, 5)}: at the edge of what the target’s own doubles can tell`];
-  return ["broken", `off by ${show(seen.error, 5)}${unit}, above the certified ${scene.boundText}${changed() ? ", which is for heads as they were built" : ""}`];
+  return ["broken", `off by ${show(seen.error, 5)}${sized}, above the certified ${scene.boundText}${changed() ? ", which is for heads as they were built" : ""}`];
 }
 function drawVerdict(seen) {
   const [kind, text] = verdictOf(seen), place = byId("verdict");
@@ -79,7 +79,7 @@ function announce(seen) { // not at every step of a slider
 // ---- the worst point, and the hunt
 
 function noteWorst(point, error) {
-  if (error === null || changed() || (now.worst && error <= now.worst.error)) return false;
+  if (error === null || changed() || (scene.rows && rowOf(point).outside) || (now.worst && error <= now.worst.error)) return false;
   now.worst = { point: [...point], error };
   return true;
 }

@@ -71,7 +71,8 @@ function buildWords() {
   const say = (...texts) => byId("words").append(make("p", {}, ...texts));
   const heads = scene.units.reduce((sum, unit) => sum + unit.heads.length, 0),
     plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
-  byId("about").textContent = `An attention-only network that runs in this page: ${plural(layerNumbers.length, "layer")}, ${plural(heads, "head")}, ${plural(scene.numbers, "weight")}, ${scene.dtype}. ${scene.kind === "exact" ? "Exact by proof." : scene.bound !== null ? `${scene.word}: off by at most ${scene.boundText}${scene.relative ? " of the target’s size" : ""}.` : "Measured, not certified."}`;
+  byId("about").textContent = `An attention-only network that runs in this page: ${plural(layerNumbers.length, "layer")}, ${plural(heads, "head")}, ${plural(scene.weightCount, "weight")}, ${scene.handed || scene.dtype}. ${scene.kind === "exact" ? "Exact by proof." : scene.bound !== null ? `${scene.word}: off by at most ${scene.boundText}${sized}.` : "Measured, not certified."}`;
+  if (scene.handed) say(`Numbers enter and leave in ${scene.handed}; the heads are evaluated in ${scene.dtype}, and what they give is rounded once.`);
   say(scene.dtype === "float32"
     ? "The weights are those of the file, and every sum, product, quotient and exponential is rounded to float32, as the network’s own are: an exponential below −104 is 0."
     : "The weights are those of the file, and the arithmetic is that of doubles, which is the network’s own.",

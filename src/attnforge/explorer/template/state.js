@@ -14,14 +14,14 @@ const ROWS = 40, COLUMNS = 48;  // of a matrix of weights, or of the stream, tha
 
 // Weights that are too many are not in the page: there is nothing to run, and the structure is shown.
 const carried = scene.numbers <= scene.mostNumbers;
-const network = carried ? makeNetwork(scene) : { layers: [], round: (x) => x, cost: Infinity };
+const network = carried ? makeNetwork(scene) : { layers: [], round: (x) => x, handed: (x) => x, cost: Infinity };
 const tokenProgram = scene.vocabulary !== null;
 const goal = scene.target && (tokenProgram ? makeTokenProgram(scene.target) : makeProgram(scene.target));
 const words = scene.vocabulary?.map(readValue) ?? [];
 const outputs = scene.target?.outputs?.map(readValue) ?? null;
 // Where the page begins: somewhere inside, no two numbers alike, and short enough to read.
-const middle = scene.inputs.map(({ lo, hi },
-  i) => network.round(Math.min(Math.max(Number((lo + ((0.37 + 0.618 * i) % 1) * (hi - lo)).toPrecision(3)), lo), hi)));
+const middle = fitted(scene.inputs.map(({ lo, hi }, i) => network.handed(
+  Math.min(Math.max(Number((lo + ((0.37 + 0.618 * i) % 1) * (hi - lo)).toPrecision(3)), lo), hi))), () => 0.5);
 const placeOf = new Map(words.map((word, i) => [showValue(word), i]));
 const families = [...new Set(scene.units.map((unit) => unit.family))];
 const colourOf = (unit) => `f${families.indexOf(unit.family) % 6}`;
@@ -34,6 +34,7 @@ const now = {
   worst: null, x: 0, y: -1, drawn: 0,
 };
 const shownDigits = scene.dtype === "float32" ? 7 : 12;
+const sized = scene.rows ? " of the row’s largest value" : scene.relative ? " of the target’s size" : "";
 const headNames = (unit, head = -1) => scene.units[unit].heads
   .filter((_, i) => head < 0 || i === head).map(([g, h]) => `${scene.units[unit].layer}.${g}.${h}`);
 const chosen = () => (scene.units.length ? headNames(now.unit, now.head) : []);
@@ -59,20 +60,42 @@ function compare(point, options = change()) {
     return { found, values, meant, each, error: outputs ? each.reduce((a, b) => a + b, 0) : Math.max(...each) };
   }
   const values = Array.from(found.output), meant = goal ? goal(point) : null;
-  const each = meant?.map((v, i) => Math.abs(values[i] - v)) ?? null;
-  const scale = scene.relative && meant ? Math.max(...meant.map(Math.abs)) : 1;
-  return { found, values, meant, each, error: each ? Math.max(...each.map((e) => (Number.isNaN(e) ? Infinity
-    : e))) / scale : null };
+  const each = meant?.map((v, i) => Math.abs(values[i] - v)) ?? null, row = scene.rows ? rowOf(point) : null;
+  const whole = scene.relative && meant ? Math.max(...meant.map(Math.abs)) : 1;
+  const scale = (i) => (row ? scene.rows.weight[i] * row.largest + scene.rows.bias[i] : whole);
+  return { found, values, meant, each, outside: row?.outside ?? "", error: each
+    ? Math.max(...each.map((e, i) => (Number.isNaN(e) ? Infinity : e === 0 ? 0 : e / scale(i)))) : null };
 }
-const rounded = (i, value) => {
+
+// ---- rows that a norm is for: those whose variance lies in an interval, which is no box
+
+function rowOf(point) {
+  const { variance: [lo, hi], offset, eps } = scene.rows, n = point.length;
+  const mean = offset === null ? 0 : point.reduce((a, b) => a + b, 0) / n;
+  const variance = point.reduce((a, b) => a + (b - mean) ** 2, 0) / n, deviation = Math.sqrt(variance);
+  const word = offset === null ? "mean square" : "variance";
+  const outside = !(variance >= lo && variance <= hi)
+    ? `the ${word} of this row is ${show(variance, 4)}, outside [${show(lo, 4)}, ${show(hi, 4)}]`
+    : offset !== null && Math.abs(mean) > offset * deviation
+      ? `the mean of this row is more than ${show(offset, 4)} standard deviations from 0` : "";
+  return { mean, variance, outside, largest: Math.max(...point.map((x) => Math.abs(x - mean))) / Math.sqrt(variance + eps) };
+}
+// A row next to one, with a variance inside: unchanged where it is inside already, else anywhere in the interval.
+function fitted(point, share = draws) {
+  if (!scene.rows || !rowOf(point).outside) return point;
+  const { variance: [lo, hi] } = scene.rows, { mean, variance } = rowOf(point);
+  const factor = Math.sqrt(lo * (hi / lo) ** (0.01 + 0.98 * share()) / (variance || 1));
+  return point.map((x, i) => rounded(i, mean + factor * (x - mean)));
+}
+function rounded(i, value) {
   const { lo, hi } = scene.inputs[i];
-  return network.round(Math.min(Math.max(value, lo), hi));
-};
+  return network.handed(Math.min(Math.max(value, lo), hi));
+}
 
 // The shortest text that is read back as the same number of the dtype.
 function exactly(x) {
   for (let digits = 1; digits < 17;
-    digits += 1) if (network.round(Number(x.toPrecision(digits))) === x) return String(Number(x.toPrecision(digits)));
+    digits += 1) if (network.handed(Number(x.toPrecision(digits))) === x) return String(Number(x.toPrecision(digits)));
   return String(x);
 }
 
@@ -113,10 +136,10 @@ const draws = random(1);
 function somewhere() {
   if (tokenProgram) return Array.from({ length: 1 + Math.floor(draws() * scene.tokens) },
     () => Math.floor(draws() * words.length));
-  return scene.inputs.map(({ lo, hi }, i) => {
+  return fitted(scene.inputs.map(({ lo, hi }, i) => {
     const u = draws();
     return rounded(i, u < 0.06 ? lo : u > 0.94 ? hi : lo + draws() * (hi - lo)); // ends count: errors are large there
-  });
+  }));
 }
 function near(point, reach) {
   if (tokenProgram) {
@@ -126,6 +149,6 @@ function near(point, reach) {
     else next[i] = Math.floor(draws() * words.length);
     return next;
   }
-  return point.map((x, i) => rounded(i,
-    x + reach * (draws() + draws() - 1) * (scene.inputs[i].hi - scene.inputs[i].lo)));
+  return fitted(point.map((x, i) => rounded(i,
+    x + reach * (draws() + draws() - 1) * (scene.inputs[i].hi - scene.inputs[i].lo))));
 }

@@ -41,7 +41,7 @@ def theorem_source(net: Construction, tokens: int | None) -> Source:
             constants, layers = net.positions.detach(), [net.gather, *layers]
     elif isinstance(net, Universal):
         inner, constants = net.net, net.net.positions.detach()
-        layers = [inner.gather, inner.first, _selection(inner.select)]
+        layers = [inner.gather, inner.first, selection(inner.select)]
     else:
         raise UnsupportedOperation(f"{type(net).__name__} has no token-wise form that could be exported")
     shape = net.box.shape
@@ -71,7 +71,7 @@ def _in_memory(layer: AttentionLayer | Registers) -> AttentionLayer:
     return AttentionLayer([Heads("memory", purpose=layer.heads.purpose, **layer.tables()._asdict())])
 
 
-def _selection(select: AttentionLayer | SoftmaxReadOut) -> AttentionLayer:
+def selection(select: AttentionLayer | SoftmaxReadOut) -> AttentionLayer:
     """The last layer of a universal network; a softmax over channels is a head whose keys are the columns."""
     if isinstance(select, AttentionLayer):
         return select
