@@ -60,6 +60,7 @@ lint: $(STAMP) ## ruff and mypy
 	$(BIN)/mypy
 
 docs: $(STAMP) ## build the documentation site in out/site, offline; a broken link is an error
+	@$(BIN)/python docs/live.py
 	@PYTHONPATH=docs:src $(BIN)/zensical build --clean --strict
 	@echo "open out/site/index.html"
 
@@ -76,5 +77,5 @@ browser: ## install Chromium for the page tests, where that is possible
 	else echo "no Chromium here, and no apt-get as root to install it: the tests that open a page will be skipped"; fi
 
 clean: ## remove caches, builds and generated output, but not .venv
-	rm -rf build dist out results .pytest_cache .ruff_cache .mypy_cache .hypothesis src/*.egg-info
+	rm -rf build dist out results docs/live .pytest_cache .ruff_cache .mypy_cache .hypothesis src/*.egg-info
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -6,6 +6,7 @@ import html
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -104,6 +105,54 @@ def test_the_gallery_shows_what_its_script_draws() -> None:
     assert all((DOCS / "images" / "gallery" / name).stat().st_size < 300_000 for name in shown)
 
 
+@pytest.fixture(scope="module")
+def live() -> ModuleType:
+    sys.path.insert(0, str(DOCS))
+    try:
+        return importlib.import_module("live")
+    finally:
+        sys.path.remove(str(DOCS))
+
+
+FRAME = re.compile(r'<iframe class="live" src="([^"]*)" title="([^"]+)"')
+
+
+def test_every_live_explorer_stands_in_a_page(live: ModuleType) -> None:
+    shown = []
+    for page in DOCS.rglob("*.md"):
+        for source, _ in FRAME.findall(text := page.read_text("utf-8")):
+            assert (page.parent / source).resolve().parent == live.FOLDER
+            shown.append(Path(source).stem)
+        assert text.count("<iframe") == len(FRAME.findall(text)), "a frame needs a title that can be read aloud"
+    assert set(shown) == set(live.LIVE)
+    assert "docs/live.py" in (ROOT / "Makefile").read_text("utf-8")
+
+
+def test_a_network_runs_inside_a_page_of_the_site(tmp_path: Path, live: ModuleType) -> None:
+    sync = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on the path")
+    frame = '<iframe class="live" src="live/gelu.html" title="gelu" loading="lazy" height="760"></iframe>'
+    done, _ = build(tmp_path, index=f"# One\n\n{frame}\n", live={"gelu": live.LIVE["gelu"]().explore()})
+    assert done.returncode == 0, done.stdout + done.stderr
+    with sync.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page, asked = browser.new_page(color_scheme="dark"), []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((tmp_path / "out" / "site" / "index.html").as_uri())
+        inner = page.frame_locator("iframe.live")
+        inner.locator("#verdict-text").wait_for()
+        assert "within the certified" in inner.locator("#verdict-text").inner_text()
+        framed = next(frame for frame in page.frames if frame.url.endswith("gelu.html"))
+        assert framed.evaluate("document.documentElement.dataset.theme") == "dark", "frames follow the page"
+        page.click('label[title="Light"]')
+        page.wait_for_function("document.body.dataset.mdColorScheme === 'default'")
+        framed.wait_for_selector(":root[data-theme='light']", state="attached")
+        assert all(url.startswith(("file:", "about:")) for url in asked), asked
+        browser.close()
+
+
 def formulas(text: str) -> list[str]:
     """The formulas of a page, outside of code."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
@@ -135,16 +184,19 @@ def test_formulas_are_read_as_tex_means_them(tex: ModuleType) -> None:
             tex.mathml(wrong)
 
 
-def build(folder: Path, **pages: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
+def build(folder: Path, live: dict[str, str] | None = None, **pages: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
     """A site of a few pages with the real configuration, and its pages by name."""
     config = (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:")[0]
     names = "".join(f"  - {name}.md\n" for name in pages)
     (folder / "mkdocs.yml").write_text(f"{config}\nnav:\n{names}", "utf-8")
     (folder / "docs").mkdir()
-    for name in ("site.css", "iframe-worker.js"):
+    for name in ("site.css", "iframe-worker.js", "live.js"):
         (folder / "docs" / name).write_text((DOCS / name).read_text("utf-8"), "utf-8")
     for name, text in pages.items():
         (folder / "docs" / f"{name}.md").write_text(text, "utf-8")
+    for name, text in (live or {}).items():
+        (folder / "docs" / "live").mkdir(exist_ok=True)
+        (folder / "docs" / "live" / f"{name}.html").write_text(text, "utf-8")
     env = {**os.environ, "PYTHONPATH": str(DOCS), "NO_COLOR": "1"}
     done = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=folder, env=env, check=False,
                           capture_output=True, text=True)  # fmt: skip

@@ -95,6 +95,7 @@ function buildWords() {
 // ---- light and dark
 
 const root = document.documentElement;
+root.classList.toggle("framed", parent !== window);
 try {
   const kept = localStorage.getItem("attnforge-theme");
   if (kept === "light" || kept === "dark") root.dataset.theme = kept;
@@ -116,14 +117,15 @@ update();
 sweep();
 addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(drawCurves, 150); });
 
-// A notebook that shows the page in a frame may move it.
+// A notebook or a page that shows this one in a frame may move it, and make it light or dark.
 function isPoint(given) {
   if (!Array.isArray(given) || !given.every(Number.isFinite)) return false;
   return tokenProgram ? given.length > 0 && given.length <= scene.tokens
     && given.every((i) => Number.isInteger(i) && i >= 0 && i < words.length) : given.length === scene.inputs.length;
 }
 addEventListener("message", (event) => {
-  const given = event.source === parent ? event.data?.attnforge?.go : null;
+  const { go: given = null, theme = "" } = (event.source === parent && event.data?.attnforge) || {};
+  if (theme === "light" || theme === "dark") root.dataset.theme = theme;
   if (isPoint(given) && given.join() !== now.point.join()) go(tokenProgram ? given
     : given.map((x, i) => rounded(i, x)));
 });
