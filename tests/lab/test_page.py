@@ -16,9 +16,10 @@ import pytest
 
 from attnforge.errors import ArgumentError
 from attnforge.lab import run
-from attnforge.lab.experiment import AGREES, FAILS, Finding
+from attnforge.lab.experiment import AGREES, FAILS, Finding, select
 from attnforge.lab.page import lab_page, number, page_of, reason, row
 from attnforge.lab.store import Store, results, tally, write
+from lab.kept import records
 from lab.toy import TOY
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -53,17 +54,24 @@ def test_the_page_says_what_a_reader_asks(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantity", "blamed"),
-    [
-        ("largest error of cold heads against the paper's bound, float32", "The arithmetic"),
-        ("best trained network: relative error", "Training"),
-        ("from random: gradient descent finds the construction", "Training"),
-        ("largest error of every built ramp against its certified bound", "The theory itself"),
-    ],
+    ("cause", "blamed"), [("float32", "The arithmetic"), ("training", "Training"), ("theory", "The theory itself")]
 )
-def test_what_does_not_hold_has_a_reason(quantity: str, blamed: str) -> None:
-    said = reason(Finding(quantity, 1.0, 2.0, None, FAILS, "rule", "at most"))
-    assert said.startswith(f"{quantity}: predicted ≤ 1, measured 2. {blamed}: ") and said.endswith(".")
+def test_what_does_not_hold_has_a_reason(cause: str, blamed: str) -> None:
+    said = reason(Finding("error", 1.0, 2.0, None, FAILS, "rule", "at most").laid_to(cause))
+    assert said.startswith(f"error: predicted ≤ 1, measured 2. {blamed}: ") and said.endswith(".")
+    with pytest.raises(ArgumentError, match="a cause is one of float32, training, theory"):
+        Finding("error", 1.0, 2.0, None, FAILS, "rule").laid_to("luck")
+
+
+def test_findings_of_trained_networks_and_coarse_arithmetic_say_so() -> None:
+    """Of every kept record: the words of a quantity and its cause go together."""
+    found = [finding for one in select("all") for finding in one.judge(records(one))]
+    for finding in found:
+        words = finding.quantity
+        trained = re.search(r"\btrained\b|gradient descent|from the construction", words)
+        wanted = "training" if trained else "float32" if re.search("float32|bfloat16", words) else "theory"
+        assert finding.cause == wanted, words
+    assert {finding.cause for finding in found} == {"float32", "training", "theory"}
 
 
 def test_figures_and_verdicts_are_files_beside_the_records(folder: Path) -> None:

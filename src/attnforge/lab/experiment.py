@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ..arguments import is_whole
@@ -29,6 +29,7 @@ __all__ = [
 JSON = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 AGREES, BETTER, FAILS = VERDICTS = ("agrees", "better than predicted", "does not hold")
 RELATIONS = ("equals", "at most", "at least")
+CAUSES = ("float32", "training", "theory")  # of a verdict that does not hold; float32 stands for every coarse dtype
 _SLUG = 72  # letters of a file's name, before its hash
 
 
@@ -155,8 +156,9 @@ class Record:
 class Finding:
     """A quantity, what the theory says of it, what was measured, and the verdict with the rule that gave it.
 
-    `relation` is how prediction and measurement should compare: "equals", "at most" or "at least". Make findings with
-    the functions of `verdicts`, which apply the rule they state.
+    `relation` is how prediction and measurement should compare: "equals", "at most" or "at least". `cause` is what it
+    would be laid to if it did not hold, one of CAUSES. Make findings with the functions of `verdicts`, which apply the
+    rule they state.
     """
 
     quantity: str
@@ -167,14 +169,21 @@ class Finding:
     rule: str
     relation: str = "equals"
     note: str = ""
+    cause: str = "theory"
 
     def __post_init__(self) -> None:
+        if self.cause not in CAUSES:
+            raise ArgumentError(f"a cause is one of {', '.join(CAUSES)}, got {self.cause!r}")
         if self.verdict not in VERDICTS:
             raise ArgumentError(f"a verdict is one of {', '.join(VERDICTS)}, got {self.verdict!r}")
         if self.relation not in RELATIONS:
             raise ArgumentError(f"a relation is one of {', '.join(RELATIONS)}, got {self.relation!r}")
         if not self.quantity or not self.rule:
             raise ArgumentError("a finding names its quantity and states its rule")
+
+    def laid_to(self, cause: str) -> Finding:
+        """The same finding, with what it is laid to where it does not hold."""
+        return replace(self, cause=cause)
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -59,23 +58,22 @@ def page_of(found: Sequence[Result], problems: Sequence[str] = ()) -> Page:
     return page
 
 
-#: What a verdict that does not hold is laid to, by the words of its quantity; else it is the theory itself.
-BLAMED = (
-    ("float32", "The arithmetic: the claim speaks of real numbers, and float32 rounds on top of it."),
-    ("train|gradient descent", "Training: weights that do it exist, and gradient descent did not find them."),
-    ("", "The theory itself: what was built does not do what is claimed."),
-)
+#: What a verdict that does not hold is laid to, by its cause.
+BLAMED = {
+    "float32": "The arithmetic: the claim speaks of real numbers, and float32 rounds on top of it.",
+    "training": "Training: weights that do it exist, and gradient descent did not find them.",
+    "theory": "The theory itself: what was built does not do what is claimed.",
+}
 
 
 def reason(finding: Finding) -> str:
     """What was found where a claim does not hold, and whether float32, training or the theory itself is to blame.
 
-    >>> reason(Finding("largest error, float32", 1.0, 2.0, None, FAILS, "at most", "at most"))
-    'largest error, float32: predicted ≤ 1, measured 2. The arithmetic: the claim speaks of real numbers, and ...'
+    >>> reason(Finding("largest error", 1.0, 2.0, None, FAILS, "at most", "at most", cause="float32"))
+    'largest error: predicted ≤ 1, measured 2. The arithmetic: the claim speaks of real numbers, and ...'
     """
     quantity, predicted, measured, _ = row(finding)
-    blamed = next(words for pattern, words in BLAMED if re.search(pattern, quantity))
-    return f"{quantity}: predicted {predicted}, measured {measured}. {blamed}"
+    return f"{quantity}: predicted {predicted}, measured {measured}. {BLAMED[finding.cause]}"
 
 
 def _short(label: str) -> str:

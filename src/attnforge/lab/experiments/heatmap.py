@@ -100,11 +100,14 @@ def judge(records: Sequence[Record]) -> list[Finding]:
         chosen = where(records, network=network)
         if not chosen:
             continue
+        cause = "training" if network == "trained" else "theory"
         least = min(mean([r["one_hot"] for r in where(chosen, range=width)]).value for width in present(chosen))
         if network != "warm":
-            found.append(threshold(f"one-hotness (mean largest weight, least range), {name}", ONE_HOT, least, True))
+            one = threshold(f"one-hotness (mean largest weight, least range), {name}", ONE_HOT, least, True)
+            found.append(one.laid_to(cause))
         right = min(r["nearest"] for r in chosen)
-        found.append(threshold(f"share of tokens that attend most to the nearest anchor, {name}", 0.999, right, True))
+        share = threshold(f"share of tokens that attend most to the nearest anchor, {name}", 0.999, right, True)
+        found.append(share.laid_to(cause))
     if limits := pairs(where(records, network=("cold", "warm")), "sup", "bound"):
         found.append(bound("largest error of built heads against their certified bound", limits))
     return found

@@ -170,7 +170,8 @@ def judge(records: Sequence[Record]) -> list[Finding]:
                 quantity = f"{name}, {dtype}: largest distance from exact iterates, any depth, condition and noise"
                 steep = max(chosen, key=lambda r: float(r["largest_apart"]))
                 note = f"at condition {steep['condition']:g}, with residuals up to {steep['largest_residual']:.2g}"
-                found.append(threshold(quantity, same, worst, note=f"{note}; F2 is made for residuals of about 1"))
+                one = threshold(quantity, same, worst, note=f"{note}; F2 is made for residuals of about 1")
+                found.append(one.laid_to("theory" if dtype == "float64" else "float32"))
         exact = where(records, method=method, dtype="float64", noise=0.1)
         if fit := fitted(exact, "condition", "step_error"):
             found.append(growth(f"{name}, float64: error of a step against the condition number", 0.0, fit))

@@ -64,7 +64,8 @@ def judge(records: Sequence[Record]) -> list[Finding]:
         found.append(bound("largest error of cold heads against the paper's bound, float64", limits))
     trained = where(task, network="trained")
     if fit := fitted(trained, "range", "mse"):
-        found.append(growth("mean squared error against |b - a|, trained (an error of |b - a| squared)", 2.0, fit))
+        one = growth("mean squared error against |b - a|, trained (an error of |b - a| squared)", 2.0, fit)
+        found.append(one.laid_to("training"))
     return found + beside_published(trained, "range", "|b - a|", PUBLISHED)
 
 

@@ -75,15 +75,18 @@ def judge(records: Sequence[Record]) -> list[Finding]:
         found.append(bound("largest error of every built ramp against its certified bound", limits))
     for dtype, why in (("float64", ""), ("float32", "A5: the bound is one for real arithmetic; rounding passes it")):
         if limits := pairs(where(lines, network="cold", dtype=dtype), "sup", "paper_bound"):
-            found.append(bound(f"largest error of cold heads against the paper's bound, {dtype}", limits, note=why))
+            one = bound(f"largest error of cold heads against the paper's bound, {dtype}", limits, note=why)
+            found.append(one.laid_to("float32" if why else "theory"))
     trained = where(task, network="trained")
     if fit := fitted(trained, "p", "mse"):
         note = "p counts the 50 tokens, too: the learned extra tokens, p - 50, grow sevenfold while p doubles"
-        found.append(rate("mean squared error against p, trained (an error of 1/p squared)", -2.0, fit, note=note))
+        one = rate("mean squared error against p, trained (an error of 1/p squared)", -2.0, fit, note=note)
+        found.append(one.laid_to("training"))
     found += beside_published(trained, "p", "p", PUBLISHED)
     if limits := pairs(trained, "rms", "paper_bound"):
         note = "the theorem says that such weights exist, not that 50 epochs of Adam find them"
-        found.append(bound("root mean square error of trained networks against the theorem's bound", limits, note=note))
+        one = bound("root mean square error of trained networks against the theorem's bound", limits, note=note)
+        found.append(one.laid_to("training"))
     return found
 
 

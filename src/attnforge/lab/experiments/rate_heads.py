@@ -116,7 +116,8 @@ def judge(records: Sequence[Record]) -> list[Finding]:
         found.append(bound("largest error of every built ramp against its certified bound", limits))
     for dtype, why in (("float64", ""), ("float32", "A5: the bound is one for real arithmetic; rounding passes it")):
         if limits := pairs(where(records, network="cold", dtype=dtype, task="growing p"), "sup", "paper_bound"):
-            found.append(bound(f"largest error of built heads against the paper's bound, {dtype}", limits, note=why))
+            one = bound(f"largest error of built heads against the paper's bound, {dtype}", limits, note=why)
+            found.append(one.laid_to("float32" if why else "theory"))
     notes = {
         "trained": "the width of a head shrinks as H grows: more heads, each with less",
         "trained, width 2": "the width of the theorem's heads",
@@ -125,7 +126,7 @@ def judge(records: Sequence[Record]) -> list[Finding]:
     for network, note in notes.items():
         if fit := fitted(where(task, network=network), "H", "mse"):
             name = f"mean squared error against H, {TRAINED[network]} (an error of 1/H squared)"
-            found.append(rate(name, -2.0, fit, note=note))
+            found.append(rate(name, -2.0, fit, note=note).laid_to("training"))
     return found + beside_published(where(task, network="trained"), "H", "H", PUBLISHED)
 
 

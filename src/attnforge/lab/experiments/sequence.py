@@ -147,12 +147,12 @@ def judge(records: Sequence[Record]) -> list[Finding]:
                 found.append(rate(f"largest error against {name}, built {network}", -1.0, curve, tolerance=0.15))
         if curve := fitted(where(records, against=against, network="trained"), against, "mse"):
             quantity = f"mean squared error against {name}, trained (an error of 1/{against} squared)"
-            found.append(rate(quantity, -2.0, curve))
+            found.append(rate(quantity, -2.0, curve).laid_to("training"))
     trained, compiled = where(records, network="trained"), where(records, network="compiled")
     if trained and compiled:
         best = min(min(values) for values in column(trained, "n", "relative").values())
         note = "relative to the spread of the target: 1 is what a constant reaches"
-        found.append(threshold("best trained network: relative error", 0.1, best, note=note))
+        found.append(threshold("best trained network: relative error", 0.1, best, note=note).laid_to("training"))
         worst = max(r["relative"] for r in compiled)
         found.append(threshold("compiled network: relative error", 1e-6, worst, note=note))
     return found

@@ -192,7 +192,9 @@ def published_figure(
 def beside_published(records: Sequence[Record], x: str, name: str, published: Mapping[Any, float]) -> list[Finding]:
     """Trained means beside the published ones, where all of the published seeds were run."""
     return [
-        equal(f"trained, {name} = {at}: mean squared error beside the published mean", published[at], mean(values))
+        equal(
+            f"trained, {name} = {at}: mean squared error beside the published mean", published[at], mean(values)
+        ).laid_to("training")
         for at, values in column(records, x, "mse").items()
         if len(values) == len(SEEDS)
     ]

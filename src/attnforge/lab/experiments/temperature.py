@@ -153,7 +153,7 @@ def judge(records: Sequence[Record]) -> list[Finding]:
         if limits:
             note = "half a spacing where kappa >= 1 (A2), float64's error elsewhere, and A5's shift of the position"
             name = f"error in {dtype} against that of real arithmetic plus {ALLOWED:g} u p^2/8 spacings"
-            found.append(bound(name, limits, note=note))
+            found.append(bound(name, limits, note=note).laid_to("float32"))
     return found
 
 

@@ -154,7 +154,7 @@ def judge(records: Sequence[Record]) -> list[Finding]:
         trained = where(records, start="published")
         if trained:
             name = "mean squared error: best from the construction over the published network's"
-            found.append(threshold(name, 1.0, best / min(r["mse"] for r in trained)))
+            found.append(threshold(name, 1.0, best / min(r["mse"] for r in trained)).laid_to("training"))
     return found
 
 
@@ -168,7 +168,8 @@ def verdict(name: str, good: str, share: float, runs: Sequence[Record]) -> Findi
     )
     note = f"mean squared error {start:.3g} at the start, {end:.3g} at the end"
     word = AGREES if share >= 0.5 else FAILS
-    return Finding(f"from {name}: gradient descent {good} the construction", 1.0, share, None, word, rule, note=note)
+    quantity = f"from {name}: gradient descent {good} the construction"
+    return Finding(quantity, 1.0, share, None, word, rule, note=note, cause="training")
 
 
 EXPERIMENT = Experiment(
