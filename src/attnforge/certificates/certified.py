@@ -159,6 +159,10 @@ class CertifiedModule(nn.Module):
             given = (x if x.is_complex() else x.to(self.dtype) for x in self.as_tensors(inputs, named))
             return self(*given).cpu().numpy()  # type: ignore[no-any-return]
 
+    def stands_for(self) -> CertifiedModule | None:
+        """The network that this one is another form of; None where it is none, or where that is not known."""
+        return None
+
     def plot(self, path: str | Path | None = None, *, force: bool = False) -> Any:
         """Output, target and error as a figure; written to `path` (.png, .svg, .pdf) if one is given."""
         return _view("plot")(self, path, force=force)

@@ -24,10 +24,10 @@ from ..certificates.certificate import upper_text
 from ..certificates.certified import CertifiedModule
 from ..compiler.compiled import CompiledNetwork
 from ..dtypes import SHIPPED, dtype_name
-from ..errors import AttnforgeError, CertificateError, UnsupportedOperation
+from ..errors import AttnforgeError, UnsupportedOperation
 from ..export.plain.build import source_of, to_plain
 from ..export.plain.theorems import selection
-from ..export.plain.transformer import PlainBlock, PlainTransformer, network_of
+from ..export.plain.transformer import PlainBlock, PlainTransformer
 from ..heads.anchor.head import AnchorHead
 from ..heads.chain.head import ChainHead
 from ..heads.fast.activation import FastActivation
@@ -318,10 +318,7 @@ def _plain(net: PlainTransformer) -> Model:
 
 def _plain_frame(net: PlainTransformer, outputs: tuple[str, ...]) -> Model:
     """The way in and out, and the target, of the network that a plain transformer was made from, where it is known."""
-    try:
-        origin = network_of(net)
-    except CertificateError:
-        origin = None
+    origin = net.stands_for()
     if isinstance(origin, CompiledNetwork):
         return _compiled_frame(origin)
     if isinstance(origin, CompiledProgram):

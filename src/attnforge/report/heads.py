@@ -190,13 +190,19 @@ def target_of(head: AnchorHead | GateHead | ChainHead, y: torch.Tensor) -> Array
     at = y.double()
     if not isinstance(head, GateHead):
         return np.asarray(head.function.value(at).numpy())
+    return exact_gate(head, at.numpy())
+
+
+def exact_gate(head: GateHead, at: Array) -> Array:
+    """What a gate should give at y; of a pair x and y, what is added to y at x - y."""
     target = head.spec.target.shape
     if isinstance(target, Logistic):
         high, low = (float(line[0]) * at + float(line[1]) for line in (target.high, target.low))
-        return np.asarray((torch.sigmoid(target.rate * at) * high + torch.sigmoid(-target.rate * at) * low).numpy())
+        up, down = (torch.sigmoid(torch.from_numpy(sign * target.rate * at)).numpy() for sign in (1, -1))
+        return np.asarray(up * high + down * low)
     lines = np.array([[float(slope), float(intercept)] for slope, intercept in target.lines])
-    slope, intercept = lines[np.searchsorted(target.knots, at.numpy())].T
-    return np.asarray(slope * at.numpy() + intercept)
+    slope, intercept = lines[np.searchsorted(target.knots, at)].T
+    return np.asarray(slope * at + intercept)
 
 
 def head_figure(data: HeadPicture) -> Figure:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..box import Box
 from ..certificates.certificate import upper_text
+from ..certificates.certified import CertifiedModule
 from ..charts.chart import Figure, Level, Panel, Series, error_range
 from ..charts.themes import DARK, LIGHT, Pair, Theme
 from ..compiler.compiled import CompiledNetwork
@@ -296,8 +297,9 @@ class Slice:
 
 
 @torch.no_grad()
-def evaluate(net: CompiledNetwork, points: Tensor) -> tuple[Array, Array]:
-    """Target and network at points of the program's box, each flattened to (point, output)."""
+def evaluate(net: CompiledNetwork, points: Tensor, runs: CertifiedModule | None = None) -> tuple[Array, Array]:
+    """Target and network at points of the program's box, each flattened to (point, output); another form of the network
+    may run in its place."""
     program = net.program
     outputs, truths = [], []
     for some in points.to(net.dtype).split(AT_ONCE):
@@ -305,12 +307,12 @@ def evaluate(net: CompiledNetwork, points: Tensor) -> tuple[Array, Array]:
         for box in net.boxes:
             inputs.append(flat[:, start : start + box.dim].reshape(-1, *box.shape))
             start += box.dim
-        outputs.append(net.core(*inputs).double().reshape(len(some), -1))
+        outputs.append((runs or net).core(*inputs).double().reshape(len(some), -1))
         truths.append(values(program, some.double()).reshape(len(some), -1))
     return torch.cat(truths).numpy(), torch.cat(outputs).numpy()
 
 
-def measure(net: CompiledNetwork, count: int = POINTS, seed: int = 0) -> Measured:
+def measure(net: CompiledNetwork, count: int = POINTS, seed: int = 0, runs: CertifiedModule | None = None) -> Measured:
     """The errors at random points, at corners and on edges of the box."""
     box = net.program.box
     random = box.sample(count, seed, net.dtype)
@@ -324,13 +326,13 @@ def measure(net: CompiledNetwork, count: int = POINTS, seed: int = 0) -> Measure
     ends = torch.where(side, wide.upper.reshape(-1)[at], wide.lower.reshape(-1)[at])
     flat[rows, at] = ends.to(net.dtype)
     points = torch.cat([random, corners, edges])
-    target, output = evaluate(net, points)
+    target, output = evaluate(net, points, runs)
     worst = np.abs(output - target).max(-1)
     point = points[int(worst.argmax())].double().numpy().reshape(-1)
     return Measured(worst, point, (float(target.min()), float(target.max())))
 
 
-def slices(net: CompiledNetwork, measured: Measured) -> list[Slice]:
+def slices(net: CompiledNetwork, measured: Measured, runs: CertifiedModule | None = None) -> list[Slice]:
     """Function, network and error along coordinates of the box, through its centre and the worst point seen; and from
     its lowest corner to its highest.
 
@@ -357,7 +359,7 @@ def slices(net: CompiledNetwork, measured: Measured) -> list[Slice]:
     found = []
     for label, through, x, rows in lines:
         points = torch.from_numpy(rows).reshape(-1, *box.shape)
-        target, output = evaluate(net, torch.minimum(torch.maximum(points, wide.lower), wide.upper))
+        target, output = evaluate(net, torch.minimum(torch.maximum(points, wide.lower), wide.upper), runs)
         error = np.abs(output - target)
         worst = int(error.max(0).argmax())
         found.append(Slice(label, through, x, target[:, worst], output[:, worst], error.max(-1)))

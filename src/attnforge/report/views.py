@@ -21,13 +21,13 @@ from ..heads.gate.head import GateHead
 from ..rasp.network.compiled import CompiledProgram
 from .heads import figure_of, target_of
 from .html import Page
+from .lines import LOOKED_AT, line_figure
 from .network import Measured, network_page, slices, slices_figure
 from .network import measure as measured
 from .program import program_page
 from .structure import structure
 
 HEADS = (AnchorHead, GateHead, ChainHead)  # of one scalar: what can be drawn beside its target
-LOOKED_AT = 4096  # points that are looked at for a plot: the worst of them gets a slice of its own
 
 
 def plot(net: CertifiedModule, path: str | Path | None = None, *, force: bool = False) -> Any:
@@ -39,10 +39,10 @@ def plot(net: CertifiedModule, path: str | Path | None = None, *, force: bool = 
 
 
 def picture(net: CertifiedModule) -> Figure | None:
-    """The error along lines through the box, or a head with its anchors; None for what has no picture."""
+    """Function and network along lines through the box, or a head with its anchors; None for what has no picture."""
     if isinstance(net, CompiledNetwork):
         return slices_figure(slices(net, measured(net, LOOKED_AT)), net.bound or 0.0)
-    return figure_of(net) if isinstance(net, HEADS) else None
+    return figure_of(net) if isinstance(net, HEADS) and net.box.dim == 1 else line_figure(net)
 
 
 def report(net: CertifiedModule, path: str | Path | None = None, *, force: bool = False) -> Page | Path:
@@ -57,6 +57,7 @@ def report(net: CertifiedModule, path: str | Path | None = None, *, force: bool 
         page.code(explain(net))
         figure = picture(net)
         if figure is not None:
+            page.section("Function and network")
             page.figure(figure)
     return page if path is None else page.save(path, force=force)
 

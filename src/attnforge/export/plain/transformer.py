@@ -195,6 +195,12 @@ class PlainTransformer(CertifiedModule):
         """The network that this was made from, if it is at hand."""
         return self._source[0] if self._source else None
 
+    def stands_for(self) -> CertifiedModule | None:
+        try:
+            return network_of(self)
+        except CertificateError:
+            return None
+
     @property
     def registers(self) -> int:
         """How many register tokens stand before the data."""
