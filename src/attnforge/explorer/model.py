@@ -120,6 +120,8 @@ class Model:
     rows: dict[str, Any] | None = None  # of a norm: which rows its certificate speaks of, and what errors are of
     dtype: torch.dtype = torch.float32  # in which heads are evaluated
     handed: str = ""  # the dtype of input and output, where it is another one
+    title: str = ""  # where the certificate's target is too short for one
+    start: tuple[float, ...] = ()  # where the page begins, if there is a place worth it
 
 
 def model(net: CertifiedModule) -> Model:
@@ -355,6 +357,11 @@ _FAST = (
 
 
 def _construction(net: Construction) -> Model:
+    found = _built(net)
+    return replace(found, title=f"{net.theorem}: {net.certificate.target}")
+
+
+def _built(net: Construction) -> Model:
     if net.form != "tokens" or (isinstance(net, MaxAffine) and isinstance(net.layer, Cross)):
         return _paper_ramp(net) if isinstance(net, Ramp) else _paper_cells(cast(MaxAffine | Universal, net))
     source = source_of(net)
@@ -452,7 +459,12 @@ def _with_ramp(net: Ramp, found: Model) -> Model:
     slopes = [(shape.exact(y) - shape.exact(x)) / (y - x) for x, y in itertools.pairwise(knots)]
     inner = [(slope, shape.exact(x) - slope * x) for slope, x in zip(slopes, knots, strict=False)]
     lines = [_floats(line) for line in (ends[0], *inner, ends[1])]
-    return replace(found, target=_applying(target, "lines", _floats(knots), lines), without="")
+    rows = found.tokens * count  # tokens that begin along the ramp, from near a to near b: most of the box is flat
+    wanted_y = np.linspace(float(shape.a), float(shape.b), rows + 2)[1:-1]
+    w = np.broadcast_to(wanted.w, (rows, wanted.w.shape[-1]))
+    start = (wanted_y - wanted.t)[:, None] * w / np.maximum((w * w).sum(-1, keepdims=True), 1e-300)
+    return replace(found, target=_applying(target, "lines", _floats(knots), lines), without="",
+                   start=tuple(np.clip(start, -net.radius, net.radius).round(3).ravel().tolist()))  # fmt: skip
 
 
 def _alone(
@@ -475,7 +487,8 @@ def _alone(
             named = tuple((hooks or {}).get((number, *head), "") for head in heads)
             units.append(Unit(number, group.purpose or f"layer {number + 1}", net.family, heads, facts, named))
     outputs, target_line = _spread(layers[-1].names, tokens), Line(net.certificate.target)
-    lines = (target_line, *(Line(f"layer {u.layer + 1}: {u.label}", (i,)) for i, u in enumerate(units)))
+    numbers = {layer: i + 1 for i, layer in enumerate(dict.fromkeys(u.layer for u in units))}
+    lines = (target_line, *(Line(f"layer {numbers[u.layer]}: {u.label}", (i,)) for i, u in enumerate(units)))
     width = len(names) // tokens
     columns = tuple(names[:width]) if tokens == 1 else tuple(f"x[{c}]" for c in range(width))
     extra = () if constants is None else tuple(f"position {i}" for i in range(constants.shape[1]))

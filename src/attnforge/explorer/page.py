@@ -103,7 +103,7 @@ def scene(given: CertifiedModule | SiteModule) -> dict[str, Any]:
         place, found = f"{given.path}: ", replace(found, remark=f"{found.remark} {SITE}".strip())
     bound = None if certificate.bound is None else upper_text(certificate.bound)
     data = {
-        "title": _short(place + certificate.target),
+        "title": _short(place + (found.title or certificate.target)),
         "family": net.family,
         "dtype": dtype_name(found.dtype),
         "handed": found.handed,
@@ -133,6 +133,7 @@ def scene(given: CertifiedModule | SiteModule) -> dict[str, Any]:
         "remark": found.remark,
         "certificate": str(certificate).split("\n\n", 1)[0],
         "mostInputs": MOST_INPUTS,
+        "start": list(found.start),
     }
     return {**data, "numbers": packed.count, "weightCount": packed.weights, "mostNumbers": MOST_NUMBERS,
             "weights": packed.text(), "places": packed.places_text()}  # fmt: skip

@@ -142,7 +142,7 @@ def _held_out(net: Approximation) -> Figure:
     order = wanted.argsort()
     at, target, output = np.arange(1, len(order) + 1), wanted[order].numpy(), found[order].numpy()
     series = [Series("function", at, target, style="broad", role="target"),
-              Series("network", at, output, style="points", role="output")]  # fmt: skip
+              Series("network", at, output, role="output")]  # fmt: skip
     error, axis = np.abs(output - target), "held-out points, by the function's value"
     levels = [] if net.bound is None else [Level(net.bound, f"bound {upper_text(net.bound)}")]
     panels = (

@@ -76,8 +76,9 @@ def theorem_figure(data: TheoremPicture) -> Figure:
             Series("" if c else "target", data.x, wanted, style="broad", role="target"),
             Series("" if c else "network", data.x, found, role="output"),
         ]
-    bounds = (("certified bound", data.bound, "bound"), ("the paper's bound", data.paper_bound, "soft"))
-    levels = [Level(at, f"{words} {upper_text(at)}", role) for words, at, role in bounds if at is not None]
+    bounds = (("bound", data.bound, "bound"), ("the paper's", data.paper_bound, "soft"))
+    both = all(at is not None for _, at, _ in bounds)  # two lines are too near each other for names beside them
+    levels = [Level(at, f"{words} {upper_text(at)}", role, named=both) for words, at, role in bounds if at is not None]
     worst = f"Error in {data.dtype}, largest seen {float(data.error.max()):.3g}"
     return Figure(
         "theorem",
@@ -89,7 +90,7 @@ def theorem_figure(data: TheoremPicture) -> Figure:
                 legend="top",
             ),
             Panel("Output", data.axis, "output", output, legend="inside"),
-            error_panel(worst, data.axis, "absolute error", data.x, data.error, levels),
+            error_panel(worst, data.axis, "absolute error", data.x, data.error, levels, legend="top" if both else "above"),
         ),
         columns=(1, 1),
         heights=(3.4, 3.4),

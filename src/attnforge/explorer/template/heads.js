@@ -300,16 +300,17 @@ function numberLine({ lines, places }, row, z, name) {
 }
 function bars(row, group) {
   const name = (j) => (group.scope === "self" ? (j ? `slot ${j - 1}` : "own token") : `slot ${j}`),
-    some = [...row].slice(0, ROWS);
+    places = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, BARS).sort((a, b) => a - b), // the largest of many
+    some = places.map((j) => row[j]);
   const height = 22 * some.length + 12, wide = widthOf("pattern"), full = wide - 160;
   const chart = svg("svg", { viewBox: `0 0 ${wide} ${height}`, class: "chart", role: "img",
-    "aria-label": some.map((w, j) => `${name(j)} ${show(w, 3)}`).join(", ") });
-  some.forEach((w, j) => chart.append(svg("text", { x: 78, y: 22 * j + 17, "text-anchor": "end" }, name(j)),
+    "aria-label": some.map((w, i) => `${name(places[i])} ${show(w, 3)}`).join(", ") });
+  some.forEach((w, j) => chart.append(svg("text", { x: 78, y: 22 * j + 17, "text-anchor": "end" }, name(places[j])),
     svg("rect", { x: 86, y: 22 * j + 5, width: full, height: 14, rx: 4, fill: "var(--sunken)" }),
     svg("rect", { x: 86, y: 22 * j + 5, width: full * w, height: 14, rx: 4, fill: "var(--net)" }),
       svg("text", { x: 94 + full, y: 22 * j + 17 }, show(w, 4))));
-  return make("div", {}, chart, make("p", { className: "small", id: "pattern-note", textContent: row.length > ROWS
-    ? `The first ${ROWS} of ${row.length} slots.` : `${row.length} slots.` }));
+  return make("div", {}, chart, make("p", { className: "small", id: "pattern-note", textContent: row.length > BARS
+    ? `The ${BARS} largest of ${row.length} weights.` : `${row.length} slots.` }));
 }
 
 const heatText = (v) => (v === 0 ? "as built"

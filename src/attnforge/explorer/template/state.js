@@ -10,6 +10,7 @@ const WORK = 4e9;         // of one hunt or one drawing: half a minute, in slice
 const SLICE = 12;         // milliseconds of such work at a time
 const HUNTED = 4000;      // points of a hunt
 const DRAWN = 161, MAPPED = 41, SWEPT = 24; // points of a curve, of a side of a map, and at each temperature of a sweep
+const BARS = 16;          // slots that are drawn as bars
 const ROWS = 40, COLUMNS = 48;  // of a matrix of weights, or of the stream, that are shown
 
 // Weights that are too many are not in the page: there is nothing to run, and the structure is shown.
@@ -28,12 +29,13 @@ const colourOf = (unit) => `f${families.indexOf(unit.family) % 6}`;
 const layerNumbers = [...new Set(scene.units.map((unit) => unit.layer))];
 
 const now = {
-  point: tokenProgram ? scene.sequence.map((t) => placeOf.get(showValue(readValue(t)))) : middle,
+  point: tokenProgram ? scene.sequence.map((t) => placeOf.get(showValue(readValue(t))))
+    : scene.start.length ? scene.start.map((x, i) => rounded(i, x)) : middle,
   off: new Set(), heat: new Map(), unit: 0, head: -1, over: [], query: 0,
     after: 1 + Math.max(-1, ...scene.units.map((unit) => unit.layer)),
   worst: null, x: 0, y: -1, drawn: 0,
 };
-const shownDigits = scene.dtype === "float32" ? 7 : 12;
+const shownDigits = scene.dtype === "float32" || innerWidth < 480 ? 7 : 12; // on a telephone a table of three columns fits
 const sized = scene.rows ? " of the row’s largest value" : scene.relative ? " of the target’s size" : "";
 const headNames = (unit, head = -1) => scene.units[unit].heads
   .filter((_, i) => head < 0 || i === head).map(([g, h]) => `${scene.units[unit].layer}.${g}.${h}`);

@@ -99,10 +99,10 @@
       for (const { colorbar } of bars) Object.assign(colorbar, { x: 0.84, y: (top + bottom) / 2, len: top - bottom });
     });
     const names = new Set(data.filter((trace) => trace.name && trace.showlegend !== false).map((trace) => trace.name));
-    layout.margin = { ...layout.margin, l: 52, r: 10, t: 46 + 20 * names.size };
+    layout.margin = { ...layout.margin, l: 52, r: 10, t: 52 + 21 * names.size };
     layout.height = total + layout.margin.t + layout.margin.b;
     layout.dragmode = false;
-    layout.legend = { ...layout.legend, orientation: "v" };
+    layout.legend = { ...layout.legend, orientation: "v", tracegroupgap: 0 };
   };
 
   for (const place of document.querySelectorAll(".plot")) {
