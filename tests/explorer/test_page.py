@@ -432,6 +432,9 @@ def test_lines_light_up_heads_and_heads_tell_what_they_are(browser: Driven) -> N
         assert told in facts
     page.hover("#program .term >> nth=0")
     assert "sin(x*y)" in page.inner_text("#facts h3")
+    page.focus("#program .term >> nth=0")
+    page.keyboard.press("Space")  # a part of the formula is a button, and keys work as on any other
+    until(page, "attnforge.scene.units[attnforge.now.unit].label === 'sin(x*y)'")
     page.focus("#unit2")
     page.keyboard.press("Enter")
     until(page, "document.getElementById('unit2').getAttribute('aria-pressed') === 'true'")
