@@ -184,7 +184,9 @@ def test_formulas_are_read_as_tex_means_them(tex: ModuleType) -> None:
             tex.mathml(wrong)
 
 
-def build(folder: Path, live: dict[str, str] | None = None, **pages: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
+def build(
+    folder: Path, live: dict[str, str] | None = None, **pages: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
     """A site of a few pages with the real configuration, and its pages by name."""
     config = (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:")[0]
     names = "".join(f"  - {name}.md\n" for name in pages)
