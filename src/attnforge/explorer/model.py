@@ -121,6 +121,7 @@ class Model:
     dtype: torch.dtype = torch.float32  # in which heads are evaluated
     handed: str = ""  # the dtype of input and output, where it is another one
     title: str = ""  # where the certificate's target is too short for one
+    apart: bool = False  # whether the page rounds where the certificate does not: an error above it is no news
     start: tuple[float, ...] = ()  # where the page begins, if there is a place worth it
 
 
@@ -511,7 +512,7 @@ def _anchor(net: AnchorHead | FastActivation) -> Model:
         layer = FastActivation(net.function, net.lo, net.hi, net.stored_table(), torch.float32).layer
     found = _scalar(net, layer, build.program(build.apply(build.column(0), net.function), net.function.name))
     fast = isinstance(net, FastActivation) or net.lattice is not None
-    return replace(found, remark=_FAST if fast else "", handed=dtype_name(net.dtype) if half else "")
+    return replace(found, remark=_FAST if fast else "", apart=fast, handed=dtype_name(net.dtype) if half else "")
 
 
 def _gate(net: GateHead) -> Model:
@@ -612,8 +613,8 @@ def _product(net: ProductHead) -> Model:
 
 
 _NORM = (
-    "The certificate is for sums made as trees, or in two stages. The page adds one term after the other, and centres "
-    "rows by a matrix: its rounding differs."
+    "The certificate is for means and squares that are summed as trees, or in two stages. The page centres rows by a "
+    "matrix: its rounding differs."
 )
 
 
@@ -645,12 +646,14 @@ def _norm(net: NormHead) -> Model:
     value = build.normalise(build.input, net.eps_norm, centred)
     scales = np.ones(d) if weight is None else weight.double().numpy()
     shifts = np.zeros(d) if bias is None else bias.double().numpy()
-    program = build.program(build.linear([(value, np.diag(scales))], shifts), "norm")
+    if weight is not None or bias is not None:  # a matrix only where there is need of one: rows are wide
+        value = build.linear([(value, np.diag(scales))], shifts)
+    program = build.program(value, "norm")
     reach = SPREAD * math.sqrt(net.variance[1])
     found = _alone(net, layers, names, [(-reach, reach)] * d, 1, program)
     known = {"variance": list(net.variance), "offset": net.offset if centred else None, "eps": net.eps_norm,
              "weight": np.abs(scales).tolist(), "bias": np.abs(shifts).tolist()}  # fmt: skip
-    return replace(found, rows=known, remark=_NORM)
+    return replace(found, rows=known, remark=_NORM, apart=True)
 
 
 def _token(net: TokenHead) -> Model:

@@ -54,11 +54,15 @@ class Packed:
         self.parts: list[bytes] = []
         self.places: list[bytes] = []
         self.count = self.weights = self.placed = 0
+        self.known: dict[int, tuple[Tensor, dict[str, Any]]] = {}  # a tensor that stands in two layers is kept once
 
     def add(self, tensor: Tensor | None) -> dict[str, Any] | None:
         """Where a tensor begins, its shape, and where the places of its numbers begin, if it is mostly zeros."""
         if tensor is None:
             return None
+        if id(tensor) in self.known:
+            self.weights += tensor.numel()
+            return self.known[id(tensor)][1]
         array, at = tensor.detach().cpu().numpy(), self.count
         if array.dtype.itemsize != self.kind.itemsize:
             raise ArgumentError(f"a page runs networks of one dtype; this one has {tensor.dtype} among its tensors")
@@ -75,6 +79,7 @@ class Packed:
         else:
             self.parts.clear()
             self.places.clear()
+        self.known[id(tensor)] = (tensor, found)
         return found
 
     @property
@@ -131,6 +136,7 @@ def scene(given: CertifiedModule | SiteModule) -> dict[str, Any]:
         "target": found.target,
         "without": found.without,
         "remark": found.remark,
+        "apart": found.apart,
         "certificate": str(certificate).split("\n\n", 1)[0],
         "mostInputs": MOST_INPUTS,
         "start": list(found.start),

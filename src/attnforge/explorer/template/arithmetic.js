@@ -1,6 +1,6 @@
 // The network, from its stored weights, in the arithmetic of its dtype. For float32 every product, sum, quotient and
 // exponential is rounded to float32 before anything else sees it, so that what vanishes in the network vanishes here:
-// exp(-104) is 0. Sums go one term after the other; certificates allow any order.
+// exp(-104) is 0. Sums of up to 16 terms go one after the other, longer ones are halved; certificates allow any order.
 
 const last = (list) => list[list.length - 1];
 const hasOwn = (table, name) => Object.prototype.hasOwnProperty.call(table, name);
@@ -44,11 +44,25 @@ function makeNetwork(scene) {
     }
     return { from, row: Int32Array.from(row), value: Float64Array.from(value), columns };
   }
-  function times(state, at, matrix, column) {
-    let sum = 0;
-    for (let e = matrix.from[column]; e < matrix.from[column + 1]; e += 1) {
-      sum = round(sum + round(state[at + matrix.row[e]] * matrix.value[e]));
+  // Long sums are halved: one term after the other, rounding would grow with the width of a row.
+  const LONG = 16;
+  function part(state, at, matrix, from, to) {
+    if (to - from > LONG) {
+      const half = (from + to) >> 1;
+      return round(part(state, at, matrix, from, half) + part(state, at, matrix, half, to));
     }
+    let sum = 0;
+    for (let e = from; e < to; e += 1) sum = round(sum + round(state[at + matrix.row[e]] * matrix.value[e]));
+    return sum;
+  }
+  const times = (state, at, matrix, column) => part(state, at, matrix, matrix.from[column], matrix.from[column + 1]);
+  function inner(q, keys, at, from, to) {
+    if (to - from > LONG) {
+      const half = (from + to) >> 1;
+      return round(inner(q, keys, at, from, half) + inner(q, keys, at, half, to));
+    }
+    let sum = 0;
+    for (let k = from; k < to; k += 1) if (q[k] !== 0) sum = round(sum + round(q[k] * keys[at + k]));
     return sum;
   }
 
@@ -106,8 +120,7 @@ function makeNetwork(scene) {
         if (j >= visible && j < seen) { logits[j] = -Infinity; continue; }
         const from = j < seen ? tokenKeys : M_K.data;
         const at = j < seen ? (scope === "self" ? r : j) * keys : M_K.at + (j - seen) * keys;
-        let sum = 0;
-        for (let k = 0; k < keys; k += 1) if (q[k] !== 0) sum = round(sum + round(q[k] * from[at + k]));
+        let sum = inner(q, from, at, 0, keys);
         if (heat !== 1) sum = round(sum * heat);
         logits[j] = sum;
         if (sum > most) most = sum;
