@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -90,6 +92,44 @@ def test_ranges_hold_on_any_cell(seed: int, name: str, width: float) -> None:
     low = lower + rng.random(shape) * (upper - lower)
     high = np.minimum(low + width * rng.random(shape) * (upper - lower), upper)
     inside(ranges(program, low, high), program, low, high, 10, seed)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 30.0])
+@pytest.mark.parametrize("width", [0.0, 1e-9, 0.1, 1.0])
+@pytest.mark.parametrize("away", [0.0, 1e5])
+def test_ranges_of_attention_and_norms_hold_to_the_last_bit(scale: float, width: float, away: float) -> None:
+    """Against 60 digits, without any slack: logits of all sizes, values far from 0, hidden tokens, rows near 0."""
+    rng = np.random.default_rng(int(1e3 * width + away + scale))
+    build = Builder(Box.cube(-1, 1, shape=(3, 2)), tokens=3)
+    first, second = rng.normal(size=(2, 2, 2))
+    key = build.linear([(build.input, scale * first)], np.array([away, 1.0]), "key")
+    value = build.linear([(build.input, second)], np.array([away, -away]), "value")
+    mask = np.array([[0.0, -np.inf, 0.3], [-40.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    seen = build.attention(build.input, key, value, 0.7, mask=mask, label="attention")
+    norm = build.normalise(build.input, 1e-5, centred=False, label="norm")
+    program = build.program(build.combination([(seen, 1.0), (norm, 1.0)], 0.0, "sum"), "attention and norm", (3, 2))
+    low = rng.uniform(-1, 1, size=(4, 3, 2)) * np.array([1.0, 1e-3, 1.0, 0.0])[:, None, None]
+    high = np.minimum(low + width, 1.0)
+    found = ranges(program, low, high)
+    op = program.ops[seen]
+    with mpmath.workdps(60):
+        for c, share in itertools.product(range(4), [*rng.random((6, 3, 2)), np.zeros((3, 2)), np.ones((3, 2))]):
+            point = np.clip(low[c] + share * (high[c] - low[c]), low[c], high[c])
+            x = mpmath.matrix(point.tolist())
+            k, v = (x * mpmath.matrix(w.tolist()) + mpmath.matrix([list(b)] * 3) for w, b in (
+                (scale * first, (away, 1.0)), (second, (away, -away))))  # fmt: skip
+            for i in range(3):
+                logit = [mpmath.mpf(op.scale) * (x[i, 0] * k[j, 0] + x[i, 1] * k[j, 1]) for j in range(3)]
+                weight = [mpmath.exp(z + mpmath.mpf(m)) if m > -np.inf else mpmath.mpf(0)
+                          for z, m in zip(logit, mask[i], strict=True)]  # fmt: skip
+                root = mpmath.sqrt((x[i, 0] ** 2 + x[i, 1] ** 2) / 2 + mpmath.mpf(1e-5))
+                for channel in range(2):
+                    mean = sum(w * v[j, channel] for j, w in enumerate(weight)) / sum(weight)
+                    for number, truth in ((seen, mean), (norm, x[i, channel] / root)):
+                        r = found[number]
+                        assert mpmath.mpf(r.low[c, i, channel]) <= truth <= mpmath.mpf(r.high[c, i, channel])
+    if width == 0:
+        assert (found[seen].high - found[seen].low).max() <= 1e-12 * (1 + away) * (1 + away * scale)
 
 
 def test_a_range_that_is_too_small_is_noticed() -> None:

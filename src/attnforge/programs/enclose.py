@@ -22,6 +22,7 @@ from ..functions.queries import lookup
 from ..functions.registry import enclose, taylor
 from ..functions.univariate import Univariate
 from .ops import (
+    MEANT,
     Apply,
     Attention,
     Constant,
@@ -335,7 +336,7 @@ def _product(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     if x.tilt is None or y.tilt is None:
         return Range(out_low, out_high)
     # around the middles a, b of the forms: x y = a y + b x - a b + (x - a)(y - b)
-    (a, half_x), (b, half_y) = _middle(x.tilt), _middle(y.tilt)
+    (a, half_x), (b, half_y) = _middle(x.tilt.low, x.tilt.high), _middle(y.tilt.low, y.tilt.high)
     slope = a[..., None] * y.tilt.slope + b[..., None] * x.tilt.slope
     reach_x, reach_y = x.tilt.reach + half_x, y.tilt.reach + half_y
     size = (np.abs(a) + reach_x) * (np.abs(b) + reach_y)
@@ -343,29 +344,91 @@ def _product(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     return _made(out_low, out_high, Tilt(slope, a * b - own, a * b + own))
 
 
-def _middle(tilt: Tilt) -> tuple[Array, Array]:
-    """The middle of the form's interval, and how far its ends are from it."""
-    middle = 0.5 * (tilt.low + tilt.high)
-    return middle, np.maximum(tilt.high - middle, middle - tilt.low)
+def _middle(low: Array, high: Array) -> tuple[Array, Array]:
+    """The middles of intervals, and how far their ends are from these."""
+    middle = 0.5 * low + 0.5 * high
+    return middle, up(np.maximum(high - middle, middle - low))
+
+
+def _weights(low: Array, high: Array) -> tuple[Array, Array]:
+    """Enclosures of softmax weights (..., slot) from those of the logits; a logit may be -inf, but not all of a row.
+
+    Arguments of the exponential are rounded, which moves it by as much relatively; what is below 2^-1000 is not told
+    from nothing.
+    """
+    shift = np.max(high, -1, keepdims=True)
+    small, large = np.exp(low - shift), np.exp(high - shift)
+    others_large, others_small = large.sum(-1, keepdims=True) - large, small.sum(-1, keepdims=True) - small
+    depth = np.where(low > -np.inf, np.minimum(shift - low, 746.0), 0.0)  # below, the exponential is 0
+    margin = (low.shape[-1] + 16 + depth.max(-1, keepdims=True)) * 8 * U
+    least = small / (small + np.maximum(others_large, 0) * (1 + margin) + margin * large) * (1 - margin)
+    most = large / (large + np.maximum(others_small * (1 - margin) - margin * small, 0)) * (1 + margin)
+    return np.maximum(least - 2.0**-1000, 0.0), np.minimum(most + 2.0**-1000, 1.0)
 
 
 def _softmax(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
-    z = reads[0]
-    shift = np.max(z.high, -1, keepdims=True)
-    small, large = np.exp(z.low - shift), np.exp(z.high - shift)
-    others_large, others_small = large.sum(-1, keepdims=True) - large, small.sum(-1, keepdims=True) - small
-    margin = (z.low.shape[-1] + 16) * 8 * U
-    out_low = small / (small + np.maximum(others_large, 0) * (1 + margin) + margin * large) * (1 - margin)
-    out_high = large / (large + np.maximum(others_small * (1 - margin) - margin * small, 0)) * (1 + margin)
-    return _plain(np.maximum(out_low, 0.0), np.minimum(out_high, 1.0), z)
+    return _plain(*_weights(reads[0].low, reads[0].high), reads[0])
 
 
 def _attention(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
-    value = reads[2]
-    shape = value.low.shape
-    out_low = np.broadcast_to(value.low.min(1, keepdims=True), shape)
-    out_high = np.broadcast_to(value.high.max(1, keepdims=True), shape)
-    return _plain(out_low, out_high, value)
+    """A mean of the values: with fixed weights p0 of sum 1, sum_j p_j v_j = sum_j p0_j v_j + sum_j (p_j - p0_j)(v_j -
+    c) for any c, since the p_j add up to 1 as well."""
+    assert isinstance(op, Attention)
+    value, tokens = reads[2], reads[2].low.shape[1]
+    mask = op.logit_mask(tokens)
+    shown = (mask > -np.inf)[None, :, :, None]
+    first = np.where(shown, value.low[:, None], np.inf).min(2)
+    last = np.where(shown, value.high[:, None], -np.inf).max(2)
+    with np.errstate(invalid="ignore", over="ignore"):
+        least, most = _weights(*_logits(op, reads[0], reads[1], mask))
+        middle = np.where(mask > -np.inf, 0.5 * (least + most), 0.0)
+        middle = middle / middle.sum(-1, keepdims=True)
+        moves = np.where(mask > -np.inf, up(np.maximum(most - middle, middle - least)), 0.0)
+        centre = 0.5 * first + 0.5 * last
+        away = up(np.maximum(value.high[:, None] - centre[:, :, None], centre[:, :, None] - value.low[:, None]))
+        unit = (4 * tokens + 16) * U
+        own = np.einsum("cij,cijk->cik", moves, away) * (1 + unit) + unit * np.abs(centre)
+        ends = (value.low, value.high) if value.tilt is None else (value.tilt.low, value.tilt.high)
+        size = value.size if value.tilt is None else value.tilt.size
+        own = own + unit * np.einsum("cij,cjk->cik", middle, size) + 2.0**-1000
+        below, above = (np.einsum("cij,cjk->cik", middle, end) for end in ends)
+        below, above = below - own, above + own
+    good = np.isfinite(below) & np.isfinite(above)
+    below, above = np.where(good, below, first), np.where(good, above, last)
+    if value.tilt is None:
+        return Range(np.maximum(first, below), np.minimum(last, above))
+    slope = np.einsum("cij,cjks->ciks", np.nan_to_num(middle), value.tilt.slope) * good[..., None]
+    return _made(first, last, Tilt(slope, below, above))
+
+
+def _logits(op: Attention, query: Range, key: Range, mask: Array) -> tuple[Array, Array]:
+    """Enclosures (cell, query, key) of the logits less what all keys have in common: q.(k_j - k) with k their mean."""
+    views = [(None, query.low, query.high, key.low, key.high)]
+    if query.tilt is not None and key.tilt is not None:
+        views.append(((query.tilt.slope, key.tilt.slope), query.tilt.low, query.tilt.high, key.tilt.low, key.tilt.high))
+    tokens, width = key.low.shape[1:]
+    low, high = np.full(mask.shape, -np.inf), np.full(mask.shape, np.inf)
+    for slopes, q_low, q_high, k_low, k_high in views:
+        (q, q_half), (k, k_half) = _middle(q_low, q_high), _middle(k_low, k_high)
+        slip = (2 * tokens + 8) * U * np.abs(k).max(1, keepdims=True)  # of centred keys
+        k, k_half = k - k.mean(1, keepdims=True), k_half * (1 - 2 / tokens) + k_half.mean(1, keepdims=True) + slip
+        q_reach, k_reach, tilted = q_half, k_half, 0.0
+        if slopes is not None:
+            k_slope = slopes[1] - slopes[1].mean(1, keepdims=True)
+            k_half = k_half + (2 * tokens + 8) * U * np.abs(slopes[1]).max(1, keepdims=True).sum(-1)
+            q_reach, k_reach = np.abs(slopes[0]).sum(-1) + q_half, np.abs(k_slope).sum(-1) + k_half
+            tilted = np.einsum("cik,cjks->cijs", q, k_slope) + np.einsum("cjk,ciks->cijs", k, slopes[0])
+            tilted = np.abs(tilted).sum(-1)
+        pairs = ((np.abs(q), k_half), (q_half, np.abs(k)), (q_reach, k_reach))
+        reach = tilted + sum(np.einsum("cik,cjk->cij", *pair) for pair in pairs)
+        size = np.einsum("cik,cjk->cij", np.abs(q) + q_reach, np.abs(k) + k_reach)
+        symbols = 0 if slopes is None else slopes[0].shape[-1]
+        slack = (2 * width + 2 * tokens + symbols + 16) * 4 * U + MEANT
+        shown = np.where(mask > -np.inf, mask, 0.0)
+        reach = abs(op.scale) * (reach + slack * size) + meant_within(shown) + 4 * U * np.abs(shown)
+        centre = op.scale * np.einsum("cik,cjk->cij", q, k) + shown
+        low, high = np.fmax(low, centre - reach), np.fmin(high, centre + reach)
+    return np.where(mask > -np.inf, low, -np.inf), np.where(mask > -np.inf, high, -np.inf)
 
 
 def _normalise(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
@@ -374,7 +437,20 @@ def _normalise(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     if op.centred:
         most = up(np.sqrt(op.width - 1.0)) * (1 + 4 * U)
         return _plain(np.full(z.low.shape, -most), np.full(z.low.shape, most), z)
-    return _plain(-_normalised(-z.low, z, op.eps), _normalised(z.high, z, op.eps), z)
+    least, most = -_normalised(-z.low, z, op.eps), _normalised(z.high, z, op.eps)
+    if z.tilt is None:
+        return Range(least, most)
+    # c times g = (mean c^2 + eps)^(-1/2) = middle +- half
+    slip = (op.width + 16) * U
+    ends = (np.mean(side**2, -1, keepdims=True) + op.eps for side in (z.size, z.least))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        down_g, up_g = (np.sqrt(end) ** -1.0 * (1 + sign * slip) for end, sign in zip(ends, (-1, 1), strict=True))
+        middle, half = _middle(down_g, up_g)
+        own = (half * z.size + 8 * U * middle * z.tilt.size) * (1 + 8 * U)
+        first, last = middle * z.tilt.low - own, middle * z.tilt.high + own
+        good = np.isfinite(first) & np.isfinite(last) & (2 * own < most - least)
+        slope = np.where(good[..., None], middle[..., None] * z.tilt.slope, 0.0)
+    return _made(least, most, Tilt(slope, np.where(good, first, least), np.where(good, last, most)))
 
 
 def _normalised(top: Array, r: Range, eps: float) -> Array:

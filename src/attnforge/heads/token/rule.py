@@ -125,8 +125,9 @@ class AttentionLocal(Local):
 
 
 class AttentionRule(Rule):
-    """softmax(s q.k + m) v. Logits err by d_ij = |s| sum (|q_i| e_kj + |k_j + e_kj| e_qi), the weights of token i by
-    tanh(max_j d_ij / 2) in total variation, so the result by that times the spread of v, and by max_j e_vj.
+    """softmax(s q.k + m) v. Logits err by d_ij = |s| sum (|q_i| e_kj + |k_j - c + e_kj| e_qi), for any c, since weights
+    do not see what all logits of a token have in common; the weights of token i err by tanh(max_j d_ij / 2) in total
+    variation, so the result by that times the spread of v, and by max_j e_vj.
 
     The mask is the product of one-hot positions with its rows, and joins q and k as further channels. Hidden tokens
     must lie so far below the best visible one that their exponential is an exact 0; else nothing is certified.
@@ -220,6 +221,8 @@ class AttentionRule(Rule):
         value, e_v = ranges[2], inputs[2]
         q, e_q = abs(op.scale) * ranges[0].size, abs(op.scale) * inputs[0]
         k, e_k = ranges[1].size, inputs[1]
+        middle = 0.5 * ranges[1].low.min(1, keepdims=True) + 0.5 * ranges[1].high.max(1, keepdims=True)
+        apart = up(np.maximum(ranges[1].high - middle, middle - ranges[1].low))
         tokens, width, mask = value.low.shape[1], q.shape[-1], local.mask
         content = np.einsum("cik,cjk->cij", q + e_q.sum(-1), k + e_k.sum(-1)) * (1 + (width + 16) * 2.0**-52)
         content = content * local.stretch
@@ -227,10 +230,10 @@ class AttentionRule(Rule):
         if mask is not None:
             e_p = inputs[3]
             e_row = np.einsum("cjts,pt->cjps", e_p, np.abs(mask))
-            q, k = _wider(q, np.eye(tokens)), _wider(k, np.abs(mask).T)
+            q, apart = _wider(q, np.eye(tokens)), _wider(apart, np.abs(mask).T)
             e_q, e_k = np.concatenate([e_q, e_p], 2), np.concatenate([e_k, e_row], 2)
             terms += 2 * tokens if e_p.any() else 0
-        parts = np.einsum("cik,cjks->cijs", q, e_k) + np.einsum("cjk,ciks->cijs", k + e_k.sum(-1), e_q)
+        parts = np.einsum("cik,cjks->cijs", q, e_k) + np.einsum("cjk,ciks->cijs", apart + e_k.sum(-1), e_q)
         parts *= 1 + (2 * q.shape[-1] + parts.shape[-1] + 8) * 2.0**-52
         exact_mask = op.logit_mask(tokens)
         visible = exact_mask > -site.omega

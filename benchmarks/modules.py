@@ -1,0 +1,165 @@
+"""How tight bounds of modules are: what is certified beside the largest error found, with what each site costs.
+
+python benchmarks/modules.py            measures, prints a table, writes benchmarks/results/modules.json
+python benchmarks/modules.py --quick    few evaluations; nothing is written
+python benchmarks/modules.py NAME ...   only these modules; nothing is written
+
+Modules of the kinds that people compile, each with PyTorch's own first weights, at 1e-3 of the target's range in
+float32 and 1e-6 in float64. The truth is the module itself in float64. Errors are looked for at random points, at corners and
+on the way up from the worst of them. Where a tolerance is refused, the one that the message names is compiled instead,
+and the row says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+import attnforge as af  # noqa: E402
+
+RESULTS = Path(__file__).parent / "results" / "modules.json"
+GOALS = {"float32": (torch.float32, 1e-3), "float64": (torch.float64, 1e-6)}
+BATCH = 20_000  # points at a time
+STARTS, STEPS = 256, 30  # of the search for large errors
+
+
+class NormBlock(nn.Module):
+    """x + W2 gelu(W1 norm(x)): the half of a transformer block without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class AttentionBlock(nn.Module):
+    """x + attention(x) of two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attention(x, x, x, need_weights=False)[0]
+
+
+def perceptron(activation: type[nn.Module]) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 16), activation(), nn.Linear(16, 16), activation(), nn.Linear(16, 2))
+
+
+def encoder(**options: Any) -> nn.Module:
+    return nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, **options)
+
+
+#: name -> (module, shape of the input, box)
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], tuple[float, float]]] = {
+    "MLP gelu": (lambda: perceptron(nn.GELU), (4,), (-1.0, 1.0)),
+    "MLP tanh": (lambda: perceptron(nn.Tanh), (4,), (-1.0, 1.0)),
+    "MLP relu": (lambda: perceptron(nn.ReLU), (4,), (-1.0, 1.0)),
+    "LayerNorm block": (NormBlock, (4,), (-1.0, 1.0)),
+    "attention block": (AttentionBlock, (3, 4), (-1.0, 1.0)),
+    "encoder layer": (lambda: encoder(), (2, 4), (-1.0, 1.0)),
+    "encoder layer, norm first": (lambda: encoder(norm_first=True), (2, 4), (-1.0, 1.0)),
+}
+
+
+def errors(net: Any, truth: nn.Module, points: Tensor) -> Tensor:
+    with torch.no_grad():
+        parts = [(net.core(x).double() - truth(x.double())).abs().flatten(1).amax(1) for x in points.split(BATCH)]
+    return torch.cat(parts)
+
+
+def attack(net: Any, truth: nn.Module, count: int) -> float:
+    """The largest error found at random points, at corners, and uphill from the worst of these."""
+    wide = net.box.outward(net.dtype)
+    low, high = wide.lower.to(net.dtype), wide.upper.to(net.dtype)
+    points = torch.cat([net.box.corners(4096, net.dtype), net.box.sample(count, 1, net.dtype)])
+    found = errors(net, truth, points)
+    x, most = points[found.argsort(descending=True)[:STARTS]], float(found.max())
+    for i in range(STEPS):
+        x = x.detach().requires_grad_()
+        gap = (net.core(x).double() - truth(x.double())).abs().flatten(1).amax(1).sum()
+        (slope,) = torch.autograd.grad(gap, x)
+        with torch.no_grad():
+            moved = x + 0.1 * 0.75**i * (high - low) * torch.nan_to_num(slope).sign()
+            x = torch.minimum(torch.maximum(moved, low), high)
+        most = max(most, float(errors(net, truth, x.detach()).max()))
+    return most
+
+
+def measured(name: str, goal: str, count: int) -> dict[str, Any]:
+    """One module in one dtype."""
+    make, shape, (low, high) = MODULES[name]
+    torch.manual_seed(0)
+    module, box = make().eval(), af.Box.cube(low, high, shape)
+    truth = make().eval().double()
+    truth.load_state_dict(module.state_dict())
+    with torch.no_grad():
+        seen = truth(torch.cat([box.sample(20_000), box.corners(4096)])).flatten(1)
+    dtype, share = GOALS[goal]
+    width = float((seen.amax(0) - seen.amin(0)).max())
+    row: dict[str, Any] = {"name": name, "dtype": goal, "asked": share * width, "range": width}
+    start = time.perf_counter()
+    try:
+        net = af.compile(module, box, share * width, dtype=dtype)
+    except af.PrecisionError as error:
+        row["refused"] = time.perf_counter() - start
+        if error.reachable is None:
+            return row
+        net = af.compile(module, box, error.reachable, dtype=dtype)
+    row["seconds"] = time.perf_counter() - start
+    terms = sorted(net.certificate.terms, key=lambda term: -term.value)[:3]
+    row["most"] = [[term.site, term.source, term.value] for term in terms]
+    return {**row, "bound": net.bound, "found": attack(net, truth, count)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    table = Table("module", "dtype", "asked", "bound", "found", "bound / found", "seconds", "most of it")
+    for name in given.names or MODULES:
+        for goal in GOALS:
+            row = measured(name, goal, 20_000 if given.quick else 200_000)
+            rows.append(row)
+            print(json.dumps(row), file=sys.stderr, flush=True)
+            if "bound" in row:
+                site, source, value = row["most"][0]
+                table.add_row(
+                    name, goal, f"{row['asked']:.2e}" + (" refused" if "refused" in row else ""), f"{row['bound']:.2e}",
+                    f"{row['found']:.2e}", f"{row['bound'] / row['found']:.2f}", f"{row['seconds']:.1f}",
+                    f"{site}, {source} {value:.1e}",
+                )  # fmt: skip
+    Console(width=180).print(table)
+    tight = {
+        goal: statistics.median(r["bound"] / r["found"] for r in rows if r["dtype"] == goal and "bound" in r)
+        for goal in GOALS
+    }
+    print(f"median bound / found: {tight}")
+    if not given.quick and not given.names:
+        about = {"python": platform.python_version(), "torch": torch.__version__}
+        RESULTS.write_text(json.dumps({"about": about, "median bound / found": tight, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
