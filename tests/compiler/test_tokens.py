@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import attnforge as af
 from attnforge.compiler.compiled import CompiledNetwork
@@ -428,3 +429,18 @@ def test_random_programs(seed: int) -> None:
         net = build(program, eps, dtype)
         assert net.certificate.bound is not None
         assert attack(net, program, 80, 2) <= net.certificate.bound <= eps
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_an_encoder_layer_keeps_a_thousandth_in_float32_where_its_rows_differ(seed: int) -> None:
+    """Next to rows that are nearly constant two norms after each other multiply rounding by 1e5; away from them what
+    attention gives must be known well enough to see that."""
+    torch.manual_seed(seed)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    centre = torch.tensor([[0.7, -0.4, 0.2, -0.6], [-0.3, 0.8, -0.7, 0.1]])
+    box = af.Box.between(centre - 0.05, centre + 0.05)
+    net = af.compile(layer, box, eps=2e-3, proof="kernel" if seed else "analysis")
+    truth, points = copy.deepcopy(layer).double(), torch.cat([box.sample(4000), box.corners(256)]).float()
+    with torch.no_grad():
+        found = float((net(points).double() - truth(points.double())).abs().max())
+    assert 0 < found <= net.bound <= 2e-3

@@ -16,14 +16,14 @@ from typing import Any
 from flint import arb
 
 from ..errors import CertificateError
-from .balls import ONE, ZERO, NotProved, down, largest, size, supremum, up
+from .balls import ONE, ZERO, NotProved, down, hull, largest, size, supremum, up
 from .derivation import Place
 from .functions import Function, parse
 from .layers import Errors, Group, Layer
 from .program import Op, Program
 from .rounding import EXPONENTIAL, Machine, Softmax, power_of_two
 from .scalar import Cell, Head, Table, Weights, taylor_head
-from .values import OTHERS, Blind, Entry, Value, made, plain
+from .values import OTHERS, Blind, Entry, Value, ball, made, plain, product
 
 Rule = Callable[[Errors, list[Value], Errors], None]
 Edges = tuple[tuple[float, ...], ...]  # of the tables of a derivation
@@ -183,12 +183,50 @@ def attention(program: Program, layer: Layer, place: Place, machine: Machine, ta
 
 
 def _attention_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
-    value, out = reads[2], []
-    for row in op.extra["mask"]:
-        shown = [value[j] for j, x in enumerate(row) if x != -math.inf]
-        ends = [(min(r[c].low for r in shown), max(r[c].high for r in shown)) for c in range(op.width)]
-        out.append([plain(*pair, symbols) for pair in ends])
+    """Means of the values, by enclosures p_j of the weights (lemma K10): with the middles m_j of these and any c,
+    sum_j p_j v_j = sum_j m_j v_j + sum_j (p_j - m_j)(v_j - c) + c (1 - sum_j m_j)."""
+    query, key, value = reads
+    scale, n, out = meant(op.extra["scale"]), len(key), []
+    centred = [[_less_mean(key, j, a) for a in range(len(key[0]))] for j in range(n)]
+    for i, row in enumerate(op.extra["mask"]):
+        shown = [j for j, x in enumerate(row) if x != -math.inf]
+        logits = [
+            scale * sum((ball(product(x, y)) for x, y in zip(query[i], centred[j], strict=True)), ZERO) + meant(row[j])
+            for j in shown
+        ]
+        weights = [1 / sum(((other - own).exp() for k, other in enumerate(logits) if k != j), ONE)
+                   for j, own in enumerate(logits)]  # fmt: skip
+        weights = [hull(max(down(w), 0.0), min(up(w), 1.0)) if w.is_finite() else hull(0.0, 1.0) for w in weights]
+        middles, entries = [w.mid() for w in weights], []
+        for c in range(op.width):
+            seen = [value[j][c] for j in shown]
+            ends = min(e.low for e in seen), max(e.high for e in seen)
+            centre = arb(0.5 * ends[0] + 0.5 * ends[1])
+            moved = sum(((w - m) * (ball(e) - centre) for w, m, e in zip(weights, middles, seen, strict=True)), ZERO)
+            rest = moved + centre * (1 - sum(middles, ZERO))
+            if symbols is None:
+                whole = rest + sum((m * ball(e) for m, e in zip(middles, seen, strict=True)), ZERO)
+                entries.append(plain(max(ends[0], down(whole)), min(ends[1], up(whole)), None))
+                continue
+            rest += sum((m * e.rest for m, e in zip(middles, seen, strict=True)), ZERO)
+            pairs = list(zip(middles, seen, strict=True))
+            slope = tuple(sum((m * e.slope[t] for m, e in pairs), ZERO) for t in range(symbols))  # type: ignore[index]
+            entries.append(made(*ends, rest, slope))
+        out.append(entries)
     return out
+
+
+def _less_mean(key: Value, token: int, channel: int) -> Entry:
+    """A key less the mean of all keys, which does not change weights."""
+    shares = [arb(int(j == token)) - ONE / len(key) for j in range(len(key))]
+    entries = [row[channel] for row in key]
+    whole = sum((s * ball(e) for s, e in zip(shares, entries, strict=True)), ZERO)
+    if entries[0].slope is None:
+        return plain(down(whole), up(whole), None)
+    rest = sum((s * e.rest for s, e in zip(shares, entries, strict=True)), ZERO)
+    slopes = zip(*(e.slope for e in entries), strict=True)  # type: ignore[arg-type]
+    slope = tuple(sum((s * x for s, x in zip(shares, column, strict=True)), ZERO) for column in slopes)
+    return made(down(whole), up(whole), rest, slope)
 
 
 # -- softmax over channels --------------------------------------------------------------------------------------------
@@ -482,7 +520,8 @@ def _norm_cell(heads: list[Head], machine: Machine, low: float, high: float, tar
 
 
 def _norm_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
-    """c_i / sqrt(mean c^2 + eps) grows with c_i, and shrinks with the other squares while c_i > 0."""
+    """c_i / sqrt(mean c^2 + eps) grows with c_i, and shrinks with the other squares while c_i > 0; and it is a form
+    times a ball, the scale."""
     if op.extra["centred"]:
         raise NotProved("the kernel covers norms of rows that are centred before")
     eps, out = arb(op.extra["eps"]), []
@@ -497,7 +536,16 @@ def _norm_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
         line = []
         for c, e in enumerate(row):
             smaller, larger = (sum((s[i] for k, s in enumerate(squares) if k != c), ZERO) for i in (0, 1))
-            line.append(plain(-highest(-e.low, smaller, larger), highest(e.high, smaller, larger), symbols))
+            ends = -highest(-e.low, smaller, larger), highest(e.high, smaller, larger)
+            if symbols is None:
+                line.append(plain(*ends, None))
+                continue
+            small, large = (sum((s[i] for s in squares), ZERO) / op.width + eps for i in (0, 1))
+            scale = hull(down(1 / large.sqrt()), up(1 / small.sqrt())) if small > 0 else arb(0, math.inf)
+            rest = scale.mid() * e.rest + (scale - scale.mid()) * ball(e)
+            known = rest.is_finite() and 2 * rest.rad() < ends[1] - ends[0]
+            tilt = tuple(scale.mid() * x for x in e.slope)  # type: ignore[union-attr]
+            line.append(made(*ends, rest, tilt) if known else plain(*ends, symbols))
         out.append(line)
     return out
 

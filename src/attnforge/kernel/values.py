@@ -52,6 +52,11 @@ def plain(low: float, high: float, symbols: int | None) -> Entry:
     return Entry(low, high, ball, None if symbols is None else (ZERO,) * symbols)
 
 
+def ball(entry: Entry) -> arb:
+    """All that an entry can be."""
+    return hull(entry.low, entry.high)
+
+
 def made(low: float, high: float, rest: arb, slope: tuple[arb, ...]) -> Entry:
     """An entry whose interval is cut to what its form says."""
     if not rest.is_finite() or not all(s.is_finite() for s in slope):
@@ -78,7 +83,7 @@ def values(program: Program, low: Sequence[float], high: Sequence[float], tables
             read = found[op.inputs[0]] = [[_cut(entry, *op.function.domain) for entry in row] for row in reads[0]]
             value = [[_apply(op, entry, tables.get(i)) for entry in row] for row in read]
         elif op.word == "product":
-            value = [[_product(x, y) for x, y in zip(*rows, strict=True)] for rows in zip(*reads, strict=True)]
+            value = [[product(x, y) for x, y in zip(*rows, strict=True)] for rows in zip(*reads, strict=True)]
         else:
             if op.word not in OTHERS:
                 raise NotProved(f"the kernel does not cover {op.word!r} yet")
@@ -165,7 +170,7 @@ def _apply(op: Op, read: Entry, table: Table | None) -> Entry:
     return made(first, last, rest, tuple(tilt * s for s in read.slope))
 
 
-def _product(x: Entry, y: Entry) -> Entry:
+def product(x: Entry, y: Entry) -> Entry:
     """Corners, and around the middles a, b of the forms: x y = a y + b x - a b + (x - a)(y - b)."""
     ends = [arb(a) * arb(b) for a in (x.low, x.high) for b in (y.low, y.high)]
     low, high = min(map(down, ends)), max(map(up, ends))
