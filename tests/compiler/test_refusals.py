@@ -162,3 +162,24 @@ def test_the_advice_of_a_head_can_be_taken(name, lo, hi, dtype) -> None:
     reachable = refused.value.reachable
     assert reachable is not None
     assert 1e-7 < reachable < 2 and af.AnchorHead.fit(name, lo, hi, eps=reachable, dtype=dtype).bound <= reachable
+
+
+@pytest.mark.parametrize(
+    ("formula", "count", "eps"),
+    [("sqrt({})", 30, 3e-4), ("sqrt({} + 1e-7)", 6, 1e-4), ("sqrt(0.1*x0**2 + 0.7*x1**2 + 3*x2**2)", 3, 1e-4)],
+)
+def test_roots_of_sums_of_squares_err_no_more_than_their_coordinates(formula: str, count: int, eps: float) -> None:
+    """In float32, next to 0 and far from it: the sum's own rounding is relative, and errors add up as lengths do."""
+    names = [f"x{i}" for i in range(count)]
+    text = formula.format(" + ".join(f"{name}**2" for name in names))
+    net = af.compile(text, Box({name: (-1, 1) for name in names}), eps)
+    rng = np.random.default_rng(0)
+    points = rng.uniform(-1, 1, (4000, count)) * 10.0 ** rng.integers(-30, 1, (4000, 1))
+    points[:500] *= rng.random((500, count)) < 0.2
+    points[500:1000] = np.sign(points[500:1000])
+    points = points.astype(np.float32).astype(np.float64)
+    weights = np.array([0.1, 0.7, 3.0]) if count == 3 else np.ones(count)
+    truth = np.sqrt(points**2 @ weights + (1e-7 if "1e-7" in text else 0.0))
+    with torch.no_grad():
+        found = net(torch.from_numpy(points).float()).double().numpy()
+    assert np.abs(found - truth).max() <= net.bound <= eps

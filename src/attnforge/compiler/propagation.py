@@ -12,9 +12,9 @@ The bound of a network over its box is the largest over cells (`network_bound`),
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from ..certificates.rounding import TINY, gamma, unit, up
 from ..dtypes import Array, stored
 from ..errors import CertificateError
 from ..heads.families import rule_of
-from ..heads.rule import Local, Moved, Setting
+from ..heads.rule import Local, Moved, Setting, scaled
 from ..heads.site import Site
 from ..heads.stored import StoredHeads, refuse_endless, require_shapes, skip_of
 from ..network import AttentionLayer, AttentionOnly
@@ -35,6 +35,8 @@ from ..programs.positions import reads as values_read
 from ..programs.program import Program
 from .layout import Layout, Step
 
+#: Relative errors of sums of positive terms (channel), and what is counted for these (cell, token, channel).
+Sums = tuple[Array, Array] | None
 Errors = dict[Column, Array]  # column -> (cell, token, source); the last source is the affine maps
 
 
@@ -164,6 +166,11 @@ class Reading(ABC):
     def carry(self, number: int, seen: Errors, found: list[Range]) -> Errors:
         """Errors of the columns that a step carries on, from those that its heads see."""
 
+    def sums(self, number: int, value: int, errors: Errors, found: list[Range]) -> Sums:
+        """How the affine map before a step rounds the sums that a value is, where that is known apart; `errors` are
+        those of what it reads."""
+        return None
+
     def undropped(
         self, before: Sequence[Column], after: Sequence[Column], errors: Errors, found: list[Range]
     ) -> Errors:
@@ -234,6 +241,21 @@ class StoredLayers(Reading):
         out = self._through(self._maps[2 * number], before, after, errors, found)
         return self.undropped(before, after, out, found)
 
+    def sums(self, number: int, value: int, errors: Errors, found: list[Range]) -> Sums:
+        step, map = self.layout.steps[number], self._maps[2 * number]
+        columns = [step.columns.index((value, c)) for c in range(self.layout.program.ops[value].width)]
+        weight, bias = np.abs(map.weight[:, columns]), np.abs(map.bias[columns])
+        off, off_bias, terms = map.off[:, columns], map.off_bias[columns], roundings(weight, bias)
+        least, least_bias = weight - off, bias - off_bias  # of the exact numbers
+        if ((off > 0) & (least <= 0)).any() or ((off_bias > 0) & (least_bias <= 0)).any():
+            return None
+        drift = np.where(off > 0, off / np.where(off > 0, least, 1.0), 0.0).max(0)
+        drift = np.maximum(drift, np.where(off_bias > 0, off_bias / np.where(off_bias > 0, least_bias, 1.0), 0.0))
+        g = np.where(terms > 0, gamma(terms, self.setting.u), 0.0)
+        coming = np.stack([errors[column].sum(-1) for column in step.before], -1)
+        size = np.stack([found[v].size[..., c] for v, c in step.before], -1)
+        return g * (1 + drift) + drift, g * ((size + coming) @ weight + bias) + size @ off + off_bias
+
     def carry(self, number: int, seen: Errors, found: list[Range]) -> Errors:
         step, index = self.layout.steps[number], 2 * number + 1
         if index not in self._maps:
@@ -290,7 +312,7 @@ class Propagation:
         state = reading.start(found, len(layout.sites) + 1)
         squares: dict[int, Squared] = {}
         for number, step in enumerate(layout.steps):
-            reads = reading.reads(number, state, found)
+            before, reads = state, reading.reads(number, state, found)
             if seen is not None:
                 seen.append(reads)
             state = reading.carry(number, reads, found)
@@ -298,7 +320,8 @@ class Propagation:
                 values = values_read(layout.program, site.op)
                 ranges = [found[value] for value in values]
                 inputs = [np.stack([reads[v, c] for c in range(layout.program.ops[v].width)], 2) for v in values]
-                out = self._site(site, ranges, inputs, squares)
+                sums = partial(reading.sums, number, values[0], before, found)
+                out = self._site(site, ranges, inputs, squares, sums)
                 state |= {(site.op, c): out[:, :, c] for c in range(out.shape[2])}
             if seen is not None:
                 seen.append(state)
@@ -306,12 +329,15 @@ class Propagation:
         output = np.stack([last[column] for column in layout.output], 2)
         return output if layout.program.output_rows == "all" else output[:, :1]
 
-    def _site(self, site: Site, ranges: list[Range], inputs: list[Array], squares: dict[int, Squared]) -> Array:
+    def _site(
+        self, site: Site, ranges: list[Range], inputs: list[Array], squares: dict[int, Squared],
+        sums: Callable[[], Sums],
+    ) -> Array:  # fmt: skip
         """The error of a site's result: what comes in, passed on, and what its own heads add. Remembers squares."""
         rule, local, mine = rule_of(site.family), self.local[site.op], self.layout.order[site.op]
         moved = self.reading.moved(site, inputs, ranges)
         out, added = rule.passes(site, self.setting, local, ranges, moved.inputs)
-        norm = self._norm(site, moved.inputs[0], squares)
+        norm = self._norm(site, moved.inputs[0], ranges[0], sums, squares)
         if norm is not None:
             out = np.where((norm.sum(-1) < out.sum(-1))[..., None], norm, out)
         out = out * (1 + 2.0**-48)
@@ -327,9 +353,11 @@ class Propagation:
         out[outside] = np.inf
         return out
 
-    def _norm(self, site: Site, e: Array, squares: Mapping[int, Squared]) -> Array | None:
+    def _norm(
+        self, site: Site, e: Array, r: Range, rounded: Callable[[], Sums], squares: Mapping[int, Squared]
+    ) -> Array | None:
         """The error that the root of a sum of squares passes on (lemma H4): no more than its coordinates err, however
-        small the sum is; None for any other site."""
+        small the sum is; None for any other site. `rounded` is what `Reading.sums` says of the argument."""
         op = self.layout.program.ops[site.op]
         if not isinstance(op, Apply) or op.function.name != "sqrt" or op.function.source is not None:
             return None
@@ -337,14 +365,28 @@ class Propagation:
         apart = all(atom in squares and (weight >= 0).all() for atom, weight in form.weight.items())
         if form.terms or not form.weight or not apart or (form.bias < 0).any():
             return None
-        out, rest = np.zeros_like(e), e.sum(-1) * (1 + 2.0**-40)  # what the squares do not account for
+        rest = e.sum(-1) * (1 + 2.0**-40)  # what the squares do not account for
+        length, slope, lost, parts = np.zeros(rest.shape), np.zeros(op.width), np.zeros(op.width), np.zeros_like(e)
         for atom, weight in form.weight.items():
-            one, root = squares[atom], up(np.sqrt(weight))
-            out += np.einsum("ctas,aw->ctws", one.coming, root)
-            out[..., self.layout.order[atom]] += up(root.sum(0) * one.slope, 8 + len(root))
-            rest = rest - one.born @ weight + one.lost * weight.sum(0) * (1 + 2.0**-40)
-        out[..., -1] += np.sqrt(np.maximum(rest, 0.0)) * (1 + 2.0**-50)
-        return out * (1 + 2.0**-40)
+            one, root, whole = squares[atom], np.sqrt(weight), np.sqrt(weight.sum(0))
+            coming = one.coming.sum(-1)
+            most = np.where(coming > 0, coming, 0.0).max(-1, keepdims=True)
+            share = np.sqrt((coming / np.where(most > 0, most, 1.0)) ** 2 @ weight) + 2.0**-500 * whole
+            length, slope = np.hypot(length, most * share), np.hypot(slope, one.slope * whole)
+            lost = lost + one.lost * weight.sum(0)
+            parts += np.einsum("ctas,aw->ctws", one.coming, root)
+            parts[..., self.layout.order[atom]] += one.slope * whole
+            rest = rest - one.born @ weight
+        up = 1 + 2.0**-36  # what is rounded here: sums of thousands of terms, roots
+        rest = np.maximum(rest, 0.0) + lost * up
+        left = slope + np.sqrt(rest)
+        if (sums := rounded()) is not None:  # of a sum of positive terms, computed with the relative error g
+            g, counted = np.minimum(sums[0] * up, 0.5), sums[1] * (2 - up)
+            reach = np.sqrt(np.maximum(r.high, 0.0)) + length
+            other = g * reach + slope * (1 + g) + np.sqrt(np.maximum(rest - counted, 0.0) * (1 + g))
+            left = np.where(g < 0.5, np.minimum(left, other / (1 - g)), left)
+        parts[..., -1] += left
+        return scaled(parts, (length + left) * up)
 
 
 def roundings(matrix: Array, bias: Array) -> Array:
