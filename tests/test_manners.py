@@ -97,6 +97,8 @@ def test_dtypes_and_boxes_by_name(tmp_path: Path) -> None:
     assert af.GateHead.fit("relu", -1, 1, dtype="float64").dtype == torch.float64
     assert af.plan("x**2", LINE, eps=1e-2, dtype="float64").best.name
     assert af.TokenHead.mean(2, 1, dtype="float64").dtype == torch.float64
+    assert af.compile("x", LINE, eps=1e-3, dtype=np.float64).dtype == torch.float64
+    assert af.AnchorHead.fit("sin", -1, 1, eps=1e-2, dtype=np.dtype("float64")).dtype == torch.float64
     with pytest.raises(af.ArgumentError, match=r"float32 or torch.float64, or its name, got 'float16'"):
         af.compile("x", LINE, eps=1e-3, dtype="float16")
     with pytest.raises(af.ArgumentError, match="box must be a Box, a dict"):
@@ -122,6 +124,9 @@ def hard(t: float) -> float:
 
 TARGETS: dict[str, tuple[Any, Callable[[float], Any]]] = {
     "cbrt": ("cbrt(x)", lambda x: math.copysign(abs(x) ** (1 / 3), x)),
+    "a function of math": (math.sin, math.sin),
+    "a function of numpy": (np.sin, math.sin),
+    "positions only": (lambda t, /: t * t, lambda x: x * x),
     "log": ("log(x + 2, 2)", lambda x: math.log2(x + 2)),
     "log of log": ("log(x + 3, x + 2.5)", lambda x: math.log(x + 3, x + 2.5)),
     "hypot": ("hypot(x, 1, 2)", lambda x: math.hypot(x, 1, 2)),
@@ -174,6 +179,12 @@ def test_pieces_that_meet_are_certified() -> None:
         ("x > 0", "conditions"),
         ("1j*x", "real numbers"),
         ("foo(x)", "unknown function 'foo'; known are"),
+        ("sin(π*x) + Y", "^π is a number: write pi$|^π is a number: write pi\\n"),
+        ("sech(x)", r"no function 'sech' here: write 1/cosh\(x\)"),
+        ("sort(x, 0)", "no function 'sort' here: the smaller of two is min"),
+        ("x//2", r"whole quotient of x and 2 is floor\(x/2\)"),
+        ("lambda x: x", "write that alone, or compile the Python function itself"),
+        (np.hypot, "takes x1, x2, but the box has x"),
         (sympy.Matrix([[X, X], [X, X]]), "a row or a column, got 2 x 2"),
     ],
 )

@@ -42,11 +42,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def shipped(dtype: torch.dtype | str) -> torch.dtype:
-    """The dtype, also by its name, if networks ship in it.
+    """The dtype, also by its name or as numpy has it, if networks ship in it.
 
-    >>> shipped("float64")
-    torch.float64
+    >>> shipped("float64"), shipped(np.float32)
+    (torch.float64, torch.float32)
     """
+    if isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic)):
+        dtype = np.dtype(dtype).name
     found = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if found not in SHIPPED:
         raise ArgumentError(f"dtype must be torch.float32 or torch.float64, or its name, got {dtype!r}")
@@ -54,11 +56,11 @@ def shipped(dtype: torch.dtype | str) -> torch.dtype:
 
 
 def by_name(build: Callable[P, R]) -> Callable[P, R]:
-    """A function whose keyword `dtype` may also be a name: `dtype="float64"`."""
+    """A function whose keyword `dtype` may also be a name, `dtype="float64"`, or a type of numpy."""
 
     @functools.wraps(build)
     def called(*arguments: P.args, **options: P.kwargs) -> R:
-        if isinstance(options.get("dtype"), str):
+        if isinstance(options.get("dtype"), (str, type, np.dtype)):
             options["dtype"] = shipped(options["dtype"])  # type: ignore[arg-type]
         return build(*arguments, **options)
 

@@ -25,6 +25,21 @@ _TOKEN = re.compile(
     r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[^\W\d]\w*)|(?P<operator>\*\*|[-+*/^(),])|(?P<space>\s+)"
 )
 _CONSTANTS = {"pi": constant_pi, "e": constant_e}
+#: What other languages have, and how it is written here.
+_ELSEWHERE = {
+    "sech": "write 1/cosh(x)",
+    "csch": "write 1/sinh(x)",
+    "coth": "write 1/tanh(x)",
+    "tg": "write tan(x)",
+    "ctg": "write cot(x)",
+    "sum": "write x + y",
+    "prod": "write x*y",
+    "mean": "write (x + y)/2",
+    "sort": "the smaller of two is min(x, y), the larger max(x, y)",
+    "norm": "the length of (x, y) is hypot(x, y)",
+    "factorial": "write out the factorial as a number",
+    "lambda": "write what the function gives, alone",
+}
 _NO_BRANCHES = (
     "a formula has no conditions; write max, min, abs or clip, or compile a Python function with np.where, "
     "torch.where, or a sympy.Piecewise"
@@ -159,6 +174,8 @@ class _Parser:
         if token.text == "^":
             return "write ** for a power"
         before = self.tokens[self.next - 1]
+        if before.text == "lambda":
+            return "a formula is what a function gives; write that alone, or compile the Python function itself"
         if token.text in ("if", "else", "and", "or", "not"):
             return _NO_BRANCHES
         if before.kind == "number" and token.text in ("j", "J", "i"):
@@ -167,7 +184,9 @@ class _Parser:
 
     def _unknown_names(self) -> UnknownNames:
         known = [*(self.variables if isinstance(self.variables, (set, tuple, list, dict)) else ()), *_CONSTANTS]
-        hints = [f"{name!r}" + ("; write pi" if name == "π" else _hint(name, known)) for name in self.unknown]
+        if "π" in self.unknown:
+            return UnknownNames("π is a number: write pi", self.formula, self.unknown["π"])
+        hints = [f"{name!r}" + _hint(name, known) for name in self.unknown]
         given = ", ".join(str(name) for name in known if name not in _CONSTANTS) or "none"
         problem = (
             f"the box has no interval for {', '.join(hints)} (its variables: {given}); add each to the box, "
@@ -243,6 +262,8 @@ class _Parser:
             return "the formula ends where a number, a name or a parenthesis is expected"
         if token.text == "^":
             return "write ** for a power"
+        if token.text == self.tokens[self.next - 2].text == "/":
+            return "the whole quotient of x and 2 is floor(x/2), on a box where it is constant"
         return f"a number, a name or a parenthesis is expected here, not {token.text!r}"
 
     def close(self, opening: Token) -> None:
@@ -292,5 +313,7 @@ class _Parser:
     def _unknown_function(self, name: str) -> str:
         if name in self.variables or name in _CONSTANTS:
             return f"{name} is not a function: for a product write {name}*(...)"
+        if name in _ELSEWHERE:
+            return f"there is no function {name!r} here: {_ELSEWHERE[name]}"
         hint = closest(name, (*words(), *ALIASES))
         return f"unknown function {name!r}{hint}; known are {', '.join(words())}"

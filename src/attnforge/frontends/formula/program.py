@@ -205,8 +205,9 @@ def _traced(function: Callable[..., Any], graph: Graph, names: Sequence[str]) ->
         parameters = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
     except (TypeError, ValueError):  # builtins and C functions do not say
         parameters = []
-    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is p.empty]
-    if parameters and set(plain) == set(names):
+    given = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    plain = [p.name for p in parameters if p.kind in given and p.default is p.empty]
+    if parameters and set(plain) == set(names) and not any(p.kind == p.POSITIONAL_ONLY for p in parameters):
         result = _shadowed(function)(**variables)
     else:
         if parameters and len(plain) != len(names) and not any(p.kind == p.VAR_POSITIONAL for p in parameters):
@@ -226,7 +227,7 @@ def _traced(function: Callable[..., Any], graph: Graph, names: Sequence[str]) ->
 def _shadowed(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with those of `math` that it names taking expressions as well as numbers."""
     if not isinstance(function, types.FunctionType):
-        return function
+        return _of_math(function)
     cells = function.__closure__
     known = {name: _of_math(value) for name, value in function.__globals__.items()}
     closure = None if cells is None else tuple(map(_shadowed_cell, cells))
