@@ -90,3 +90,10 @@ def test_inputs_are_guarded() -> None:
     strict = approximate(lambda x, y: x * y, Box(x=(0, 1), y=(0, 1)), route="spectral", anchors=6, strict=True)
     with pytest.raises(DomainError):
         strict(torch.tensor([[0.5, 2.0]]))
+
+
+def test_what_is_out_of_reach_is_refused_after_a_short_fit() -> None:
+    """Ten variables that all meet: no route is near, and that is said without fitting wide expansions."""
+    with pytest.raises(PrecisionError, match=r"ridge: a short fit stays at \d") as refused:
+        approximate(lambda x: torch.sin(3 * x * x.roll(1, -1)).sum(-1), Box.cube(-1, 1, shape=10), eps=1e-3)
+    assert refused.value.reachable is not None and refused.value.reachable > 1

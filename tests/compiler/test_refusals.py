@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from attnforge.heads.choose import rise_of
 from attnforge.programs.enclose import cells, ranges
 from attnforge.programs.interpret import values
 
+ROOT = Path(__file__).resolve().parents[2]
 F32, F64 = torch.float32, torch.float64
 WAVES = [
     ("sin(x)", (-30.0, 30.0), torch.sin),
@@ -183,3 +186,24 @@ def test_roots_of_sums_of_squares_err_no_more_than_their_coordinates(formula: st
     with torch.no_grad():
         found = net(torch.from_numpy(points).float()).double().numpy()
     assert np.abs(found - truth).max() <= net.bound <= eps
+
+
+@pytest.mark.parametrize(("name", "share"), [("gauss width", 1e-3), ("distance", 2e-3), ("gauss", 1e-9)])
+def test_a_plan_is_what_compile_builds(name: str, share: float) -> None:
+    """One of its routes has the layers, heads, anchors, parameters and bound of the network; none, if it is refused."""
+    formula, sides = runpy.run_path(str(ROOT / "benchmarks" / "formulas.py"))["FORMULAS"][name]
+    box = Box(sides)
+    (program,) = capture(ways(formula, (box,))[:1], lambda stage: None)
+    seen = values(program, box.sample(4000))
+    eps = share * float(seen.max() - seen.min())
+    routes = [r for r in af.plan(formula, box, eps=eps).routes if r.note == "certified"]
+    if share < 1e-8:
+        with pytest.raises(PrecisionError):
+            af.compile(formula, box, eps)
+        assert not routes
+        return
+    net = af.compile(formula, box, eps)
+    size = net.size
+    assert (size.layers, size.heads, size.anchors, size.parameters, net.bound) in [
+        (r.layers, r.heads, r.anchors, r.parameters, math.nextafter(r.bound, math.inf)) for r in routes
+    ]

@@ -30,6 +30,7 @@ GRIDS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # cells per axis of grids witho
 MOST_POINTS = 1 << 20  # of a grid or a spectral table that is tried: each is a slot that every input looks at
 WIDTH = 32  # of a ridge expansion whose size nobody gave
 SHORT, HOPE = 300, 30.0  # steps of a short ridge fit, and how many times eps it may stay away
+HOPELESS = 300.0  # the same where no other route is left: the widest and longest fits are some ten times closer
 STUCK, GAIN = 2, 0.8  # a route is given up when so many sizes in a row leave more than this share of the error
 MARGIN = 0.98  # of eps that is aimed at, where what is built comes out a little worse than what was planned
 
@@ -270,10 +271,9 @@ class _Work:
         """Wider and wider expansions; one that reaches eps is compiled. A short fit first says if there is hope."""
         assert self.eps is not None
         rows, best, stuck = self.rows(), math.inf, 0
-        if limit < math.inf:
-            short = largest_error(fit(rows, WIDTH, self.seed, steps=SHORT), rows, self.held)
-            if short > HOPE * self.eps:
-                return _Ladder("ridge", None, short, f"a short fit stays at {short:.3g}")
+        short = largest_error(fit(rows, WIDTH, self.seed, steps=SHORT), rows, self.held)
+        if short > (HOPE if limit < math.inf else HOPELESS) * self.eps:
+            return _Ladder("ridge", None, short, f"a short fit stays at {short:.3g}")
         for width in WIDTHS:
             if (self.dim + 1) * (width + self.dim) > limit:
                 return _Ladder("ridge", None, best, "larger before it reaches eps")
