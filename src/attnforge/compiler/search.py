@@ -14,8 +14,8 @@ from ..dtypes import dtype_name
 from ..errors import PrecisionError
 from ..heads.construction import Tactics
 from ..programs.affine import is_head
-from ..programs.enclose import Range
-from ..programs.ops import Product
+from ..programs.enclose import Range, ranges
+from ..programs.ops import Normalise, Product
 from ..programs.program import Program
 from .compiled import CompiledNetwork
 from .propagation import NetworkBound, Propagation
@@ -24,6 +24,7 @@ ROUNDS = 3  # tries with ever smaller shares; what three do not reach is roundin
 TACTICS = (Tactics(), Tactics(centred=False, relative=True))
 SPEND = 0.7  # the share of the tolerance that is given out to heads; the rest is for affine maps and second order
 LAST_MARGIN = 0.25  # of a range: beyond this, heads for wider arguments cost more than what they let in
+STEEP = 30.0  # times: what a norm does to errors that is worth telling; ten times what rows of size 0.3 cost
 SHRINKS = 2  # tries with larger shares once the tolerance holds: the first finds most of what can be saved
 
 
@@ -181,9 +182,11 @@ class Search:
         name = source if len(source) <= 60 else source[:57] + "..."
         dtype = dtype_name(self.tolerance.dtype)
         wider = "" if self.tolerance.dtype == torch.float64 else ", use dtype=torch.float64"
+        norms = _norms(best)
         if reachable is None:
             what = "no bound" if not np.isfinite(best.bound.bound) else "no bound below the range of its values"
-            return PrecisionError(f"{what} can be certified for '{name}' in {dtype}: choose a smaller box{wider}")
+            advice = f"choose a smaller box{wider}{norms}"
+            return PrecisionError(f"{what} can be certified for '{name}' in {dtype}: {advice}")
         if not self.tolerance.eps:
             return PrecisionError(
                 f"rtol = {self.tolerance.rtol:g} alone cannot be certified for '{name}' in {dtype}, whose values come "
@@ -192,6 +195,17 @@ class Search:
             )
         return PrecisionError(
             f"eps = {self.tolerance.eps:g} cannot be certified for '{name}' in {dtype}: "
-            f"{reachable:g} can be; ask for that{wider}, or choose a smaller box",
+            f"{reachable:g} can be; ask for that{wider}, or choose a smaller box{norms}",
             reachable=reachable,
         )
+
+
+def _norms(best: Attempt) -> str:
+    """Which norms multiply errors a lot on the worst part of the box, in words; nothing, where none does."""
+    program, told = best.net.program, []
+    found = ranges(program, best.bound.low[None], best.bound.high[None])
+    for i, op in enumerate(program.ops):
+        if isinstance(op, Normalise):
+            factor = 1 / np.sqrt(np.mean(found[op.input].least ** 2, -1).min() + op.eps)
+            told += [f"{program.labels[i] or f'%{i}'} by {factor:.3g}"] if factor >= STEEP else []
+    return f" (rows may be nearly 0 there, where norms multiply errors: {', '.join(told)})" if told else ""
