@@ -403,6 +403,7 @@ def _attention(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
 
 def _logits(op: Attention, query: Range, key: Range, mask: Array) -> tuple[Array, Array]:
     """Enclosures (cell, query, key) of the logits less what all keys have in common: q.(k_j - k) with k their mean."""
+    views: list[tuple[tuple[Array, Array] | None, Array, Array, Array, Array]]
     views = [(None, query.low, query.high, key.low, key.high)]
     if query.tilt is not None and key.tilt is not None:
         views.append(((query.tilt.slope, key.tilt.slope), query.tilt.low, query.tilt.high, key.tilt.low, key.tilt.high))
