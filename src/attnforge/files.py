@@ -38,7 +38,8 @@ networks.HOMES.update(
 #: Who writes the derivation of a family that the kernel covers, and runs the kernel; `beyond` of the others says why
 #: it does not.
 PROVED = {
-    "network": "attnforge.compiler.derivation", "program": "attnforge.rasp.network.derivation",
+    "network": "attnforge.compiler.derivation",
+    **dict.fromkeys(("program", "programs"), "attnforge.rasp.network.derivation"),
     **dict.fromkeys(("plain", "variant"), "attnforge.export.plain.derivation"),
     **dict.fromkeys(
         ("anchor", "gate", "product", "token", "norm", "chain", "theorem-ramp"), "attnforge.compiler.alone"

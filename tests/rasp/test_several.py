@@ -67,7 +67,8 @@ def test_one_output_is_a_program_of_its_own(net: CompiledPrograms, tmp_path: Pat
     assert one.trace("cab").agrees and len(af.manifest(one).heads) == net.size.heads
     one.save(tmp_path / "one.safetensors")
     assert af.load(tmp_path / "one.safetensors")("cba") == ["a", "b", "c"]
-    assert af.check(tmp_path / "one.safetensors").kind == "exact"
+    checked = af.check(tmp_path / "one.safetensors")
+    assert checked.kind == "exact" and checked.proof == "kernel" and checked.kernel == 0.0
     with pytest.raises(af.ArgumentError, match="no output 'sort'; did you mean 'sorted'"):
         net["sort"]
     with pytest.raises(af.UnsupportedOperation, match=r"take net\['name'\] of an output"):
@@ -77,7 +78,8 @@ def test_one_output_is_a_program_of_its_own(net: CompiledPrograms, tmp_path: Pat
 def test_files_and_the_command(net: CompiledPrograms, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "several.safetensors"
     net.save(path)
-    assert af.check(path).kind == "certified" and af.load(path)("cab") == net("cab")
+    checked = af.check(path)
+    assert checked.kind == "certified" and checked.kernel is not None and af.load(path)("cab") == net("cab")
     app(["run", str(path), "cab"], standalone_mode=False)
     assert capsys.readouterr().out.splitlines()[:3] == ["sorted: abc", "rank: 2,0,1", "reversed: bac"]
 

@@ -6,6 +6,7 @@ and which value each logit stands for.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ...certificates.certificate import Certificate
@@ -17,10 +18,13 @@ from .data import op_json, value_json
 from .facts import Facts
 from .layout import Feature
 from .normal import Packed, pack
+from .several import CompiledPrograms
 
 
-def proved(net: CompiledProgram, certificate: Certificate) -> Certificate:
-    """A program's certificate after the kernel has been run on what `save` writes of it."""
+def proved(net: CompiledProgram | CompiledPrograms, certificate: Certificate) -> Certificate:
+    """A program's certificate after the kernel has been run on what `save` writes of it; of several, on each."""
+    if isinstance(net, CompiledPrograms):
+        return _each(net, certificate)
     words = derive(net)
 
     def wrong(chosen: dict[str, Any]) -> str:
@@ -28,6 +32,17 @@ def proved(net: CompiledProgram, certificate: Certificate) -> Certificate:
         return "" if same else "the derivation of the file names other outputs than its network puts out"
 
     return settled(net, certificate, lambda saved, bound: words, wrong)
+
+
+def _each(net: CompiledPrograms, certificate: Certificate) -> Certificate:
+    """The certificate of several programs after the kernel has been run on the network of each."""
+    alone = {name: net[name] for name in net.programs}
+    found = {name: proved(one, one.certificate) for name, one in alone.items()}
+    remark = next((f"{name}: {one.remark}" for name, one in found.items() if one.kernel is None), "")
+    if remark or certificate.bound is None:
+        return replace(certificate, proof="analysis", kernel=None, remark=remark)
+    bound = max(one.kernel for one in found.values() if one.kernel is not None)
+    return replace(certificate, proof="kernel" if bound <= certificate.bound else "analysis", kernel=bound, remark="")
 
 
 def derive(net: CompiledProgram) -> dict[str, Any]:
