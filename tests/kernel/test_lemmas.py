@@ -202,5 +202,5 @@ def test_a_settled_gate_is_exact() -> None:
     with working():
         far = cell_error(site, FLOAT32, Cell.of(0.5, 0.75, site.function)).rest
         table = Table(site.function, [-1.0, *(k * 2.0**-29 for k in range(-300, 301)), 1.0])
-        rests = table.errors(site, FLOAT32)[1]
+        rests = table.errors(site)[1]
         assert far < 2.0**-110 and 0.27 < max(rests[1:-1]) * 2.0**26 < 0.32

@@ -25,10 +25,10 @@ from ..heads.rule import first_cells
 from ..heads.self_head import SelfSpec
 from ..heads.site import Site
 from ..heads.stored import StoredHeads
-from ..kernel.balls import up, working
+from ..kernel.balls import working
 from ..kernel.file import Saved
 from ..kernel.prove import Prover
-from ..kernel.scalar import Cell, Table, cell_error
+from ..kernel.scalar import Table, error_on
 from ..kernel.values import MOST_SYMBOLS, Blind, values
 from ..programs.ops import Apply
 from .compiled import CompiledNetwork
@@ -37,12 +37,13 @@ ANCHOR_CELLS = 64  # of a table of anchors at least; twice the anchors where tho
 NORM_CELLS = 24  # of a norm, for each factor e of the mean square: sigmoids move by less than 1 on each
 SMOOTH_CELLS = 64  # of a product: the Taylor remainder is then below float64's roundoff
 #: Edges around a crossing of two logits, in units of their difference: fine where weights move, then doubling.
-NEAR = np.concatenate([np.arange(0.0, 6.0, 0.125), np.arange(6.0, 40.0, 0.5), 40.0 * 2.0 ** np.arange(0.0, 64.0)])
+NEAR = np.concatenate([np.arange(0.0, 6.0, 0.5), np.arange(6.0, 40.0, 1.0), 40.0 * 2.0 ** np.arange(0.0, 64.0)])
 EFFORT = 2000  # parts of the box that are looked at before giving up
 WORK = 300_000  # and numbers on all of them, with a slope for each coordinate of the box: a few seconds
 FEWEST = 8  # parts that are looked at in any case
 TRIES = 2  # coordinates that are tried for a split
 ALIKE = 1.02  # splits whose bounds add up to so much more than the least are as good
+CLOSE, PROBE = 1.03, 16  # splitting ends so near to what points have; those are looked at every so many parts, doubling
 MOST_CELLS = 4096  # of a table that is made finer
 SLOW, PATIENCE = 0.99, 500  # splitting ends when so many more parts do not lower the bound by 1 %
 
@@ -178,11 +179,11 @@ def _refined(prover: Prover, reach: dict[int, float], enough: float, most: int) 
     for (site, number), (slopes, rests) in prover.known.items():
         edges = found.get(number, list(prover.chosen.tables[number]))
         if number in found:
-            slopes, rests = Table(site.function, edges).errors(site, prover.machine)
+            slopes, rests = Table(site.function, edges).errors(site)
         cells = {
             (a, b): s * away[number] + r for a, b, s, r in zip(edges, edges[1:], slopes, rests, strict=False)
         }  # fmt: skip
-        before, stuck, grown = max(cells.values()), 0, False
+        before, stuck, kept = max(cells.values()), 0, None
         while stuck < 2 and len(cells) < most and before > enough:
             least = 0.9 * before if math.isfinite(before) else before
             for a, b in [cell for cell, error in cells.items() if not error < least]:
@@ -190,16 +191,17 @@ def _refined(prover: Prover, reach: dict[int, float], enough: float, most: int) 
                 if a < middle < b:
                     del cells[a, b]
                     for part in ((a, middle), (middle, b)):
-                        error = cell_error(site, prover.machine, Cell.of(*part, site.function))
-                        cells[part] = up(error.slope) * away[number] + up(error.rest)
+                        slope, rest = error_on(site, *part)
+                        cells[part] = slope * away[number] + rest
             worst = max(cells.values())
             stuck = stuck + 1 if math.isfinite(worst) and not worst < 0.98 * before else 0
-            grown |= not stuck
+            if worst < before:
+                kept = sorted({end for cell in cells for end in cell})
             if not math.isfinite(worst) and min(b - a for a, b in cells) < 1e-12 * (edges[-1] - edges[0]):
                 break
             before = worst
-        if grown:
-            found[number] = sorted({end for cell in cells for end in cell})
+        if kept is not None:
+            found[number] = kept
     return found
 
 
@@ -210,9 +212,15 @@ def split(prover: Prover, goal: float, effort: int) -> list[Any]:
     root: list[Any] = []
     own = {id(root): whole}  # the bound of every part, before it was split
     waiting = [(-whole, 0, low, high, root)]
-    looked, before = 1, (0, whole)
+    looked, before, probed = 1, (0, whole), 0
     while looked < effort and -waiting[0][0] > goal:
         worst, _, low, high, node = heapq.heappop(waiting)
+        if looked >= probed:  # what points have is left by every split
+            found = [prover.leaf(point, point) for point in _points(low, high)]
+            goal = max([goal, *(CLOSE * x for x in found if goal < x < math.inf)])
+            looked, probed = looked + len(found), 2 * looked + PROBE
+            heapq.heappush(waiting, (worst, looked, low, high, node))
+            continue
         if -worst <= SLOW * before[1] or not math.isfinite(before[1]):
             before = looked, -worst
         tried: list[tuple[float, float, int, float, Any]] = []
@@ -238,6 +246,12 @@ def split(prover: Prover, goal: float, effort: int) -> list[Any]:
     return root
 
 
+def _points(low: tuple[float, ...], high: tuple[float, ...]) -> list[tuple[float, ...]]:
+    """The middle of a part, its ends, and the corners next to them in turn."""
+    turns = [tuple(pair[(i + k) % 2] for i, pair in enumerate(zip(low, high, strict=True))) for k in (0, 1)]
+    return [tuple(0.5 * a + 0.5 * b for a, b in zip(low, high, strict=True)), low, high, *turns]
+
+
 def _prune(root: list[Any], own: dict[int, float], bound: float) -> None:
     """Undo splits of parts whose own bound is no more than the whole tree's."""
     waiting = [root]
@@ -254,7 +268,8 @@ def _order(low: tuple[float, ...], high: tuple[float, ...], prover: Prover, blin
     first, last = prover.box()
     matter = [(b - a) / (d - c) if d > c else 0.0 for a, b, c, d in zip(low, high, first, last, strict=True)]
     try:
-        found = [] if blind else values(prover.program, low, high, prover.by_op)
+        known = blind or len(low) <= TRIES  # all of them are tried
+        found = [] if known else values(prover.program, low, high, prover.by_op)
     except Blind:
         found = []
     slopes = [(e, e.slope) for value in found for row in value for e in row if e.slope is not None]

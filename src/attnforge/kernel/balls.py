@@ -6,11 +6,12 @@ NaN, and a comparison with NaN is false, so that nothing follows from it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from flint import arb, arb_series, ctx
+from flint import arb, arb_mat, arb_series, ctx, fmpq
 
 from ..errors import CertificateError
 
@@ -90,12 +91,22 @@ def reach(thin: Sequence[arb], last: arb, radius: arb) -> arb:
 
 def supremum(thin: Sequence[arb], last: arb, radius: arb) -> arb:
     """The same bound, but tighter: the polynomial is expanded anew on each of a few parts (lemma K5)."""
-    tail = size(last) * radius ** len(thin)
-    part, found = radius / PARTS, ZERO
-    for i in range(PARTS):
-        moved, at = list(thin), part * (2 * i + 1 - PARTS)
-        for first in range(len(moved) - 1):  # Taylor coefficients around `at`, by Horner's scheme
-            for j in range(len(moved) - 2, first - 1, -1):
-                moved[j] += at * moved[j + 1]
-        found = found.max(reach(moved, ZERO, part))
-    return found + tail
+    scaled, power = [], ONE
+    for coefficient in thin:
+        scaled.append(coefficient * power)
+        power *= radius
+    moved = (_parts(len(thin)) * arb_mat(len(thin), 1, scaled)).entries()
+    found = ZERO
+    for i in range(0, len(moved), len(thin)):
+        found = found.max(sum([x.abs_upper() for x in moved[i : i + len(thin)]], ZERO))
+    return found + size(last) * power
+
+
+@functools.lru_cache(maxsize=8)
+def _parts(count: int) -> arb_mat:
+    """From coefficients of s on [-1, 1] to those of v, s = at + v / PARTS, |v| <= 1, on each of the parts: exact."""
+    rows = [
+        [fmpq(2 * i + 1 - PARTS, PARTS) ** (j - k) * math.comb(j, k) / PARTS**k if j >= k else 0 for j in range(count)]
+        for i in range(PARTS) for k in range(count)
+    ]  # fmt: skip
+    return arb_mat(PARTS * count, count, [arb(x) for row in rows for x in row])

@@ -55,10 +55,10 @@ _ALIASES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Function:
-    """Formulas between knots; `power` is the exponent of a root, which has a modulus of continuity of its own, and
-    `domain` an interval outside of which there is no value."""
+    """Formulas between knots, one object for each name; `power` is the exponent of a root, which has a modulus of
+    continuity of its own, and `domain` an interval outside of which there is no value."""
 
     name: str
     knots: tuple[float, ...]
@@ -247,6 +247,8 @@ def evaluate(node: Node, ball: arb, count: int) -> Series:
     if word in ("+", "-"):
         return [a + b if word == "+" else a - b for a, b in zip(*parts, strict=True)]
     if word == "*":
+        if count == 1:
+            return [parts[0][0] * parts[1][0]]
         return coefficients(series(parts[0]) * series(parts[1]), count)
     return _PRIMITIVES[word](parts[0])
 
@@ -370,7 +372,7 @@ def _arc(name: str, x: Series) -> Series:
 
 
 def _plain(name: str) -> Any:
-    return lambda x: coefficients(getattr(series(x), name)(), len(x))
+    return lambda x: [getattr(x[0], name)()] if len(x) == 1 else coefficients(getattr(series(x), name)(), len(x))
 
 
 _PRIMITIVES: dict[str, Any] = {

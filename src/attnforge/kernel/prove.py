@@ -90,7 +90,7 @@ class Prover:
         self.machine: Machine = MACHINES[dtype]
         self.constants = constants
         self.forms = program.forms()
-        self.tables: dict[tuple[str, int], Table] = {}
+        self.tables: dict[tuple[Function | None, int], Table] = {}
         self.known: dict[tuple[Site, int], tuple[list[float], list[float]]] = {}
         self.by_op: dict[int, Table] = {}
         for layer in layers:
@@ -292,12 +292,11 @@ class Prover:
         if self.folded:
             site = self.folded.loosened(site, place, layer.places)
         edges = self.chosen.tables[place.table]
-        key = ("" if fn is None else fn.name + repr(fn.knots) + repr(fn.pieces), place.table)
-        if key not in self.tables:
-            self.tables[key] = Table(fn, edges)
-        table = self.tables[key]
+        if (fn, place.table) not in self.tables:
+            self.tables[fn, place.table] = Table(fn, edges)
+        table = self.tables[fn, place.table]
         if (site, place.table) not in self.known:
-            self.known[site, place.table] = table.errors(site, self.machine)
+            self.known[site, place.table] = table.errors(site)
         slopes, rests = self.known[site, place.table]
         if self.folded:
             self.folded.known(place.layer, i, site, table, x, y)

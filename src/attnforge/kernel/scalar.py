@@ -18,10 +18,11 @@ from flint import arb, arb_mat
 
 from .balls import ONE, ORDER, ZERO, Series, coefficients, down, largest, reach, series, size, supremum, up
 from .functions import Function, evaluate
-from .rounding import EXPONENTIAL, Machine, Softmax, power_of_two
+from .rounding import EXPONENTIAL, MACHINES, Machine, Softmax, power_of_two
 
 MOST_SLOTS = 4  # of a gate: a head of more is not decided by one of them
 NARROW = 0.5  # logits that move by less on a cell are left to Taylor polynomials
+KNOWN = 1 << 13  # cells that are remembered: a proof asks for those again that its derivation looked at
 
 
 @dataclass(frozen=True)
@@ -75,31 +76,44 @@ class Bound:
 NOTHING = Bound(ZERO, ZERO)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cell:
-    """A cell |y - centre| <= radius, and the function on it, around its centre and around all of its points."""
+    """A cell [low, high], |y - centre| <= radius, and the function on it, around its centre and around all points."""
 
+    low: float
+    high: float
+    function: Function | None
     centre: arb
     radius: arb
     thin: Series
     wide: Series
 
-    @classmethod
-    def of(cls, low: float, high: float, function: Function | None) -> Cell:
+    @staticmethod
+    @functools.lru_cache(maxsize=KNOWN)
+    def of(low: float, high: float, function: Function | None) -> Cell:
         """The cell [low, high]; a function that has no series on it is a constant ball there."""
         middle = 0.5 * low + 0.5 * high
         radius = arb(max(up(arb(high) - middle), up(arb(middle) - low)))
         if function is None:
-            return cls(arb(middle), radius, [], [])
+            return Cell(low, high, None, arb(middle), radius, [], [])
         count, whole = ORDER + 2, function.range(low, high)
         node = function.piece(low, high)
-        flat = [whole, *[ZERO] * (count - 1)]
-        if node is None:
-            return cls(arb(middle), radius, flat, flat)
-        thin, wide = evaluate(node, arb(middle), count), evaluate(node, arb(middle) + arb(0, up(radius)), count)
-        if not size(wide[-1]) * radius ** (ORDER + 1) <= 2 * arb(up(whole.rad()) if whole.is_finite() else math.inf):
-            return cls(arb(middle), radius, flat, flat)
-        return cls(arb(middle), radius, thin, wide)
+        thin = wide = [whole, *[ZERO] * (count - 1)]
+        if node is not None:
+            near, far = evaluate(node, arb(middle), count), evaluate(node, arb(middle) + arb(0, up(radius)), count)
+            if size(far[-1]) * radius ** (ORDER + 1) <= 2 * arb(up(whole.rad()) if whole.is_finite() else math.inf):
+                thin, wide = near, far
+        return Cell(low, high, function, arb(middle), radius, thin, wide)
+
+    @functools.cached_property
+    def shape(self) -> tuple[float, float, float, bool]:
+        """The range of the function, an upper bound of its slope, and whether it is known to be monotone."""
+        assert self.function is not None
+        whole = self.function.range(self.low, self.high)
+        near = self.thin[0] + arb(0, 1) * reach([ZERO, *self.thin[1:-1]], self.wide[-1], self.radius)
+        least = max(down(whole), down(near)) if whole.is_finite() else down(near)
+        most = min(up(whole), up(near)) if whole.is_finite() else up(near)
+        return (least, most, *_steepest(self.function, self))
 
 
 class Table:
@@ -108,20 +122,9 @@ class Table:
     def __init__(self, function: Function | None, edges: Sequence[float]):
         self.function, self.edges = function, list(edges)
         self.cells = [Cell.of(a, b, function) for a, b in itertools.pairwise(edges)]
-        self.low: list[float] = []
-        self.high: list[float] = []
-        self.slope: list[float] = []
-        self.monotone: list[bool] = []
-        for (a, b), cell in zip(itertools.pairwise(edges), self.cells, strict=True):
-            if function is None:
-                continue
-            whole = function.range(a, b)
-            near = cell.thin[0] + arb(0, 1) * reach([ZERO, *cell.thin[1:-1]], cell.wide[-1], cell.radius)
-            self.low.append(max(down(whole), down(near)) if whole.is_finite() else down(near))
-            self.high.append(min(up(whole), up(near)) if whole.is_finite() else up(near))
-            steepest, monotone = _steepest(function, a, b, cell)
-            self.slope.append(steepest)
-            self.monotone.append(monotone)
+        shapes = [] if function is None else [cell.shape for cell in self.cells]
+        self.low, self.high, self.slope = ([shape[i] for shape in shapes] for i in range(3))
+        self.monotone = [shape[3] for shape in shapes]
 
     def between(self, first: float, last: float) -> tuple[int, int] | None:
         """The cells that meet [first, last], as a range; None where they do not cover it."""
@@ -157,15 +160,23 @@ class Table:
         half = max(up(arb(high) - middle), up(arb(middle) - low))
         return evaluate(node, arb(middle), 1)[0] + arb(0, 1) * arb(self.slope[cell]) * arb(half)
 
-    def errors(self, site: Site, machine: Machine) -> tuple[list[float], list[float]]:
+    def errors(self, site: Site) -> tuple[list[float], list[float]]:
         """Slope and rest of the error of a site on each cell, rounded up."""
-        found = [cell_error(site, machine, cell) for cell in self.cells]
-        return [up(b.slope) for b in found], [up(b.rest) for b in found]
+        found = [error_on(site, a, b) for a, b in itertools.pairwise(self.edges)]
+        return [slope for slope, _ in found], [rest for _, rest in found]
 
 
-def _steepest(function: Function, low: float, high: float, cell: Cell) -> tuple[float, bool]:
+@functools.lru_cache(maxsize=KNOWN)
+def error_on(site: Site, low: float, high: float) -> tuple[float, float]:
+    """Slope and rest of the error of a site on a cell, rounded up."""
+    found = cell_error(site, MACHINES[site.dtype], Cell.of(low, high, site.function))
+    return up(found.slope), up(found.rest)
+
+
+def _steepest(function: Function, cell: Cell) -> tuple[float, bool]:
     """An upper bound of |g'| on a cell, of all formulas that meet it where a knot lies inside; and whether g' has one
     sign on it."""
+    low, high = cell.low, cell.high
     node = function.piece(low, high)
     if node is not None:
         own = evaluate(node, cell.centre + arb(0, up(cell.radius)), 3)
@@ -411,11 +422,14 @@ def _decided(
     """
     if head.value[0] != 0 or len(head.keys) > MOST_SLOTS:
         return None
-    sizes, errors = _query(head, machine, y, r)
     a, b = lines_of(head)
     middle = [s * y + t for s, t in zip(a, b, strict=True)]
     winner = max(range(len(a)), key=lambda k: float(middle[k]))
     swing = largest([size(s - a[winner]) for s in a]) * r
+    near = (machine.u / 2).log()  # a slot that is nearer weighs too much to be lost
+    if swing < NARROW and any(k != winner and x - middle[winner] > near for k, x in enumerate(middle)):
+        return None
+    sizes, errors = _query(head, machine, y, r)
     own = []
     for key, s, t in zip(head.keys, a, b, strict=True):
         passed = sum((size(arb(k)) * e for k, e in zip(key, errors, strict=True)), ZERO)

@@ -449,7 +449,7 @@ def norm(
     (columns,), width = own.inputs, op.width
     if op.extra["centred"] or place.table is None:
         raise CertificateError(f"{own.name} need a table, and a row that is centred before")
-    target = parse(f"1/sqrt(y/{width} + {Fraction(op.extra['eps'])})")
+    target = Function("norm", (), (parse(f"1/sqrt(y/{width} + {Fraction(op.extra['eps'])})"),))
     heads = []
     for h in range(place.heads):
         query, shift, out = own.group.table("W_Q", h), own.group.table("b_Q", h), own.group.table("W_O", h)
@@ -498,10 +498,9 @@ def _least(entry: Entry, error: arb) -> arb:
     return near.lower() if near > 0 else ZERO
 
 
-def _norm_cell(heads: list[Head], machine: Machine, low: float, high: float, target: Any, width: int) -> float:
+def _norm_cell(heads: list[Head], machine: Machine, low: float, high: float, target: Function, width: int) -> float:
     """How far the computed sum of a_j sigmoid(b_j - s_j y) is from 1/sqrt(y/d + eps) on a cell of y = c.c."""
-    function = Function("norm", (), (target,))
-    cell = Cell.of(low, high, function)
+    cell = Cell.of(low, high, target)
     sums = [[-x for x in cell.thin], [-x for x in cell.wide]]
     error = total = ZERO
     for head in heads:
