@@ -62,7 +62,8 @@ class Softmax:
     exact: list[arb]  # upper bounds of the exact weights
     computed: list[arb]  # and of the computed ones
     moves: list[arb]  # expm1(d_k) times the exact weight, and the factor of Jensen's inequality
-    heavy: int
+    summed: int  # additions of heavy exponentials in a row
+    light: arb  # the sum of the other weights, at most
 
     @classmethod
     def of(
@@ -70,7 +71,8 @@ class Softmax:
     ) -> Softmax:
         """From upper bounds of exact weights, and of the errors of the logits before the exponential (lemma K4).
 
-        Where all logits are computed to be the same number, `even`, all exponentials are exp(0) = 1.
+        Where all logits are computed to be the same number, `even`, all exponentials are exp(0) = 1, and so is no sum
+        of them rounded.
         """
         extra = -(1 - EXPONENTIAL * machine.u).log()
         d = [ZERO for _ in logit_errors] if even else [e + extra for e in logit_errors]
@@ -78,14 +80,17 @@ class Softmax:
         top = largest(d)
         shift = mean if mean < top else top
         limit = machine.u / (8 * len(d))
-        computed, moves, heavy, factor = [], [], 0, shift.exp()
+        computed, moves, heavy, light, factor = [], [], 0, ZERO, shift.exp()
         for w, x in zip(weights, d, strict=True):
             most = w * (x + shift).exp()
             most = most if most < 1 else ONE
             computed.append(most)
             moves.append(factor * w * x.expm1())
-            heavy += not most <= limit
-        return cls(machine, list(weights), computed, moves, heavy)
+            if most <= limit:
+                light += most
+            else:
+                heavy += 1
+        return cls(machine, list(weights), computed, moves, 0 if even else heavy - 1, light)
 
     def mean(self, size: Sequence[arb]) -> arb:
         """An upper bound of the computed mean of |V_k| <= size."""
@@ -99,19 +104,21 @@ class Softmax:
         return {k for k, (w, v) in enumerate(zip(self.computed, size, strict=True)) if not w * v <= limit}
 
     def error(
-        self, spread: Sequence[arb], size: Sequence[arb], lost: arb = ZERO, weighty: int | None = None
+        self, spread: Sequence[arb], size: Sequence[arb], lost: arb = ZERO, weighty: set[int] | None = None
     ) -> tuple[arb, arb]:
         """How far the computed mean of values is from the exact one, and how large the computed one is at most.
 
-        `spread` bounds |V_k - mean|, `size` the computed |V_k|; `lost` is the error of the first value. `weighty`
-        counts slots where the values are only a part of what is summed (lemma K4).
+        `spread` bounds |V_k - mean|, `size` the computed |V_k|; `lost` is the error of the first value. `weighty` are
+        the slots to count where the values are only a part of what is summed (lemma K4).
         """
         slots, machine = len(size), self.machine
         moved = sum((m * s for m, s in zip(self.moves, spread, strict=True)), ZERO)
         widest = largest(spread)
         moved = moved if moved < widest else widest
         most, mean = largest(size), self.mean(size)
-        count = len(self.weighty(size)) if weighty is None else weighty
-        roundings = machine.gamma(self.heavy + count + 3) if 8 * slots * machine.u < 1 else arb.pos_inf()
-        error = moved + roundings * mean + self.computed[0] * lost + 2 * slots * (1 + most) * machine.tiny
+        heavy = self.weighty(size) if weighty is None else weighty
+        light = sum((w * v for k, (w, v) in enumerate(zip(self.computed, size, strict=True)) if k not in heavy), ZERO)
+        count = self.summed + max(len(heavy) - 1, 0) + 3
+        roundings = machine.gamma(count) if 8 * slots * machine.u < 1 else arb.pos_inf()
+        error = moved + (roundings + 3 * self.light) * mean + 3 * light + self.computed[0] * lost + 2 * slots * (1 + most) * machine.tiny
         return error, mean + error

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flint import arb, arb_mat
 
@@ -20,7 +20,8 @@ from .balls import ONE, ORDER, ZERO, Series, coefficients, down, largest, reach,
 from .functions import Function, evaluate
 from .rounding import EXPONENTIAL, MACHINES, Machine, Softmax, power_of_two
 
-MOST_SLOTS = 4  # of a gate: a head of more is not decided by one of them
+MOST_SLOTS = 12  # of a head that one of them may decide
+FEW_SLOTS = 4  # of a head whose slots are all looked at; of others, those that weigh something
 NARROW = 0.5  # logits that move by less on a cell are left to Taylor polynomials
 KNOWN = 1 << 13  # cells that are remembered: a proof asks for those again that its derivation looked at
 
@@ -205,8 +206,7 @@ def cell_error(site: Site, machine: Machine, cell: Cell) -> Bound:
     for head in site.heads:
         if not _finite(head, machine, y, r, p):
             return Bound(arb.pos_inf(), arb.pos_inf())
-        decided = _decided(head, machine, y, r, p)
-        parts, error, most = decided or taylor_head(head, machine, Weights.of(head, y, r), y, r, p)
+        parts, error, most = _one_head(head, machine, y, r, p)
         for i in (0, 1):
             a[i] = [s + arb(head.out) * t for s, t in zip(a[i], parts[0][i], strict=True)]
             b[i] = [s + arb(head.out) * t for s, t in zip(b[i], parts[1][i], strict=True)]
@@ -230,6 +230,51 @@ def cell_error(site: Site, machine: Machine, cell: Cell) -> Bound:
     return off + _outer(site, machine, y, r, heads, outputs)
 
 
+Parts = tuple[tuple[list[Series], list[Series]], Bound, Bound]  # A and B, thin and wide; rounding error; size
+
+
+def _one_head(head: Head, machine: Machine, y: arb, r: arb, p: arb) -> Parts:
+    """A head by the line of one slot, or by Taylor polynomials, whichever leaves less."""
+    head, lost = _near(head, machine, y, r)
+    decided = _decided(head, machine, y, r, p)
+    if decided is not None and decided[0]:
+        found = decided[1]
+    else:
+        found = taylor_head(head, machine, Weights.of(head, y, r), y, r, p)
+        if decided is not None:
+            left = found[1].rest + size(found[0][1][1][-1]) * r ** (ORDER + 1)
+            found = found if left < decided[1][1].rest else decided[1]
+    return found if lost.is_zero() else (found[0], *(Bound(x.slope, x.rest + lost) for x in found[1:]))
+
+
+def _near(head: Head, machine: Machine, y: arb, r: arb) -> tuple[Head, arb]:
+    """A head of constant values without the slots that weigh less than u^2 on a cell, also as computed; and how much
+    that changes what is computed at most (lemma K8)."""
+    if head.own or len(head.keys) <= FEW_SLOTS:
+        return head, ZERO
+    a, b = lines_of(head)
+    first = max(range(len(a)), key=lambda k: float((a[k] * y + b[k]).mid()))
+    slack = [e + machine.gamma(len(head.query) + 1) * (s + e) for s, e in zip(*_query(head, machine, y, r), strict=True)]
+    off = [sum((x * s for x, s in zip(row, slack, strict=True)), ZERO) for row in _lengths(head)]
+    limit = 2 * machine.u.log() - 1 - off[first]
+    kept = []
+    for k, (slope, level, more) in enumerate(zip(a, b, off, strict=True)):
+        slope, level = slope - a[first], level - b[first]
+        if not slope * y + level + slope.abs_upper() * r + more < limit:
+            kept.append(k)
+    others = len(a) - len(kept)
+    if not others:
+        return head, ZERO
+    most = largest([size(arb(v)) for v in head.memory])
+    fewer = replace(head, keys=tuple(head.keys[k] for k in kept), memory=tuple(head.memory[k] for k in kept))
+    return fewer, others * (16 * machine.u**2 * most + 4 * (1 + most) * machine.tiny)
+
+
+@functools.lru_cache(maxsize=64)
+def _lengths(head: Head) -> list[list[arb]]:
+    return [[size(arb(k)) for k in key] for key in head.keys]
+
+
 @functools.lru_cache(maxsize=4096)
 def lines_of(head: Head) -> tuple[list[arb], list[arb]]:
     """The logits of a head as a_k y + b_k."""
@@ -247,13 +292,16 @@ class Weights:
     lifted: list[arb]  # w e^(s t) over the cell, as balls
     most: list[arb]  # upper bounds of the weights over the cell
     gap: list[arb]  # the largest logit less this one, at most, over the cell
+    first: int  # whose logit is the largest at the centre, about
+    behind: list[arb]  # the logit of that one less this one, at least, over the cell
     size: list[arb]  # |logit| at most
 
     @classmethod
     def of(cls, head: Head, y: arb, r: arb) -> Weights:
         a, b = lines_of(head)
         logits = [s * y + t for s, t in zip(a, b, strict=True)]
-        top = functools.reduce(arb.max, logits).mid()
+        first = max(range(len(logits)), key=lambda k: float(logits[k].mid()))
+        top = logits[first].mid()
         powers = [(x - top).exp() for x in logits]
         total = sum(powers, ZERO)
         at = [x / total for x in powers]
@@ -268,12 +316,14 @@ class Weights:
         below = [top - x for x in logits]
         bump = largest([s - g for s, g in zip(swing, below, strict=True)])
         gap = [size(g) + bump + s for g, s in zip(below, swing, strict=True)]
-        return cls(at, slopes, lifted, most, gap, [size(x) + size(s) * r for x, s in zip(logits, a, strict=True)])
+        behind = [(logits[first] - x) - size(s - a[first]) * r for x, s in zip(logits, a, strict=True)]
+        sizes = [size(x) + size(s) * r for x, s in zip(logits, a, strict=True)]
+        return cls(at, slopes, lifted, most, gap, first, behind, sizes)
 
 
 def taylor_head(
     head: Head, machine: Machine, w: Weights, y: arb, r: arb, p: arb
-) -> tuple[tuple[list[Series], list[Series]], Bound, Bound]:
+) -> Parts:
     """A head by Taylor polynomials: series of its A and B (thin and wide), its rounding error and its size."""
     count, slots = ORDER + 2, len(w.at)
     vx, vy, vb = map(arb, head.value)
@@ -281,22 +331,25 @@ def taylor_head(
     values = [arb(v) for v in head.memory]
     if head.own:
         values.insert(0, vx * p + vy * y + vb)
+    about = sum((x * v for x, v in zip(w.at, values, strict=True)), ZERO).mid()  # quotients near 0 lose less
     powers = [[ONE] for _ in range(slots)]
     for row, s in zip(powers, w.slopes, strict=True):
         for j in range(1, count):
             row.append(row[-1] * s / j)
-    rows = [w.at, [x * v for x, v in zip(w.at, values, strict=True)], w.lifted]
-    spread = [v + (vy * wide if head.own and k == 0 else 0) for k, v in enumerate(values)]
+    rows = [w.at, [x * (v - about) for x, v in zip(w.at, values, strict=True)], w.lifted]
+    spread = [v - about + (vy * wide if head.own and k == 0 else 0) for k, v in enumerate(values)]
     rows.append([x * v for x, v in zip(w.lifted, spread, strict=True)])
     left, right = ([x for row in table for x in row] for table in (rows, powers))
     product = arb_mat(4, slots, left) * arb_mat(slots, count, right)
-    below, above, below_wide, above_wide = ([product[i, j] for j in range(count)] for i in range(4))
+    entries = product.entries()
+    below, above, below_wide, above_wide = (entries[i : i + count] for i in range(0, 4 * count, count))
     if head.own and head.value[1] != 0:
         for j in range(1, count):
             above[j] += w.at[0] * vy * powers[0][j - 1]
             above_wide[j] += w.lifted[0] * vy * powers[0][j - 1]
     inverse, inverse_wide = _inverse(below), _inverse(below_wide)
     b = [_times(above, inverse), _times(above_wide, inverse_wide)]
+    b[0][0], b[1][0] = b[0][0] + about, b[1][0] + about
     a = [[ZERO] * count, [ZERO] * count]
     if head.own and head.value[0] != 0:
         first = [x * vx for x in powers[0]]
@@ -313,7 +366,7 @@ def taylor_head(
     if not (head.own and head.value[0] != 0):
         rest, rest_size = softmax.error(distance, sizes, lost)
         return (a, b), Bound(ZERO, rest), Bound(ZERO, rest_size)
-    weighty = len(softmax.weighty(sizes) | {0})
+    weighty = softmax.weighty(sizes) | {0}
     rest, rest_size = softmax.error(distance, sizes, lost, weighty)
     others = sum(w.most[1:], ZERO)
     steep = [size(vx) * (others if others < 1 else ONE), *[size(vx) * w.most[0]] * (slots - 1)]
@@ -356,7 +409,8 @@ def _logit_errors(head: Head, machine: Machine, w: Weights, y: arb, r: arb) -> l
     for key, length in zip(head.keys, w.size, strict=True):
         own = _inner(head, machine, key, length, sizes, errors)
         found.append(own + sum((size(arb(k) - m) * e for k, m, e in zip(key, means, errors, strict=True)), ZERO))
-    worst = largest(found)
+    own = found[w.first]
+    worst = largest([e for e, x in zip(found, w.behind, strict=True) if not x > e + own])  # others are not the largest
     return [e + machine.u * (g + e + worst) + machine.tiny for e, g in zip(found, w.gap, strict=True)]
 
 
@@ -415,8 +469,9 @@ def _value_errors(head: Head, machine: Machine, y: arb, r: arb, p: arb, length: 
 
 def _decided(
     head: Head, machine: Machine, y: arb, r: arb, p: arb
-) -> tuple[tuple[list[Series], list[Series]], Bound, Bound] | None:
-    """A gate on a cell that is too wide for Taylor polynomials: the line of one slot, and what the others may add.
+) -> tuple[bool, Parts] | None:
+    """A head on a cell that is wide for Taylor polynomials: the line of one slot, and what the others may add; and
+    whether that is settled.
 
     Where those weigh too little to be seen by the sum, the computed weight of the one is exactly 1 (lemma K9).
     """
@@ -466,7 +521,7 @@ def _decided(
     error = leak + rounding + (lost if head.own and (winner == 0 or not settled) else ZERO)
     error += 4 * len(a) * (1 + largest(lengths)) * machine.tiny
     nothing = [[ZERO] * count, [ZERO] * count]
-    return (nothing, [thin, wide]), Bound(ZERO, error), Bound(ZERO, lengths[winner] + error)
+    return settled, ((nothing, [thin, wide]), Bound(ZERO, error), Bound(ZERO, lengths[winner] + error))
 
 
 def _outer(
@@ -488,13 +543,16 @@ def _outer(
         if head.out not in (1.0, -1.0):
             tiny += machine.tiny
     used = len(terms)
-    if used == 2:
+    limit = u * largest([t.rest for t in terms]) / (8 * used) if used > 2 else ZERO  # others are lost in the sum
+    light = [t.rest for t in terms if t.slope.is_zero() and t.rest <= limit] if used > 2 else []
+    error += Bound(ZERO, 3 * sum(light, ZERO))
+    if used - len(light) == 2:
         joined = (heads + error).times(u)
-        if joined.slope.is_zero():  # and a sum errs by no more than the smaller of its two terms
+        if used == 2 and joined.slope.is_zero():  # and a sum errs by no more than the smaller of its two terms
             joined = Bound(ZERO, joined.rest.min(terms[0].rest).min(terms[1].rest).upper())
         error += joined
-    elif used > 2:
-        error += (total + error).times(machine.gamma(used - 1))
+    elif used - len(light) > 2:
+        error += (total + error).times(machine.gamma(used - len(light) - 1))
     x_skip, y_skip, bias = site.skip
     reach_y, length_x, length_y = size(y) + r, size(arb(x_skip)), size(arb(y_skip))
     exact_x = Bound(length_x, length_x * size(p))

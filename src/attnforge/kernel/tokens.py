@@ -391,10 +391,8 @@ def _constant_row(
     for name, table in (("W_Q", query), ("W_K", key)):
         if table is not None and any(x != 0 for c in range(columns) if c not in reads for x in table[c]):
             raise CertificateError(f"{name} of {own.name} reads more than positions")
-    if (bias is not None and any(bias)) or (key is not None and shift is not None and any(shift)):
-        raise CertificateError(f"{own.name} have biases that their lemma does not speak of")
-    q = query[reads[i]] if reads else [0.0] * len(query[0])
-    rows = [key[reads[j]] if reads else shift or [0.0] * len(q) for j in range(n)]
+    q = _shifted(own, query[reads[i]] if reads else None, bias, len(query[0]))
+    rows = [_shifted(own, key[reads[j]] if reads else None, shift, len(q)) for j in range(n)]
     if group.causal:
         rows = rows[: i + 1]
     rows = [*rows, *(group.table("M_K", h) or [])]
@@ -414,6 +412,14 @@ def _constant_row(
     weights = [p / total for p in powers]
     seen = i + 1 if group.causal else n
     return [*weights[:seen], *[ZERO] * (n - seen)], Softmax.of(machine, weights, errors, even)
+
+
+def _shifted(own: _Reading, row: list[float] | None, bias: list[float] | None, width: int) -> list[float]:
+    """The sum of a row that a position selects and a bias: of two numbers one is 0, or their sum, so that none rounds."""
+    pairs = list(zip(row or [0.0] * width, bias or [0.0] * width, strict=True))
+    if any(a != 0 and b != 0 and a + b != 0 for a, b in pairs):
+        raise CertificateError(f"{own.name} have biases that their lemma does not speak of")
+    return [a + b for a, b in pairs]
 
 
 def _mix_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
