@@ -75,6 +75,7 @@ GATES: dict[str, Callable[..., GateHead]] = {
     "piecewise": functools.partial(GateHead.piecewise_linear, [-1, 0, 0.5, 2], [1, 0, 2, -1]),
 }  # fmt: skip
 POINTS = 20_000  # at which the error of a mutant is measured
+EFFORT = 200  # parts of the box that the derivation of a mutant looks at: norms need a hundred
 
 
 # -- acceptance --------------------------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ def of_subject(name: str, count: int, source: random.Random) -> Iterator[tuple[s
         yield from program_mutants(af.compile(program, domain), count, source)
         return
     net = subject(name)
-    chosen = derive(net, parse(net.written()), net.bound, effort=60)
+    chosen = derive(net, parse(net.written()), net.bound, effort=EFFORT)
     for make in (stored_mutants, derivation_mutants, header_mutants):
         yield from make(net, chosen, count, source)
 
@@ -283,7 +284,7 @@ def stored_mutants(
         yield kind, verdict(lambda: prove(changed, chosen).bound, lambda: errors(mutant, net.program))  # noqa: B023
 
         def fresh() -> float:
-            return prove(changed, derive(mutant, changed, net.bound, effort=40)).bound  # noqa: B023
+            return prove(changed, derive(mutant, changed, net.bound, effort=EFFORT)).bound  # noqa: B023
 
         yield f"{kind}, fresh", verdict(fresh, lambda: errors(mutant, net.program))  # noqa: B023
 

@@ -372,3 +372,73 @@ def test_a_softplus_below_its_threshold_is_smooth() -> None:
     assert names == ["softplus"]
     with pytest.raises(UnsupportedOperation, match="jumps at its threshold"):
         capture_module(nn.Softplus(threshold=0), VECTOR)
+
+
+class Keeps(nn.Module):
+    """A module that keeps something of a call in an attribute, as `keep` says, and gives tanh of what was kept."""
+
+    def __init__(self, keep: str) -> None:
+        super().__init__()
+        self.keep, self.last, self.seen = keep, None, list[Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.keep == "first" and self.last is not None:
+            return torch.tanh(self.last)
+        self.last = x * 2
+        self.seen.append(self.last)
+        return torch.tanh(self.seen[0] if self.keep == "list" else self.last)
+
+
+@pytest.mark.parametrize("keep", ["last", "first", "list"])
+def test_what_a_module_keeps_of_a_call_is_not_read_by_the_next(keep: str) -> None:
+    module = Keeps(keep)
+    points = VECTOR.sample(20)
+    assert torch.allclose(values(capture_module(module, VECTOR), points), torch.tanh(2 * points), rtol=1e-12)
+    assert module.last is None and not module.seen
+
+
+class Learns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear.weight.data.mul_(0.5)
+        out: Tensor = self.linear(x)
+        return out
+
+
+def test_a_module_that_changes_its_own_weights_is_refused_and_left_alone() -> None:
+    module = Learns()
+    before = module.linear.weight.detach().clone()
+    with pytest.raises(ArgumentError, match="changes its parameter 'linear.weight'"):
+        capture_module(module, Box.cube(-1, 1, shape=3))
+    assert torch.equal(module.linear.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("target", "word"),
+    [
+        (lambda x: x + torch.rand(3, generator=torch.Generator().manual_seed(1)), "random numbers"),
+        (lambda x: x[..., torch.randperm(3, generator=torch.Generator())], "random numbers"),
+        (lambda x: F.batch_norm(x, None, None, training=True), "point by point"),
+        (nn.CELU(0.0), "other than 0"),
+    ],
+)
+def test_refusals_that_are_ours(target: Callable[[Tensor], Tensor], word: str) -> None:
+    with pytest.raises((UnsupportedOperation, ArgumentError), match=word):
+        capture_module(target, Box.cube(-1, 1, shape=3))
+
+
+def written_through_a_view(x: Tensor) -> Tensor:
+    y = torch.tanh(x)
+    y.view(-1)[0] = 1.0  # of one point: a batch would be mixed
+    return y
+
+
+@pytest.mark.parametrize("target", [nn.CELU(-0.5), nn.CELU(-2.0), F.celu, written_through_a_view])
+def test_bends_of_either_sign_and_writing_through_views(target: Callable[[Tensor], Tensor]) -> None:
+    box = Box.cube(-1, 1, shape=3)
+    points = box.sample(50)
+    expected = torch.stack([target(point) for point in points])
+    assert torch.allclose(values(capture_module(target, box), points), expected, rtol=1e-12, atol=1e-12)

@@ -120,5 +120,6 @@ class Softmax:
         light = sum((w * v for k, (w, v) in enumerate(zip(self.computed, size, strict=True)) if k not in heavy), ZERO)
         count = self.summed + max(len(heavy) - 1, 0) + 3
         roundings = machine.gamma(count) if 8 * slots * machine.u < 1 else arb.pos_inf()
-        error = moved + (roundings + 3 * self.light) * mean + 3 * light + self.computed[0] * lost + 2 * slots * (1 + most) * machine.tiny
+        error = moved + (roundings + 3 * self.light) * mean + 3 * light
+        error += self.computed[0] * lost + 2 * slots * (1 + most) * machine.tiny
         return error, mean + error

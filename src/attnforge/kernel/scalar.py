@@ -93,18 +93,18 @@ class Cell:
     @functools.lru_cache(maxsize=KNOWN)
     def of(low: float, high: float, function: Function | None) -> Cell:
         """The cell [low, high]; a function that has no series on it is a constant ball there."""
-        middle = 0.5 * low + 0.5 * high
-        radius = arb(max(up(arb(high) - middle), up(arb(middle) - low)))
+        middle = ((arb(low) + arb(high)) / 2).mid()  # not a float, where the cell is one unit wide
+        radius = arb(max(up(arb(high) - middle), up(middle - arb(low))))
         if function is None:
-            return Cell(low, high, None, arb(middle), radius, [], [])
+            return Cell(low, high, None, middle, radius, [], [])
         count, whole = ORDER + 2, function.range(low, high)
         node = function.piece(low, high)
         thin = wide = [whole, *[ZERO] * (count - 1)]
         if node is not None:
-            near, far = evaluate(node, arb(middle), count), evaluate(node, arb(middle) + arb(0, up(radius)), count)
+            near, far = evaluate(node, middle, count), evaluate(node, middle + arb(0, up(radius)), count)
             if size(far[-1]) * radius ** (ORDER + 1) <= 2 * arb(up(whole.rad()) if whole.is_finite() else math.inf):
                 thin, wide = near, far
-        return Cell(low, high, function, arb(middle), radius, thin, wide)
+        return Cell(low, high, function, middle, radius, thin, wide)
 
     @functools.cached_property
     def shape(self) -> tuple[float, float, float, bool]:
@@ -254,7 +254,8 @@ def _near(head: Head, machine: Machine, y: arb, r: arb) -> tuple[Head, arb]:
         return head, ZERO
     a, b = lines_of(head)
     first = max(range(len(a)), key=lambda k: float((a[k] * y + b[k]).mid()))
-    slack = [e + machine.gamma(len(head.query) + 1) * (s + e) for s, e in zip(*_query(head, machine, y, r), strict=True)]
+    queries = zip(*_query(head, machine, y, r), strict=True)
+    slack = [e + machine.gamma(len(head.query) + 1) * (s + e) for s, e in queries]
     off = [sum((x * s for x, s in zip(row, slack, strict=True)), ZERO) for row in _lengths(head)]
     limit = 2 * machine.u.log() - 1 - off[first]
     kept = []

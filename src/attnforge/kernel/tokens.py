@@ -415,7 +415,7 @@ def _constant_row(
 
 
 def _shifted(own: _Reading, row: list[float] | None, bias: list[float] | None, width: int) -> list[float]:
-    """The sum of a row that a position selects and a bias: of two numbers one is 0, or their sum, so that none rounds."""
+    """The sum of a row that a position selects and a bias: one of two numbers is 0, or their sum: exact."""
     pairs = list(zip(row or [0.0] * width, bias or [0.0] * width, strict=True))
     if any(a != 0 and b != 0 and a + b != 0 for a, b in pairs):
         raise CertificateError(f"{own.name} have biases that their lemma does not speak of")

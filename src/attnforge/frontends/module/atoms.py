@@ -149,7 +149,7 @@ class Tape:
 
     def lift(self, numbers: Tensor) -> Tensor:
         """Atoms for the entries of a constant tensor."""
-        return self.pack(self.constants(numbers.detach().double().numpy()), 0, 0)
+        return self.pack(self.constants(numbers.detach().double().numpy()), 0, 0).reshape(numbers.shape)
 
     def drop(self, slots: Ints) -> None:
         """Remember data that an operation reads with weight zero."""

@@ -6,6 +6,7 @@ whether a program and its target agree.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import io
@@ -13,6 +14,7 @@ import math
 import operator
 import traceback
 import warnings
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
@@ -175,9 +177,10 @@ def _transforms_restored() -> Iterator[None]:
 
 def exported(net: nn.Module, examples: tuple[Tensor, ...]) -> Captured:
     """The graph by torch.export, composites such as attention and layer norm in one piece."""
+    _refuse_learning(net, examples)
     try:
         # torch prints the graph it had when something goes wrong.
-        with redirect_stderr(io.StringIO()), _transforms_restored():
+        with redirect_stderr(io.StringIO()), _transforms_restored(), unchanged(net):
             trace = export_graph(net, examples)
     except PurityError as error:
         cause = error.__cause__
@@ -208,6 +211,20 @@ def exported(net: nn.Module, examples: tuple[Tensor, ...]) -> Captured:
     )
 
 
+def _refuse_learning(net: nn.Module, examples: tuple[Tensor, ...]) -> None:
+    """Refuse a target that changes its own parameters when it is called (by .data, which no graph shows)."""
+    before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+    with unchanged(net), torch.no_grad(), suppress(Exception):  # what it raises is told by whoever captures it
+        net(*examples)
+    for name, parameter in net.named_parameters():
+        if not torch.equal(parameter.nan_to_num(), before[name].nan_to_num()):
+            parameter.data.copy_(before[name])
+            raise ArgumentError(
+                f"{describe(net)} changes its parameter {name.removeprefix('used.')!r} when it is called: "
+                "the target must give the same numbers every time"
+            )
+
+
 def _places(trace: Trace) -> Places:
     own = "/".join(Path(__file__).parts[-3:])  # the frame that calls a function of the user
 
@@ -226,6 +243,8 @@ def _real(tensor: Tensor) -> Tensor:
     """A constant of the exported graph; gradients taken inside the target leave some without a value."""
     from torch._subclasses.fake_tensor import FakeTensor
 
+    if not isinstance(tensor, Tensor):
+        raise CaptureError(UnsupportedOperation(f"the target uses a {type(tensor).__name__}, which is no tensor"))
     try:
         plain: Tensor = promoted(tensor)
         plain.data_ptr()
@@ -274,7 +293,7 @@ def traced(net: nn.Module, examples: tuple[Tensor, ...]) -> Captured:
 
     try:
         with fx_traceback.preserve_node_meta():
-            with SourceLines(), _Followed():
+            with SourceLines(), _Followed(), unchanged(net):
                 raw = make_fx(lambda *tensors: net(*tensors), tracing_mode="real")(*examples)
             # Once more, without operators that write into tensors.
             pure = torch.func.functionalize(lambda *tensors: Interpreter(raw).run(*tensors))
@@ -348,9 +367,29 @@ def _wide(tree: Any) -> Any:
 def double(net: nn.Module, points: tuple[Tensor, ...]) -> Tensor:
     """What a module gives at points, computed in float64."""
     device = next((p.device for p in net.parameters()), torch.device("cpu"))
-    with _Operators(), _Calls():
-        out = net(*(p.to(device) for p in points))
+    try:
+        with unchanged(net), _Operators(), _Calls():
+            out: Tensor = net(*(p.to(device) for p in points))
+    except Exception as error:  # whatever the target raises
+        raise CaptureError(_explained(net, error)) from error
     return out.detach().cpu().double()
+
+
+@contextmanager
+def unchanged(net: nn.Module) -> Iterator[None]:
+    """What a module keeps in attributes while it runs is forgotten: every call finds what the first one found."""
+    kept = [(module, {name: _copied(value) for name, value in vars(module).items()}) for module in net.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in kept:
+            vars(module).clear()
+            vars(module).update(attributes)
+
+
+def _copied(value: Any) -> Any:
+    """A container with the same contents; anything else is itself."""
+    return copy.copy(value) if type(value) in (dict, list, set, OrderedDict, deque) else value
 
 
 #: Points of the example batch: two show whether points are mixed.

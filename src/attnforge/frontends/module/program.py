@@ -243,14 +243,13 @@ def _written(reading: Convention) -> Program:
     for capture in (exported, traced):
         try:
             captured = _captured(capture, reading)
+            program = _best(captured, reading)
+            wrong = difference(program, reading)
+            if wrong is None:
+                return program
+            problem = _Failure(unfaithful(captured, reading) or wrong, retry=False)
         except CaptureError as error:
             problem = _Failure(error.error, retry=True, weak=reading.batch is None)
-            continue
-        program = _best(captured, reading)
-        wrong = difference(program, reading)
-        if wrong is None:
-            return program
-        problem = _Failure(unfaithful(captured, reading) or wrong, retry=False)
     assert problem is not None
     raise problem
 

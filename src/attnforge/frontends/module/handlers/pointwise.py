@@ -72,7 +72,11 @@ def _elu(tape: Tape, call: Operation) -> Value:
     alpha = float(call.get("alpha", 1))
     if inner == 1:
         return rescale(tape, apply(tape, call["self"], functions.elu(alpha)), scale)
-    # relu(x) + alpha (exp(inner min(x, 0)) - 1): elu of inner x agrees with it below zero
+    # relu(x) + alpha (exp(inner min(x, 0)) - 1): elu of inner x agrees with it below zero, unless inner is below zero
+    if inner < 0:
+        rising = rescale(tape, apply(tape, rescale(tape, call["self"], -1.0), "relu"), -inner)
+        bent = rescale(tape, apply(tape, rising, "expm1"), alpha * scale)
+        return add(tape, bent, rescale(tape, apply(tape, call["self"], "relu"), scale))
     bent = rescale(tape, apply(tape, rescale(tape, call["self"], inner), functions.elu(alpha)), scale)
     return add(tape, bent, rescale(tape, apply(tape, call["self"], "relu"), scale * (1 - inner)))
 
@@ -86,9 +90,11 @@ def _softplus(tape: Tape, call: Operation) -> Value:
     return rescale(tape, bent, tape.reciprocal(beta))
 
 
-@handles("celu", note="any alpha")
+@handles("celu", note="any alpha but 0")
 def _celu(tape: Tape, call: Operation) -> Value:
     alpha = float(call.get("alpha", 1))
+    if alpha == 0 or not math.isfinite(alpha):
+        raise Refusal(f"its alpha is {alpha:g}; it must be a finite number other than 0")
     inner = tape.reciprocal(alpha)
     return _elu(tape, Operation("elu", None, {"self": call["self"], "alpha": alpha, "input_scale": inner}))
 
