@@ -157,19 +157,16 @@ KINDS: dict[str, Callable[[], Iterator[tuple[str, CertifiedModule]]]] = {
 }  # fmt: skip
 
 
-def acceptance(networks: dict[str, Iterator[tuple[str, CertifiedModule]]], console: Console) -> list[dict[str, Any]]:
-    """Prove networks of some kinds; a row for each."""
-    rows = []
-    for kind, found in networks.items():
-        for name, net in found:
-            row = {"kind": kind, "name": name, **measured(net)}
-            rows.append(row)
-            shown = f"refused: {row['refused']}" if "refused" in row else (
-                f"analysis {row['bound']:.3e}, kernel {row['kernel']:.3e}, ratio {row['ratio']:.3f}, "
-                f"{row['leaves']} leaves, {row['derive seconds']:.2f} s to derive, {row['seconds']:.2f} s to prove"
-            )  # fmt: skip
-            console.print(f"{kind} {name}: {shown}", soft_wrap=True, highlight=False)
-    return rows
+def acceptance(networks: Iterator[tuple[str, CertifiedModule]], kind: str, console: Console) -> Iterator[dict[str, Any]]:
+    """Prove networks of a kind; a row for each."""
+    for name, net in networks:
+        row = {"kind": kind, "name": name, **measured(net)}
+        shown = f"refused: {row['refused']}" if "refused" in row else (
+            f"analysis {row['bound']:.3e}, kernel {row['kernel']:.3e}, ratio {row['ratio']:.3f}, "
+            f"{row['leaves']} leaves, {row['derive seconds']:.2f} s to derive, {row['seconds']:.2f} s to prove"
+        )  # fmt: skip
+        console.print(f"{kind} {name}: {shown}", soft_wrap=True, highlight=False)
+        yield row
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -178,7 +175,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for kind in (*dict.fromkeys(row["kind"] for row in rows), "all"):
         own = [row for row in rows if kind in (row["kind"], "all")]
         good = [row for row in own if "kernel" in row]
-        ratios, seconds = ([row[key] for row in good] for key in ("ratio", "seconds"))
+        ratios, seconds = ([row[key] for row in good] or [math.nan] for key in ("ratio", "seconds"))
         found[kind] = {
             "networks": len(own), "accepted": len(good), "ratio median": statistics.median(ratios),
             "ratio worst": max(ratios), "beyond 1.5": sum(r > 1.5 for r in ratios),
@@ -470,13 +467,15 @@ def main() -> int:
         found = mutation(given.mutants, console, given.seed, kept=RESULTS)
         return int(any(counts["BROKEN"] for counts in found.values()))
     if given.quick:
-        console.print(summary(acceptance({"formula": formulas(QUICK)}, console)))
+        console.print(summary(list(acceptance(formulas(QUICK), "formula", console))))
         return 0
     kept = json.loads(RESULTS.read_text("utf-8"))
     for kind in given.only or KINDS:
-        rows = [row for row in kept["rows"] if row["kind"] != kind] + acceptance({kind: KINDS[kind]()}, console)
-        kept |= {"rows": rows, "summary": summary(rows)}
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+        kept["rows"] = [row for row in kept["rows"] if row["kind"] != kind]
+        for row in acceptance(KINDS[kind](), kind, console):  # written one by one: a run may be stopped
+            kept["rows"].append(row)
+            kept["summary"] = summary(kept["rows"])
+            RESULTS.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
     console.print(kept["summary"])
     return 0
 
