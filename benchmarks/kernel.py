@@ -157,7 +157,9 @@ KINDS: dict[str, Callable[[], Iterator[tuple[str, CertifiedModule]]]] = {
 }  # fmt: skip
 
 
-def acceptance(networks: Iterator[tuple[str, CertifiedModule]], kind: str, console: Console) -> Iterator[dict[str, Any]]:
+def acceptance(
+    networks: Iterator[tuple[str, CertifiedModule]], kind: str, console: Console
+) -> Iterator[dict[str, Any]]:
     """Prove networks of a kind; a row for each."""
     for name, net in networks:
         row = {"kind": kind, "name": name, **measured(net)}

@@ -20,7 +20,7 @@ from attnforge.kernel.balls import NotProved, coefficients, down, reach, series,
 from attnforge.kernel.file import outward
 from attnforge.kernel.functions import evaluate, function
 from attnforge.kernel.rounding import EXPONENTIAL, MACHINES, Softmax, affine_rounding
-from attnforge.kernel.scalar import Cell, Head, Site, Table, cell_error
+from attnforge.kernel.scalar import Cell, Head, Site, Table, _near, cell_error, error_on
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = [1e-300, 1e-100, 1e-30, 1e-10, 1e-4, 1e-1, 1.0]  # of errors: from what hardly is one to all there is
@@ -86,6 +86,59 @@ def test_a_computed_softmax_is_within_its_bound(dtype: torch.dtype) -> None:
             bound, most = Softmax.of(machine, weights, errors).error(spread, sizes)
             assert abs(arb(found) - mean) <= bound and abs(arb(found)) <= most
             assert bound < 200 * n * machine.u
+
+
+def _added(terms: list[np.float32], source: random.Random) -> np.float32:
+    """A sum in float32, two random parts at a time."""
+    left = list(terms)
+    while len(left) > 1:
+        a, b = (left.pop(source.randrange(len(left))) for _ in "ab")
+        left.append(np.float32(a + b))
+    return left[0]
+
+
+@pytest.mark.parametrize("lightest", [1.0, 1e-6, 1e-8, 1e-9, 1e-12, 1e-30])
+def test_sums_in_any_order_with_slots_that_weigh_little(lightest: float) -> None:
+    """K4's roundings alone: exponentials are exact, sums are taken in random orders, some values are 0 or huge."""
+    source = random.Random(5)
+    with working():
+        for _ in range(60):
+            n = source.randint(2, 24)
+            scales = [source.choice([1.0, lightest]) * source.uniform(0.5, 2) for _ in range(n)]
+            powers = [np.float32(1.0), *(np.float32(min(x, 1.0)) for x in scales[1:])]
+            values = [np.float32(source.choice([0.0, 1.0, -1.0, 1e6, 1e-6]) * source.random()) for _ in range(n)]
+            inverse = np.float32(1) / _added(powers, source)
+            parts = [np.float32(np.float32(p * inverse) * v) for p, v in zip(powers, values, strict=True)]
+            found = _added(parts, source)
+            exact = [arb(float(p)) for p in powers]
+            weights = [p / sum(exact, arb(0)) for p in exact]
+            numbers = [arb(float(v)) for v in values]
+            mean = sum((w * v for w, v in zip(weights, numbers, strict=True)), arb(0))
+            softmax = Softmax.of(FLOAT32, weights, [arb(0)] * n, even=False)
+            nothing = [arb(0)] * n  # of the logits' errors: what is left is what sums, quotients and products round
+            bound, most = softmax.error(nothing, [abs(v) for v in numbers])
+            assert abs(arb(float(found)) - mean) <= bound and abs(arb(float(found))) <= most
+
+
+@pytest.mark.parametrize("steep", [1.0, 30.0, 1e4])
+def test_slots_that_weigh_nothing_are_left_out(steep: float) -> None:
+    """K8 with 60 slots, warm and cold, on narrow and wide cells: what is computed there is within the bound."""
+    places = [k / 8 for k in range(60)]
+    keys = tuple((float(np.float32(2 * steep * a)), float(np.float32(-steep * a * a))) for a in places)
+    values = tuple(float(np.float32(math.sin(a))) for a in places)
+    head = Head(((1.0, 0.0), (0.0, 1.0)), keys, False, (0.0, 0.0, 0.0), values, 1.0)
+    site = Site((head,), (0.0, 0.0, 0.0), function("sin"), 0.0, "float32")
+    table = torch.tensor(keys)
+    with working():
+        for low, high in ((3.0, 3.001), (3.05, 3.08), (2.0, 2.5), (0.0, 7.375)):
+            fewer, lost = _near(head, FLOAT32, arb((low + high) / 2), arb((high - low) / 2))
+            assert (len(fewer.keys) < 60) == (steep > 1 and high - low < 7) and lost < 1e-9
+            y = torch.linspace(low, high, 501)
+            y = y[(y >= low) & (y <= high)]
+            found = torch.softmax(y[:, None] * table[:, 0] + table[:, 1], -1) @ torch.tensor(values)
+            bound = error_on(site, low, high)[1]
+            worst = max(up(abs(arb(f) - arb(x).sin())) for f, x in zip(found.tolist(), y.tolist(), strict=True))
+            assert worst <= bound
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -193,6 +246,17 @@ def test_what_a_head_computes_is_within_the_bound_of_its_cell(size: float) -> No
                     key=up)  # fmt: skip
         assert worst <= bound.rest and bound.slope == 0
         assert bound.rest < 1.5 * worst + arb(2.0**-110)
+
+
+def test_a_head_that_adds_next_to_nothing_costs_no_rounding() -> None:
+    """K8: of three heads with constant values 3, -2 and 1e-12 the sum rounds once, by u times 1 and little more."""
+    heads = tuple(Head(((0.0, 1.0),), ((0.0,),), False, (0.0, 0.0, 0.0), (v,), 1.0) for v in (3.0, 1e-12, -2.0))
+    with working():
+        for chosen, roundings in ((heads, 1), (heads[::2], 1), ((*heads, heads[0]), 2 * 8)):
+            wanted = function(f"expr: {Fraction(sum(Fraction(h.memory[0]) for h in chosen))}")
+            own = error_on(Site(chosen, (0.0, 0.0, 0.0), wanted, 0.0, "float32"), 0.0, 1.0)[1]
+            alone = sum(3 * abs(h.memory[0]) for h in chosen)  # each head: one slot, three roundings
+            assert own <= (roundings + alone) * 2.0**-24 * 1.001 + 1e-11
 
 
 def test_a_settled_gate_is_exact() -> None:

@@ -64,6 +64,7 @@ class Softmax:
     moves: list[arb]  # expm1(d_k) times the exact weight, and the factor of Jensen's inequality
     summed: int  # additions of heavy exponentials in a row
     light: arb  # the sum of the other weights, at most
+    settled: bool  # one slot is heavy, and its computed weight is 1
 
     @classmethod
     def of(
@@ -90,7 +91,8 @@ class Softmax:
                 light += most
             else:
                 heavy += 1
-        return cls(machine, list(weights), computed, moves, 0 if even else heavy - 1, light)
+        return cls(machine, list(weights), computed, moves, 0 if even else heavy - 1, light,
+                   heavy == 1 and bool(light <= machine.u / 2))  # fmt: skip
 
     def mean(self, size: Sequence[arb]) -> arb:
         """An upper bound of the computed mean of |V_k| <= size."""
@@ -114,11 +116,12 @@ class Softmax:
         slots, machine = len(size), self.machine
         moved = sum((m * s for m, s in zip(self.moves, spread, strict=True)), ZERO)
         widest = largest(spread)
+        widest = widest.min(2 * self.light * widest) if self.settled else widest
         moved = moved if moved < widest else widest
         most, mean = largest(size), self.mean(size)
         heavy = self.weighty(size) if weighty is None else weighty
         light = sum((w * v for k, (w, v) in enumerate(zip(self.computed, size, strict=True)) if k not in heavy), ZERO)
-        count = self.summed + max(len(heavy) - 1, 0) + 3
+        count = 0 if self.settled and len(heavy) < 2 else self.summed + max(len(heavy) - 1, 0) + 3
         roundings = machine.gamma(count) if 8 * slots * machine.u < 1 else arb.pos_inf()
         error = moved + (roundings + 3 * self.light) * mean + 3 * light
         error += self.computed[0] * lost + 2 * slots * (1 + most) * machine.tiny
