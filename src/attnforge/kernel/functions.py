@@ -342,10 +342,6 @@ def _power(x: Series, p: Fraction) -> Series:
     return _unknown(ZERO.union((top.log() * _ball(p)).exp() if top > 0 else arb.nan()), count)
 
 
-def _root(x: Series) -> Series:
-    return _power(x, Fraction(1, 2))
-
-
 def _log(x: Series) -> Series:
     return coefficients(series(x).log(), len(x)) if x[0] > 0 else [arb.nan()] * len(x)
 
@@ -377,6 +373,6 @@ def _plain(name: str) -> Any:
 
 _PRIMITIVES: dict[str, Any] = {
     **{name: _plain(name) for name in ("exp", "sin", "cos", "tan", "atan", "erf", "erfc")},
-    "sqrt": _root, "log": _log, "sigmoid": _sigmoid,
+    "sqrt": lambda x: _power(x, Fraction(1, 2)), "log": _log, "sigmoid": _sigmoid,
     "asin": lambda x: _arc("asin", x), "acos": lambda x: _arc("acos", x),
 }  # fmt: skip

@@ -32,7 +32,7 @@ from .program import Column, Form, Program, exact
 from .programs.prove import prove_program
 from .rounding import MACHINES, Machine, affine_rounding
 from .scalar import Head, Site, Table
-from .tokens import RULES, Rule, norm
+from .tokens import RULES, Rule, keep, norm
 from .values import Blind, Entry, Value, values
 
 ALONE = {"chain": chained, "theorem-ramp": ramped}
@@ -212,7 +212,7 @@ class Prover:
                 for i, column in enumerate(affine.columns):
                     weights, bias = affine.stored[i]
                     rounding = self._rounding(number, i, weights, bias, reach[0, i] + affine.bias[i])
-                    self._keep(reach[0, i] + affine.bias[i])
+                    keep(self.machine, reach[0, i] + affine.bias[i])
                     out[t][column] = size(passed[0, i] + off[0, i] + affine.off_bias[i] + rounding)
         for rule in self.sites[number]:
             rule(errors, found, out)
@@ -225,11 +225,6 @@ class Prover:
         if self.folded:
             return self.folded.readout[i] if number == len(self.layers) - 1 else ZERO
         return affine_rounding(self.machine, weights, bias, reach)
-
-    def _keep(self, x: arb) -> None:
-        """Go on only where no number comes near the end of the dtype's range (lemma K12)."""
-        if not x < self.machine.huge:
-            raise Blind("numbers may overflow")
 
     # -- affine columns -------------------------------------------------------------------------------------------
 
@@ -244,7 +239,8 @@ class Prover:
             for group in layer.groups:
                 if any(any(row[i] != 0 for row in head) for head in group.tables["W_O"]):
                     raise CertificateError(f"heads write column {i} of a layer, which no operation of theirs makes")
-            form = _form(layer.after[i], rows, self.forms)
+            v, c = column = layer.after[i]  # itself, where the state has it, its form in atoms otherwise
+            form = Form({column: fmpq(1)}, fmpq(0)) if column in rows else self.forms[v][c]
             mine = [row[i] for row in layer.skip]
             wanted, meant = [fmpq(0)] * n, [fmpq(0)] * n
             for column, factor in form.weights.items():
@@ -321,7 +317,7 @@ class Prover:
                     entry_x, e_x = found[layer.before[x][0]][t][layer.before[x][1]], row[x]
                     away = entry_x.away(place.pivot) + e_x
                     own += arb(max(slopes[first:last])) * away
-                    self._keep((away + size(arb(place.pivot))) * steepest)
+                    keep(self.machine, (away + size(arb(place.pivot))) * steepest)
                     passed = entry_x.size * e_y + (entry_y.size + e_y) * e_x
                 out[t][i] = size(passed + own)
 
@@ -391,13 +387,6 @@ def _all_claimed(layer: Layer) -> None:
     claimed = {(p.group, h) for p in layer.places for h in range(p.first, p.first + p.heads)}
     if claimed != {(g, h) for g, group in enumerate(layer.groups) for h in range(group.heads)}:
         raise CertificateError("some heads of a layer carry out no operation, or some operation's heads are not there")
-
-
-def _form(column: Column, rows: dict[Column, int], forms: list[list[Form]]) -> Form:
-    """What a column should be: itself, where the state has it, its form in atoms otherwise."""
-    if column in rows:
-        return Form({column: fmpq(1)}, fmpq(0))
-    return forms[column[0]][column[1]]
 
 
 def _transposed(columns: list[list[arb]], n: int) -> arb_mat:

@@ -256,7 +256,7 @@ def _near(head: Head, machine: Machine, y: arb, r: arb) -> tuple[Head, arb]:
     first = max(range(len(a)), key=lambda k: float((a[k] * y + b[k]).mid()))
     queries = zip(*_query(head, machine, y, r), strict=True)
     slack = [e + machine.gamma(len(head.query) + 1) * (s + e) for s, e in queries]
-    off = [sum((x * s for x, s in zip(row, slack, strict=True)), ZERO) for row in _lengths(head)]
+    off = [sum((size(arb(k)) * s for k, s in zip(key, slack, strict=True)), ZERO) for key in head.keys]
     limit = 2 * machine.u.log() - 1 - off[first]
     kept = []
     for k, (slope, level, more) in enumerate(zip(a, b, off, strict=True)):
@@ -269,11 +269,6 @@ def _near(head: Head, machine: Machine, y: arb, r: arb) -> tuple[Head, arb]:
     most = largest([size(arb(v)) for v in head.memory])
     fewer = replace(head, keys=tuple(head.keys[k] for k in kept), memory=tuple(head.memory[k] for k in kept))
     return fewer, others * (16 * machine.u**2 * most + 4 * (1 + most) * machine.tiny)
-
-
-@functools.lru_cache(maxsize=64)
-def _lengths(head: Head) -> list[list[arb]]:
-    return [[size(arb(k)) for k in key] for key in head.keys]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -96,8 +96,8 @@ def _sizes(found: list[Value], layer: Layer, columns: list[int], t: int) -> list
     return [found[layer.before[c][0]][t][layer.before[c][1]] for c in columns]
 
 
-def _keep(machine: Machine, x: arb) -> None:
-    """Go on only where no number comes near the end of the dtype's range."""
+def keep(machine: Machine, x: arb) -> None:
+    """Go on only where no number comes near the end of the dtype's range (lemma K12)."""
     if not x < machine.huge:
         raise Blind("numbers may overflow")
 
@@ -168,13 +168,13 @@ def attention(program: Program, layer: Layer, place: Place, machine: Machine, ta
                 leak = leak if leak < 1 else ONE
                 near = near if all(g < 0 for g in gaps) else most  # the largest logit is then a visible one
             d = largest([off[j] + size(arb(mask[i][j]) - meant(wanted[i][j])) for j in shown])
-            _keep(machine, most)
+            keep(machine, most)
             share = ((d + 2 * machine.u * near + slack) / 2).tanh()
             for c, column in enumerate(own.out):
                 error = largest([errors[j][v[c]] for j in seen])
                 low, high = (f(values[j][c].low if f is min else values[j][c].high for j in shown) for f in (min, max))
                 size_v = largest([values[j][c].size + errors[j][v[c]] for j in seen])
-                _keep(machine, size_v)
+                keep(machine, size_v)
                 rounding = machine.gamma(2 * n + 3) * size_v + 2 * n * (1 + size_v) * machine.tiny
                 total = error + share * (arb(high) - arb(low)) + rounding + 2 * leak * size_v
                 out[i][column] = size(total)
@@ -248,7 +248,7 @@ def softmax(program: Program, layer: Layer, place: Place, machine: Machine, tabl
             entries = _sizes(found, layer, columns, t)
             moved = [row[c] for c in columns]
             widest = arb(max(e.high for e in entries)) - arb(min(e.low for e in entries)) + 2 * largest(moved)
-            _keep(machine, widest)
+            keep(machine, widest)
             d = largest(moved) + machine.u * widest + _slack(machine) + machine.tiny
             for a, column in enumerate(own.out):
                 most = arb(found[place.op][t][a].high)
@@ -303,7 +303,7 @@ def maximum(program: Program, layer: Layer, place: Place, machine: Machine, tabl
             entries = [_sizes(found, layer, [column], t)[0] for t in range(n)]
             error = largest([errors[t][column] for t in range(n)])
             most = largest([e.size for e in entries]) + error
-            _keep(machine, (1 + arb(beta)) * most)
+            keep(machine, (1 + arb(beta)) * most)
             d = machine.u * (3 + 4 * machine.u) * arb(beta) * most + _slack(machine) + 4 * machine.tiny
             off = (soft + 2 * d) / arb(beta) if n > 1 else ZERO
             near = soft / arb(beta) * (1 + 2 * d.exp() * d.expm1()) if n > 1 else ZERO
@@ -363,7 +363,7 @@ def mix(program: Program, layer: Layer, place: Place, machine: Machine, tables: 
             sizes = [_sizes(found, layer, [column], t)[0].size for t in range(n)]
             moved = [errors[t][column] for t in range(n)]
             longest = largest([s + e for s, e in zip(sizes, moved, strict=True)])
-            _keep(machine, longest * largest([1 + size(arb(g)) for g in gains]))
+            keep(machine, longest * largest([1 + size(arb(g)) for g in gains]))
             for i in range(n):
                 total, parts = ZERO, ZERO
                 for j in range(n):
@@ -486,7 +486,7 @@ def norm(
             if cells is None or not (loose.is_zero() or least > 0):
                 raise Blind(f"operation {place.op} leaves its table")
             root = (least / width + arb(op.extra["eps"])).sqrt()
-            _keep(machine, (1 + most) * amounts)
+            keep(machine, (1 + most) * amounts)
             length = sum((m * m for m in moved), ZERO).sqrt() + 2.6 * apart
             for entry, m, column in zip(entries, moved, own.out, strict=True):
                 far = entry.size + m + loose
