@@ -107,6 +107,7 @@ class Stream:
         """What hides keys from the heads of a group: query and key coordinates, for Omega = 1."""
         return exclusion(self.columns, group.scope, group.slots, group.causal and not self.causal)
 
+    @np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused afterwards
     def begin(self, embed: Array, positions: Array) -> None:
         """The sizes of the columns before all heads, from the embedding (column, input) and the tokens' positions."""
         first = self.columns.first
@@ -116,6 +117,7 @@ class Stream:
             size[:, list(self.columns.inputs)] *= self.room
         self.sizes.append(size)
 
+    @np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused afterwards
     def add(self, heads: Iterable[HeadTables], known: Array | None) -> None:
         """The heads of the next layer; `known` is how large what they write may be said to be, (token, column)."""
         number, size = len(self.layers), self.sizes[-1]

@@ -424,6 +424,7 @@ def wanted_tables(stream: Stream, head: HeadTables, omega: float, d: int, width:
     return query, key, value
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused afterwards
 def reaches(
     virtual: Virtual, head: HeadTables, tables: Sequence[Table], q: Sequence[Array], ks: Sequence[Array]
 ) -> tuple[float, float]:

@@ -105,6 +105,7 @@ class Simulation(Protocol):
         """How far the coordinates of the output can be off."""
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused afterwards
 def prove(
     facts: Facts, layout: Layout, network: AttentionOnly, positions: torch.Tensor, by: Simulation | None = None,
     radius: float = 0.0,
