@@ -14,7 +14,6 @@ from ..programs.enclose import Range, ranges
 from ..programs.positions import prepared
 from ..programs.program import Program
 from .propagation import FIRST, outward_cells
-from .shorten import shortened
 
 GRIDS = (FIRST, 16 * FIRST, 256 * FIRST)  # cells for the ranges heads are built for; the certificate starts from them
 
@@ -52,11 +51,7 @@ def spells(program: Program, dtype: torch.dtype) -> bool:
     for style in WRITINGS:
         try:
             written = prepared(capture_formula(given, program.box, style))
-            if _nameless(written) == wanted:
-                return True
-            apart, found, _ = taken_apart(written, dtype)
-            short = shortened(apart, found)  # waves cut into pieces
-            if wanted in (_nameless(apart), _nameless(short if short is apart else taken_apart(short, dtype)[0])):
+            if _nameless(written) == wanted or _nameless(taken_apart(written, dtype)[0]) == wanted:
                 return True
         except AttnforgeError:
             continue
