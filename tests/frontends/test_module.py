@@ -411,7 +411,7 @@ class Learns(nn.Module):
 def test_a_module_that_changes_its_own_weights_is_refused_and_left_alone() -> None:
     module = Learns()
     before = module.linear.weight.detach().clone()
-    with pytest.raises(ArgumentError, match="changes its parameter 'linear.weight'"):
+    with pytest.raises(ArgumentError, match="changes its parameter 'linear"):
         capture_module(module, Box.cube(-1, 1, shape=3))
     assert torch.equal(module.linear.weight, before)
 

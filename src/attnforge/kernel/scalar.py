@@ -244,7 +244,8 @@ def _one_head(head: Head, machine: Machine, y: arb, r: arb, p: arb) -> Parts:
         if decided is not None:
             left = found[1].rest + size(found[0][1][1][-1]) * r ** (ORDER + 1)
             found = found if left < decided[1][1].rest else decided[1]
-    return found if lost.is_zero() else (found[0], *(Bound(x.slope, x.rest + lost) for x in found[1:]))
+    more = Bound(ZERO, lost)
+    return found if lost.is_zero() else (found[0], found[1] + more, found[2] + more)
 
 
 def _near(head: Head, machine: Machine, y: arb, r: arb) -> tuple[Head, arb]:
