@@ -66,8 +66,7 @@ def derive(head: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
     low, high = head.box.outward(head.dtype)["y"]
     edges = _edges(head)
     ends = np.unique(np.concatenate([[low], edges[(edges > low) & (edges < high)], [high]]))
-    most = WORK // sum(group.slots + 1 for group in head.layer.heads() for _ in range(group.heads))
-    return finished(saved, _chosen([[[1, 0]]], [[[scope, False]]], 1, 0, count, ends), goal, EFFORT, {}, goal, most)
+    return finished(saved, _chosen([[[1, 0]]], [[[scope, False]]], 1, 0, count, ends), goal, EFFORT, {}, goal)
 
 
 def _edges(head: AnchorHead | GateHead) -> Array:

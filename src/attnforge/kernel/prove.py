@@ -28,7 +28,7 @@ from .layers import Errors, Layer, constants_of, layer_of
 from .plain import words
 from .plain.fold import Folded
 from .plain.variant import straightened
-from .program import Column, Form, Program, exact
+from .program import Form, Program, exact
 from .programs.prove import prove_program
 from .rounding import MACHINES, Machine, affine_rounding
 from .scalar import Head, Site, Table
