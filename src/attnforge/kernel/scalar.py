@@ -32,7 +32,7 @@ class Head:
 
     `query` is (weight of y, bias) for each coordinate, `keys` a row for each slot. If `own`, the first slot is the
     token itself, with the value x * value[0] + y * value[1] + value[2]; `memory` are the others' values, `out` is W_O.
-    `loose` and `lost`, where given, are how far queries and the own value can be off: more than rounding (lemma K29).
+    `loose` and `lost`, where given, are how far queries and the own value can be off: more than rounding (lemma K32).
     """
 
     query: tuple[tuple[float, float], ...]

@@ -448,7 +448,7 @@ def norm(
 ) -> Rule:
     """Rows over their root mean square: heads with the logits b_j - s_j c.c and the value c (lemma K17).
 
-    `apart` and `lost` are how far queries and keys together, and values, may be from one row (lemma K29).
+    `apart` and `lost` are how far queries and keys together, and values, may be from one row (lemma K32).
     """
     op = program.ops[place.op]
     own = _Reading(program, layer, place, "self", place.heads)

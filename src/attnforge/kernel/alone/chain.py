@@ -1,4 +1,4 @@
-"""Chains (lemma K32): files of the family "chain", gates that are followed by a product or by tables.
+"""Chains (lemma K29): files of the family "chain", gates that are followed by a product or by tables.
 
 The heads of a chain side by side are a network of two layers and a sum, whose program is y g(y), or lines(y) and the
 function at clipped arguments. How far that program is from the function itself is bounded apart, on cells.

@@ -1,4 +1,4 @@
-"""Norm heads on their own (lemma K31): files of the family "norm".
+"""Norm heads on their own (lemma K28): files of the family "norm".
 
 A row is centred twice, c.c is computed once, every head reads a sigmoid of it, and the mixture of these scales the row.
 The bound is relative: to the largest result of a row times |weight|, plus |bias|.

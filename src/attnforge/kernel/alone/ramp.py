@@ -1,4 +1,4 @@
-"""Ramps of the theorems in token-wise form (lemma K34): files of the family "theorem-ramp", clip(w.x + t, a, b)."""
+"""Ramps of the theorems in token-wise form (lemma K30): files of the family "theorem-ramp", clip(w.x + t, a, b)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled networks in plain form: virtual values, and how far every coordinate is from them (lemma K29).
+"""Compiled networks in plain form: virtual values, and how far every coordinate is from them (lemma K32).
 
 The network that the file describes has columns between its layers; a plain transformer has none: its heads read sums
 over the whole stream. Call virtual what that network's affine maps make, in real arithmetic, of the input, the
@@ -219,7 +219,7 @@ class Folded:
 
     def moved(self, errors: Errors, place: Site_Place, layer: Layer) -> Errors:
         """Errors of columns that a head over tokens or channels reads, with what is loose about its coordinates:
-        twice for keys, which need not go with the values of the same token (lemma K29)."""
+        twice for keys, which need not go with the values of the same token (lemma K32)."""
         if self.program.ops[place.op].word not in COVERED:
             raise NotProved(f"the kernel has no rule for {self.program.ops[place.op].word!r} in plain form")
         key = place.layer, place.op
@@ -246,7 +246,7 @@ class Folded:
         self.written[number, column] = site, table, x, y, parts
 
     def check(self, number: int, layer: Layer, errors: Errors, found: list[Value], out: Errors) -> None:
-        """Go on only where what heads have written is no larger than the derivation says (lemma K29)."""
+        """Go on only where what heads have written is no larger than the derivation says (lemma K32)."""
         for c, place in self.stream.fresh[number].items():
             for t in range(len(errors)):
                 most = self._written(number, layer, c, errors, found, t) + out[t][c]

@@ -1,4 +1,4 @@
-"""A plain transformer as it is stored: columns of the stream, heads by their places, and what they see (lemma K28).
+"""A plain transformer as it is stored: columns of the stream, heads by their places, and what they see (lemma K31).
 
 Registers come first, then tokens. A register has one column that is 1, its id; a token has constants, its input, and
 what heads write. The first coordinates of a head's queries and keys are its content; all others read constants alone,
@@ -233,7 +233,7 @@ class Stream:
 
     def convex(self, number: int, reads: dict[Place, int], sizes: list[arb]) -> dict[int, arb]:
         """How large the columns are that a layer's heads write, since a result lies among the values; `reads` is how
-        many values a head has (lemma K28)."""
+        many values a head has (lemma K31)."""
         rows = self.registers + self.tokens
         slack = 1 + self.machine.gamma(2 * rows + self.width + 8)
         found = dict.fromkeys(self.fresh[number].values(), ZERO)
@@ -252,7 +252,7 @@ class Stream:
         self, head: Head, content: int, reads: int, sees: Callable[[int, int], bool], sizes: list[arb]
     ) -> None:
         """Refuse a head unless a token sees itself and others as `sees` says, and registers 1 to `slots`, and nothing
-        else; and unless registers, as queries, read zeros (lemma K28)."""
+        else; and unless registers, as queries, read zeros (lemma K31)."""
         machine, rows = self.machine, range(self.registers + self.tokens)
         if any(self.out[head.block][c][head.first + j] for c in range(self.width) for j in range(reads, head.width)):
             raise CertificateError("a head writes more values than it has")

@@ -1,4 +1,4 @@
-"""Variants of plain transformers (lemma K33): files of the family "variant", whose columns stand in another order and
+"""Variants of plain transformers (lemma K34): files of the family "variant", whose columns stand in another order and
 with other signs, whose heads may be split, and which have heads that nothing depends on."""
 
 from __future__ import annotations

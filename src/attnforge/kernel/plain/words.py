@@ -1,5 +1,5 @@
 """Token programs in plain form: columns of a program's state are columns of the stream, so that the transformer is a
-network of layers with the numbers that it holds itself (lemma K30)."""
+network of layers with the numbers that it holds itself (lemma K33)."""
 
 from __future__ import annotations
 
