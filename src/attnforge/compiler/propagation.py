@@ -344,7 +344,7 @@ class Propagation:
         out[..., mine] += added
         if (known := rule.squared(local)) is not None:
             squares[site.op] = Squared(moved.inputs[0], out.sum(-1), *known)
-        out[..., mine] += up(moved.extra, 8) * (moved.extra > 0)
+        out[..., -1] += up(moved.extra, 8) * (moved.extra > 0)  # rounding of folded weights, as that of affine maps
         outside = moved.broken.copy()
         for (low, high), r, e in zip(local.intervals, ranges, moved.inputs, strict=False):
             inner_low, inner_high = rule.defined(site, self.setting, r)

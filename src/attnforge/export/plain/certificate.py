@@ -344,29 +344,34 @@ def recertified(
 def certificate_of(net: nn.Module, stream: Stream) -> Certificate:
     """The certificate of a stream, as read off tensors, that stands for a network."""
     if isinstance(net, CompiledNetwork):
-        found = _compiled(net, stream)
-    else:
-        assert isinstance(net, CertifiedModule)
-        _require_own(stream)
-        found = net.recertify()
+        return compiled_certificate(net, lambda stretch: FoldedLayers(net, stream, stretch))
+    assert isinstance(net, CertifiedModule)
+    _require_own(stream)
+    return _excluding(net.recertify())
+
+
+def _excluding(found: Certificate) -> Certificate:
+    """A certificate that rests on exclusion as well."""
     lemmas = tuple(dict.fromkeys((*found.lemmas, "B6")))
     extra = (name for name in (UNDERFLOW, EXPLICIT) if name not in found.assumptions)
     return replace(found, lemmas=lemmas, assumptions=(*found.assumptions, *extra))
 
 
-def _compiled(net: CompiledNetwork, stream: Stream) -> Certificate:
+def compiled_certificate(net: CompiledNetwork, layers: Callable[[float], FoldedLayers]) -> Certificate:
+    """The certificate of a compiled network in plain form; `layers` reads it, with heads bounded so far beyond their
+    intervals."""
     try:
         proved = net.bound or 0.0
     except CertificateError:  # it has none, or not for its present weights
         proved = 0.0
     goal = max(net.eps, 1.05 * proved)  # folding costs a little more than what was proved for tier `memory`
     for stretch in STRETCHES:
-        analysis = Propagation(FoldedLayers(net, stream, stretch))
+        analysis = Propagation(layers(stretch))
         found = network_bound(analysis, goal, net.rtol, EFFORT, net.grid)
         if math.isfinite(found.bound):
-            return net.certificate_of(analysis, found)
+            return _excluding(net.certificate_of(analysis, found))
     raise PrecisionError(
-        f"no bound can be proved for the plain form in {dtype_name(stream.dtype)}: its folded weights "
+        f"no bound can be proved for the plain form in {dtype_name(net.dtype)}: its folded weights "
         "round more than the heads allow; compile with a smaller eps, or with dtype=torch.float64"
     )
 

@@ -48,18 +48,19 @@ def load_plain(path: str | Path) -> PlainTransformer:
     return found
 
 
-def origin_of(net: CertifiedModule) -> dict[str, Any] | None:
+def origin_of(net: CertifiedModule, tables: bool = False) -> dict[str, Any] | None:
     """JSON from which `network_of` rebuilds a compiled network; None for a theorem, whose target no file can hold.
 
-    Tables of anchors stand in the registers already; every other tensor is written down, without its zeros.
+    Tables of anchors stand in the registers already, unless they are asked for; every other tensor is written down,
+    without its zeros.
     """
     if isinstance(net, CompiledProgram):
         tensors = {name: _sparse(tensor) for name, tensor in net.state_dict().items()}
         return {"family": net.family, "config": net.config(), "tensors": tensors}
     if not isinstance(net, CompiledNetwork):
         return None
-    tables = {id(table) for group in _anchors(net) for table in (group.M_K, group.M_V)}
-    named = [(name, p) for name, p in net.named_parameters() if id(p) not in tables]
+    known = set() if tables else {id(table) for group in _anchors(net) for table in (group.M_K, group.M_V)}
+    named = [(name, p) for name, p in net.named_parameters() if id(p) not in known]
     return {"config": net.config(), "tensors": {name: _sparse(p) for name, p in [*named, *net.named_buffers()]}}
 
 

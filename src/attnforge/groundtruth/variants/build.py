@@ -24,7 +24,8 @@ import torch
 
 from ...arguments import whole
 from ...certificates.certified import CertifiedModule
-from ...dtypes import Array, stored
+from ...compiler.compiled import CompiledNetwork
+from ...dtypes import Array, dtype_name, stored
 from ...errors import ArgumentError, PrecisionError, closest
 from ...export.plain.build import LIMIT, power_of_four, source_of, to_plain
 from ...export.plain.spec import FLAG, PlainHead, PlainSpec, scale_of
@@ -47,6 +48,7 @@ FEW = (0.4, 0.5, 0.75)  # of the values of a code that only maps read: with less
 WORSE = 2.0  # times the bound of a rotated program that superposed codes may cost: rounding, and no interference
 PUSHES = 400  # steps in which the vectors of a code are pushed apart: more change the third digit of their products
 SHARPNESS = 12.0  # how much more the nearest vectors count than others: products then differ by some hundredths
+KEPT = 1.25  # of its bound that a network may lose in a rotated stream: more is for float64 to mend
 ROOM = 1.25  # of what hides keys beyond what content can do: rounding of a rotated stream eats some of it
 
 
@@ -96,11 +98,14 @@ def vary(net: CertifiedModule, kinds: str | Iterable[str] = ("rotated",), seed: 
         raise ArgumentError("vary takes the network itself: this plain form was read from a file; load that network")
     rng = np.random.default_rng([seed, len(wanted), *(KINDS.index(kind) for kind in wanted)])
     mixing = any(kind in MIXING for kind in wanted)
-    if mixing and not isinstance(source, CompiledProgram):
+    if "superposed" in wanted and not isinstance(source, CompiledProgram):
         raise ArgumentError(
-            f"'{next(k for k in wanted if k in MIXING)}' is for token programs; formulas and theorems take 'permuted', "
-            "'split', 'distractor' and 'idle'"
+            "'superposed' is for token programs, whose columns are codes; take 'rotated', 'permuted', 'split', "
+            "'distractor' and 'idle'"
         )
+    if mixing and not isinstance(source, CompiledProgram | CompiledNetwork):
+        raise ArgumentError("'rotated' is for networks of attnforge.compile; theorems take 'permuted', 'split', "
+                            "'distractor' and 'idle'")  # fmt: skip
     used = _used(plain.spec)
     layers = (
         _program_seats(plain, source) if isinstance(source, CompiledProgram) and mixing else _plain_seats(plain, used)
@@ -123,8 +128,10 @@ def vary(net: CertifiedModule, kinds: str | Iterable[str] = ("rotated",), seed: 
     if "permuted" in wanted:
         layers = [[layer[i] for i in rng.permutation(len(layer))] for layer in layers]
     width, dims = _sizes(layers, count)
-    if mixing:
+    if mixing and isinstance(source, CompiledProgram):
         return _mixed(plain, layers, dims, width, count, wanted, seed)
+    if mixing:
+        return _turned(plain, layers, dims, width, count, wanted, seed)
     if "permuted" in wanted:
         basis = np.zeros((count, width))
         basis[range(count), rng.permutation(width)[:count]] = rng.choice([-1.0, 1.0], count)
@@ -337,6 +344,34 @@ def _mixed(
         return built if "superposed" not in kinds else _superposed(built, tried, _codes(stream, net), seed, few)
     assert problem is not None
     raise problem
+
+
+def _turned(
+    plain: PlainTransformer, layers: Sequence[Sequence[Seat]], dims: Sequence[int], width: int, count: int,
+    kinds: tuple[str, ...], seed: int,
+) -> Variant:  # fmt: skip
+    """One rotation of the whole stream of a network of numbers, or, where that costs too much of its bound, one for
+    each kind of columns."""
+    registers, rest = list(range(1, 1 + plain.registers)), list(range(1 + plain.registers, count))
+    source, problem = cast(CompiledNetwork, plain.source), None
+    enough = KEPT * max(cast(float, plain.bound), source.eps)
+    for apart in ([list(range(count))], [registers, [FLAG, *rest]], [registers, [FLAG], rest]):
+        basis, _ = _basis(apart, {}, FLAG, count, width, np.random.default_rng([seed, len(apart)]))
+        built = _built(plain, layers, dims, basis, basis, kinds, seed)
+        try:
+            built.attach(built.recertify())
+        except PrecisionError as error:
+            problem = problem or error
+            continue
+        if built.bound <= enough or source.rtol:
+            return built
+        problem = problem or PrecisionError(
+            f"a rotated stream in {dtype_name(plain.dtype)} is within {built.bound:.3g} of its target, and {enough:.3g} "
+            "is asked for"
+        )
+    assert problem is not None
+    wider = "" if plain.dtype == torch.float64 else "; compile with dtype=torch.float64"
+    raise PrecisionError(f"{problem}{wider}")
 
 
 def _superposed(

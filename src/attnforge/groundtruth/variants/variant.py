@@ -3,7 +3,8 @@
 The stream of a variant holds the columns of a plain form in another basis. Where every column is a direction of its
 own, up to its sign, nothing is rounded that was not rounded before: the plain form is read back bit by bit, and its own
 analysis holds. In any other basis the simulation of lemma H6 says how far coordinates are off, and the proof of the
-program takes that from the margins of its heads.
+program takes that from the margins of its heads; networks of numbers have no margins, and what their heads are off by
+(lemma H7) travels to the output.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from torch import Tensor
 from ...certificates.certificate import Certificate
 from ...certificates.schema import Whole
 from ...dtypes import DTYPES, Array, dtype_name, shipped, stored
-from ...errors import CertificateError, PrecisionError, UnsupportedOperation
-from ...export.plain.certificate import EXPLICIT
-from ...export.plain.source import program_source
+from ...compiler.compiled import CompiledNetwork
+from ...errors import AttnforgeError, CertificateError, PrecisionError, UnsupportedOperation
+from ...export.plain.certificate import EXPLICIT, reaches
+from ...export.plain.source import compiled_source, program_source
 from ...export.plain.spec import FLAG, PlainHead, PlainSpec, scale_of
-from ...export.plain.stream import SHARED, Stream, first_rows, folded, spare
-from ...export.plain.transformer import PlainTransformer, network_of
+from ...export.plain.stream import SHARED, Stream, dtype_of, first_rows, folded, spare
+from ...export.plain.transformer import PlainTransformer, network_of, origin_of
 from ...heads.stored import refuse_endless
 from ...rasp.network.compiled import CompiledProgram
 from ...rasp.network.facts import Mask
 from ...rasp.network.proof import HeadError, prove
+from .rotation import Turned, turned_certificate
 from .simulation import Simulated, numbers, wanted_tables
 
 LIMIT = 1 << 14  # virtual columns of a file: a stream has at most some thousand
@@ -78,22 +81,42 @@ class Variant(PlainTransformer):
     def recertify(self) -> Certificate:
         """What can be proved for the weights as they are now."""
         refuse_endless(self)  # those of idle heads too, which the plain form does not have
-        directions = aligned_rows(self.basis.detach().cpu().double().numpy())
-        found = self._simulated() if directions is None else self.unvaried().recertify()
-        return replace(found, lemmas=(*found.lemmas, "H6"))
+        if not self.mixed:
+            found = self.unvaried().recertify()
+            return replace(found, lemmas=(*found.lemmas, "H6"))
+        net = self.stated()
+        found = self._turned(net) if isinstance(net, CompiledNetwork) else self._simulated(net)
+        return replace(found, lemmas=(*found.lemmas, "H6", *(("H7",) if isinstance(net, CompiledNetwork) else ())))
 
-    def program_of(self) -> CompiledProgram:
-        """The program's network; `UnsupportedOperation` where it is none."""
+    @property
+    def mixed(self) -> bool:
+        """Whether a direction of the stream holds more than one column."""
+        return aligned_rows(self.basis.detach().cpu().double().numpy()) is None
+
+    def stated(self) -> CompiledProgram | CompiledNetwork:
+        """The network that this is a variant of; `UnsupportedOperation` where it is a theorem."""
         net = network_of(self)
-        if not isinstance(net, CompiledProgram):
+        if not isinstance(net, CompiledProgram | CompiledNetwork):
             raise UnsupportedOperation(
-                "in a basis that mixes columns only token programs are certified; for a formula take the kinds "
-                "'permuted', 'split', 'distractor' and 'idle', which round nothing anew"
+                "in a basis that mixes columns a theorem has no certificate: take the kinds 'permuted', 'split', "
+                "'distractor' and 'idle', which round nothing anew"
             )
         return net
 
-    def _simulated(self) -> Certificate:
-        net = self.program_of()
+    def _turned(self, net: CompiledNetwork) -> Certificate:
+        dtype_of(self.state_dict())
+        refuse_endless(net)
+        tensors = numbers(self.state_dict())
+        try:
+            known = reaches(net)
+            stream = self.stream_of(net, known)
+            return turned_certificate(net, Turned(stream, known, self.spec, tensors, self._rows(stream)))
+        except (CertificateError, PrecisionError):
+            raise
+        except AttnforgeError as error:
+            raise CertificateError(f"no bound can be proved for these weights: {error}") from error
+
+    def _simulated(self, net: CompiledProgram) -> Certificate:
         try:
             proof = prove(net.facts, net.layout, net.network, net.positions, self.simulation(net))
         except HeadError as error:
@@ -107,17 +130,20 @@ class Variant(PlainTransformer):
     def simulation(self, net: CompiledProgram) -> Simulated:
         """This, as something that simulates a program's network."""
         stream = self.stream_of(net)
-        tensors = numbers(self.state_dict())
+        return Simulated(stream, net, self.spec, numbers(self.state_dict()), self._rows(stream))
+
+    def _rows(self, stream: Stream) -> Array:
+        """The basis, which must fit the stream."""
         basis = numbers({"basis": self.basis})["basis"]
         if basis.shape[1] != self.spec.stream or len(basis) < stream.width:
             raise CertificateError(
                 f"a basis of shape {basis.shape} does not fit a stream of {self.spec.stream} channels"
             )
-        return Simulated(stream, net, self.spec, tensors, basis)
+        return basis
 
-    def stream_of(self, net: CompiledProgram) -> Stream:
-        """The stream of the plain form that this one is a variant of."""
-        source, spec = program_source(net), self.spec
+    def stream_of(self, net: CompiledProgram | CompiledNetwork, known: Sequence[Array | None] = ()) -> Stream:
+        """The stream of the plain form that this one is a variant of; `known` are the sizes of what heads write."""
+        source, spec = program_source(net) if isinstance(net, CompiledProgram) else compiled_source(net), self.spec
         if {t.dtype for t in self.state_dict().values()} != {net.dtype}:
             raise CertificateError("the tensors of a variant have one dtype, that of its network")
         if any(getattr(spec, name) != getattr(source, name) for name in SHARED):
@@ -128,7 +154,7 @@ class Variant(PlainTransformer):
         stream = Stream(source, spec.causal, self.dtype, spare(spec.registers + spec.tokens, spec.stream, self.dtype))
         if stream.columns.registers != spec.registers:
             raise CertificateError("the variant has not the registers that its network asks for")
-        folded(stream, ())
+        folded(stream, known)
         return stream
 
     # ---- where every column is a direction of its own
@@ -288,8 +314,8 @@ class Variant(PlainTransformer):
         """Query, key and value (column, coordinate) of every head of the plain form by its place; embedding (column,
         input), positions (row, column) and read-out (output, column)."""
         tables: dict[tuple[int, int, int], Sequence[Array]] = {}
-        if aligned_rows(self.basis.cpu().numpy()) is None:
-            stream = self.stream_of(self.program_of())
+        if self.mixed:
+            stream = self.stream_of(self.stated())
             for head in (head for heads in stream.layers for head in heads):
                 tables[head.place] = wanted_tables(stream, head, 1.0, head.width, width)
             embed, positions = first_rows(stream)
@@ -309,13 +335,15 @@ class Variant(PlainTransformer):
 
     def plain_form(self) -> PlainTransformer:
         """The plain form, where it can be read back: tables of anchors stand in its registers."""
-        return self if aligned_rows(self.basis.cpu().numpy()) is None else self.unvaried()
+        return self if self.mixed else self.unvaried()
 
     def config(self) -> dict[str, Any]:
         places = [torch.nonzero(row)[:, 0] for row in self.basis]
         found = [row[at].tolist() for row, at in zip(self.basis, places, strict=True)]
         basis = {"rows": len(found), "at": [at.tolist() for at in places], "numbers": found}
         about = {"base": self.base.to_json(), "kinds": list(self.kinds), "seed": self.seed, "basis": basis}
+        if self.mixed and self.source is not None:  # no register holds a table as it is
+            about["origin"] = origin_of(self.source, tables=True)
         return {**super().config(), **about}
 
     @classmethod
