@@ -366,8 +366,8 @@ def _turned(
         if built.bound <= enough or source.rtol:
             return built
         problem = problem or PrecisionError(
-            f"a rotated stream in {dtype_name(plain.dtype)} is within {built.bound:.3g} of its target, and {enough:.3g} "
-            "is asked for"
+            f"a rotated stream in {dtype_name(plain.dtype)} is within {built.bound:.3g} of its target, and "
+            f"{enough:.3g} is asked for"
         )
     assert problem is not None
     wider = "" if plain.dtype == torch.float64 else "; compile with dtype=torch.float64"

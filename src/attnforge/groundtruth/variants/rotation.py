@@ -58,18 +58,20 @@ class Turned:
         self.u, self.tiny, self.most = (table[stream.dtype] for table in (UNIT, TINY, LARGEST))
         self.width, self.rows = basis.shape[1], spec.registers + spec.tokens
         self.rate = float(gamma(self.width + 8, self.u))
+        self.lost = self.width**2 * self.tiny  # what underflows in the products of a whole row
         self.ids = list(stream.columns.ids)
         self.size = np.zeros((2, len(basis)))  # of the virtual columns; ids of registers are counted apart
         self.size[TOKEN, : stream.columns.first] = stream.sizes[0].max(0)
         self.error = self._first()
         self.off: list[Array] = []  # for each layer of the source, of its fresh columns
         blocks = iter(range(len(spec.heads)))
-        for number, heads in enumerate(folded.layers):
-            stream.add(heads, known[number])
-            self.off.append(self._layer(number, next(blocks, None)) if heads else np.zeros(0))
+        with np.errstate(over="ignore", invalid="ignore"):  # what is too large for any bound is refused
+            for number, heads in enumerate(folded.layers):
+                stream.add(heads, known[number])
+                self.off.append(self._layer(number, next(blocks, None)) if heads else np.zeros(0))
+            self.readout = self._readout()
         if next(blocks, None) is not None:
             raise CertificateError("the variant has more blocks than its network has layers with heads")
-        self.readout = self._readout()
 
     def _first(self) -> Array:
         """How far the rows are off that enter the first block, (kind, part)."""
@@ -80,7 +82,7 @@ class Turned:
         given = self.basis.distance(self.tensors["embed.weight"].T, embed.T) @ largest
         sizes = self.basis.norms(self.tensors["positions"][count:]).max(1)
         sizes = sizes + 2 * self.basis.norms(self.tensors["embed.weight"].T) @ largest
-        rounding = float(gamma(len(largest) + 8, self.u)) * sizes + self.width * self.tiny
+        rounding = float(gamma(len(largest) + 8, self.u)) * sizes + self.lost
         return np.stack([found[:, count:].max(1) + given + rounding, found[:, :count].max(1, initial=0.0)]) * CLOSE
 
     # ---- what is known of rows
@@ -100,7 +102,7 @@ class Turned:
 
     def _noise(self, kind: int, table: Table) -> Array:
         """What the error of a row and the rounding of a product come to in coordinates."""
-        return np.asarray(((self.error[kind] + self.rate * self._norm(kind)) @ table.norm + self.width * self.tiny))
+        return np.asarray((self.error[kind] + self.rate * self._norm(kind)) @ table.norm + self.lost)
 
     def _loose(self, kind: int, table: Table) -> Array:
         """How far computed coordinates can be from what they should be."""
@@ -145,11 +147,12 @@ class Turned:
         self.size[TOKEN, columns] = self.stream.sizes[number + 1][:, columns].max(0)
         self.size = (self.size + further) * CLOSE
         self.error = (self.error + written) * CLOSE
-        self.error = (self.error + np.stack([self.u * self._norm(k) for k in range(2)]) + self.width * self.tiny) * CLOSE
-        self._within(max(float(self._norm(kind).max()) for kind in range(2)), f"block {block}")
+        self.error = (self.error + self.u * np.stack([self._norm(kind) for kind in range(2)]) + self.lost) * CLOSE
+        self._within(f"block {block}", self._norm(TOKEN), self._norm(REGISTER))
         return off
 
-    def _within(self, largest: float, where: str) -> None:
+    def _within(self, where: str, *parts: Array | float) -> None:
+        largest = float(np.max([np.max(part) for part in parts]))  # numpy's maximum keeps what is no number
         if not largest < self.most:
             raise CertificateError(f"numbers of {where} may be as large as {largest:.3g}, and overflow")
 
@@ -173,9 +176,9 @@ class Turned:
     def _free(self, block: int, seat: int) -> tuple[Array, Array]:
         """A head that stands for none: what it writes beside the columns that are its own, and into these."""
         query, key, value, back = self._tables(block, seat)
-        norm = max(float(self._norm(kind).sum()) for kind in range(2))
+        norm = float(np.max([self._norm(kind).sum() for kind in range(2)]))
         q, k, v = (norm * float(np.linalg.norm(table)) for table in (query, key, value))
-        self._within(np.max([q, k, v, q * k]), f"head {seat} of block {block}")
+        self._within(f"head {seat} of block {block}", q, k, v, q * k)
         table = Table.of(self.basis, value, self.basis.rows @ value)
         z = np.max([self._mass(kind, table.wanted) + self._loose(kind, table) for kind in range(2)], 0) * self._room()
         writes = list(self.spec.heads[block][seat].writes)
@@ -199,6 +202,8 @@ class Turned:
         query, key, value = (Table.of(self.basis, *pair) for pair in zip(found, wanted, strict=True))
         slots = self.ids[1 : head.slots + 1]
         alone = head.scope == "memory"
+        if alone and not slots:
+            raise CertificateError(f"'{about.purpose}' has no key to see")
         keys = [(np.abs(key.wanted[slots]), self._slots(head.slots, key))]
         values = [(value.wanted[slots], self._slots(head.slots, value))]
         if not alone:
@@ -218,7 +223,8 @@ class Turned:
         output = np.zeros((d, len(self.basis.rows)))
         output[:v, columns[mine]] = head.output[:, mine]
         z = np.stack([largest, outside * self._room()])
-        self._within(float(np.max([z.max(), self._norm(TOKEN).max()])), f"'{about.purpose}'")
+        every = [self._mass(kind, value.wanted) + self._loose(kind, value) for kind in range(2)]
+        self._within(f"'{about.purpose}'", z, *every)
         return slip * CLOSE, self._written(z, back, output, False)
 
     def _logits(
@@ -241,9 +247,9 @@ class Turned:
         banned = 0.0
         if head.scope == "memory" or head.hiding > 1:
             banned = float(told[TOKEN][content] @ asks[TOKEN][content])
-        beside = max(float((told[kind] + shown[kind])[content] @ asked[REGISTER][content]) for kind in kinds)
+        beside = float(np.max([(told[kind] + shown[kind])[content] @ asked[REGISTER][content] for kind in kinds]))
         for kind, reach in ((TOKEN, seen + banned), (REGISTER, 2 * beside)):
-            slack = max(float(noise(kind, told[other], shown[other])) for other in kinds)
+            slack = float(np.max([noise(kind, told[other], shown[other]) for other in kinds]))
             lead = about.omega - (reach + 2 * slack) * CLOSE
             if not lead > dead:
                 raise PrecisionError(
@@ -252,7 +258,8 @@ class Turned:
                 )
         off = noise(TOKEN, keys, errors)
         largest = keys[:, content] @ asks[TOKEN][content] + off
-        self._within(float(largest.max()) + about.omega, f"'{about.purpose}'")
+        every = [(asks[i] + asked[i]) @ (told[j] + shown[j]) for i in kinds for j in kinds]
+        self._within(f"'{about.purpose}'", *every, *asks, *asked, *told, *shown)
         return float(((off + 2 * self.u * largest.max()).max() + (exp_ulps() + 1) * self.u) * CLOSE)
 
     def _paired(self, head: HeadTables, moved: float, d: int) -> Array:
@@ -266,7 +273,7 @@ class Turned:
         for gap, sizes, between, count in pairs:
             scale = np.abs(gap).max(initial=0.0) or 1.0  # logits of gates are huge: their squares might overflow
             share = (gap / scale) @ between / max(float((gap / scale) @ (gap / scale)), 0.5) / scale
-            slip = 2.0**-46 * (np.abs(between) + np.outer(sizes, np.abs(share)))
+            slip = (head.query.shape[1] + 8) * 2.0**-51 * (np.abs(between) + np.outer(sizes, np.abs(share)))
             rest = size @ (np.abs(between - np.outer(gap, share)) + slip)
             most = np.maximum(most, 3 * moved * np.abs(share) + min(moved / 2, 1.0) * count * rest)
         return np.concatenate([(keys - 1) * most * CLOSE, np.zeros(d - len(most))])
@@ -318,7 +325,7 @@ class TurnedLayers(FoldedLayers):
 
     def moved(self, site: Site, inputs: list[Array], ranges: list[Range]) -> Moved:
         found = super().moved(site, inputs, ranges)
-        return replace(found, extra=up(found.extra + self.off[site.op]))
+        return replace(found, extra=up(found.extra + self.off.get(site.op, 0.0)))
 
     def reads(self, number: int, errors: Errors, found: list[Range]) -> Errors:
         reads = super().reads(number, errors, found)

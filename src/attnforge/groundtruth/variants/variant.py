@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ...certificates.certificate import Certificate
 from ...certificates.schema import Whole
-from ...dtypes import DTYPES, Array, dtype_name, shipped, stored
 from ...compiler.compiled import CompiledNetwork
+from ...dtypes import DTYPES, Array, dtype_name, shipped, stored
 from ...errors import AttnforgeError, CertificateError, PrecisionError, UnsupportedOperation
 from ...export.plain.certificate import EXPLICIT, reaches
-from ...export.plain.source import compiled_source, program_source
+from ...export.plain.source import compiled_source, program_source, width_of
 from ...export.plain.spec import FLAG, PlainHead, PlainSpec, scale_of
 from ...export.plain.stream import SHARED, Stream, dtype_of, first_rows, folded, spare
 from ...export.plain.transformer import PlainTransformer, network_of, origin_of
@@ -146,7 +146,8 @@ class Variant(PlainTransformer):
         source, spec = program_source(net) if isinstance(net, CompiledProgram) else compiled_source(net), self.spec
         if {t.dtype for t in self.state_dict().values()} != {net.dtype}:
             raise CertificateError("the tensors of a variant have one dtype, that of its network")
-        if any(getattr(spec, name) != getattr(source, name) for name in SHARED):
+        same = all(getattr(spec, name) == getattr(source, name) for name in SHARED)
+        if not same or spec.outputs != width_of(source.layers[-1]):
             raise CertificateError("the description of the variant is not that of its network")
         looking = [g for layer in source.layers for g in layer.heads() if g.scope == "tokens" and not g.causal]
         if spec.causal and looking and source.tokens > 1:
