@@ -299,7 +299,7 @@ def test_a_formula_keeps_its_certificate():
     target = torch.sin(x[:, 0].double() * x[:, 1].double()) + x[:, 0].double()
     assert float((variant(x).detach().double().squeeze() - target).abs().max()) <= variant.bound
     with pytest.raises(af.ArgumentError, match="token programs"):
-        vary(net, "rotated", 0)
+        vary(net, "superposed", 0)
 
 
 def test_wrong_words_are_answered():

@@ -23,7 +23,7 @@ from attnforge.errors import ArgumentError, AttnforgeError
 from attnforge.lab import Experiment, Progress, machine
 from attnforge.lab.engine import parallel
 from attnforge.lab.store import MARKER, Store
-from lab.toy import BROKEN, COUNTED, DEADLY, SIZES, SLOW, TOY
+from lab.toy import BROKEN, COUNTED, DEADLY, SIZES, SLOW, TOY, hoard
 
 ROOT = Path(__file__).resolve().parents[2]
 run = af.lab.run
@@ -238,6 +238,15 @@ def test_a_terminal_shows_a_bar_with_the_time_left(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sys, "stderr", silent := io.StringIO())
     run(TOY, tmp_path / "other", quick=True, jobs=1)
     assert silent.getvalue() == ""
+
+
+def test_workers_that_grew_are_replaced_without_a_word() -> None:
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with parallel([(hoard, (i,)) for i in range(5)], 2, "processes", None, 1) as results:
+            found = list(results)
+    assert sorted(number for number, _ in found) == list(range(5)) and len({process for _, process in found}) > 2
+    assert not [str(one.message) for one in heard if "worker stopped" in str(one.message)]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

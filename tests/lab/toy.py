@@ -54,6 +54,18 @@ def broken(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     return measure(settings, seed)
 
 
+HELD: list[bytes] = []
+
+
+def hoard(number: int) -> tuple[int, int]:
+    """Every call after a process's first takes more memory than joblib lets a worker keep, and more than a second."""
+    if HELD:
+        HELD.append(b"x" * 350_000_000)
+        time.sleep(1.1)
+    HELD.append(b"")
+    return number, os.getpid()
+
+
 def deadly(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     if settings["p"] == 8:
         os._exit(9)

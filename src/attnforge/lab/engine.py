@@ -86,10 +86,20 @@ def parallel(
         else:
             stack.enter_context(joblib.parallel_config("loky", inner_max_num_threads=threads))
             options |= {"initializer": _leave_interrupts_to_the_parent}
+            stack.enter_context(_replaced_in_silence())
         terminated = joblib.externals.loky.process_executor.TerminatedWorkerError
         stack.enter_context(_deaths_in_words(terminated))
         results = joblib.Parallel(**options)(joblib.delayed(call)(*arguments) for call, arguments in calls)
         yield stack.enter_context(_closed_in_silence(results))
+
+
+@contextmanager
+def _replaced_in_silence() -> Iterator[None]:
+    """Between two calls joblib replaces a worker that holds 300 MB more than after its first call. Large models do that
+    to an allocator, nothing is lost by it, and there is nothing to be done about it: so nothing is said."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
+        yield
 
 
 @contextmanager

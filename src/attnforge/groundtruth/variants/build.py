@@ -353,25 +353,22 @@ def _turned(
     """One rotation of the whole stream of a network of numbers, or, where that costs too much of its bound, one for
     each kind of columns."""
     registers, rest = list(range(1, 1 + plain.registers)), list(range(1 + plain.registers, count))
-    source, problem = cast(CompiledNetwork, plain.source), None
+    source, problem = cast(CompiledNetwork, plain.source), "rounding leaves nothing to be proved of it"
     enough = KEPT * max(cast(float, plain.bound), source.eps)
     for apart in ([list(range(count))], [registers, [FLAG, *rest]], [registers, [FLAG], rest]):
         basis, _ = _basis(apart, {}, FLAG, count, width, np.random.default_rng([seed, len(apart)]))
         built = _built(plain, layers, dims, basis, basis, kinds, seed)
         try:
             built.attach(built.recertify())
-        except PrecisionError as error:
-            problem = problem or error
+        except PrecisionError:
             continue
         if built.bound <= enough or source.rtol:
             return built
-        problem = problem or PrecisionError(
-            f"a rotated stream in {dtype_name(plain.dtype)} is within {built.bound:.3g} of its target, and "
-            f"{enough:.3g} is asked for"
-        )
-    assert problem is not None
-    wider = "" if plain.dtype == torch.float64 else "; compile with dtype=torch.float64"
-    raise PrecisionError(f"{problem}{wider}")
+        problem = f"it is within {built.bound:.3g} of its target, and {enough:.3g} is asked for"
+    wider = "a larger eps" if plain.dtype == torch.float64 else "dtype=torch.float64"
+    raise PrecisionError(
+        f"no rotated stream of this network can be proved in {dtype_name(plain.dtype)}: {problem}; compile with {wider}"
+    )
 
 
 def _superposed(

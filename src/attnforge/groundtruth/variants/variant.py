@@ -104,17 +104,20 @@ class Variant(PlainTransformer):
         return net
 
     def _turned(self, net: CompiledNetwork) -> Certificate:
-        dtype_of(self.state_dict())
-        refuse_endless(net)
-        tensors = numbers(self.state_dict())
         try:
-            known = reaches(net)
-            stream = self.stream_of(net, known)
-            return turned_certificate(net, Turned(stream, known, self.spec, tensors, self._rows(stream)))
+            return turned_certificate(net, self.turned(net))
         except (CertificateError, PrecisionError):
             raise
         except AttnforgeError as error:
             raise CertificateError(f"no bound can be proved for these weights: {error}") from error
+
+    def turned(self, net: CompiledNetwork) -> Turned:
+        """How far this is from the plain form of a compiled network, head by head."""
+        dtype_of(self.state_dict())
+        refuse_endless(net)
+        known = reaches(net)
+        stream = self.stream_of(net, known)
+        return Turned(stream, known, self.spec, numbers(self.state_dict()), self._rows(stream))
 
     def _simulated(self, net: CompiledProgram) -> Certificate:
         try:
