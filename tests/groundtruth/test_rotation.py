@@ -202,7 +202,8 @@ def test_what_is_read_back_is_proved_again(tmp_path: Path):
     truth = af.manifest(variant)
     assert truth == af.manifest(read)
     done = af.groundtruth.check(truth, read)
-    assert done.witnesses > 0 and {h.role for h in truth.heads if h.moves} == {"product", "function"}
+    assert done.witnesses > 0 and done.proved == 0 and done.tried > 50  # no zeros prove anything here
+    assert {h.role for h in truth.heads if h.moves} == {"product", "function"}
     relevant = {(e.source, e.target) for e in truth.edges if e.moves}
     plain = af.manifest(vary(compiled("product"), ROTATED[:-1], 4))
     assert len(relevant) == len([e for e in plain.edges if e.moves])

@@ -82,7 +82,8 @@ class Circuit:
     """Heads and channels of a network, and how it is run with a head or an edge patched.
 
     `reads` is (head, query key value, channel), `writes` (head, channel); `entering` are the channels of the input,
-    `leaving` (output, channel) those that outputs read.
+    `leaving` (output, channel) those that outputs read. `mixed` says that these are columns of a basis, and that no
+    zeros of stored tensors show them.
     """
 
     tier: str
@@ -101,6 +102,7 @@ class Circuit:
     tensors: Mapping[str, Tensor]
     begin: Callable[..., Tensor] = field(repr=False)
     finish: Callable[[Tensor], Tensor] = field(repr=False)
+    mixed: bool = False
     _alone: dict[Spot, Heads] = field(default_factory=dict, repr=False)
 
     # ---- what zeros say
@@ -356,6 +358,7 @@ def _plain(plain: PlainTransformer, tier: str, lens: Lens | None) -> Circuit:
         else plain.residual,
         lambda Z: torch.nn.functional.linear(Z[..., plain.registers :, :][..., : 1 if spec.first_row else None, :],
                                              readout, bias),
+        isinstance(plain, Variant) and plain.mixed,
     )  # fmt: skip
 
 

@@ -280,14 +280,16 @@ def check(manifest: Manifest, net: object, *, seed: int = 1) -> Checked:
         for name, outputs in silent.items():
             reached = set(outputs) & set(nodes[name].outputs)  # what zeros rule out is tried at few points only
             _unmoved(name, nodes[name], outputs, probes if reached else probes[:1], circuit)
-        proved = _ruled_out(circuit)
-        blind = torch.randperm(len(proved), generator=torch.Generator().manual_seed(seed))[:BLIND].tolist()
-        for i in blind:
-            _unmoved(str(proved[i]), proved[i], range(len(circuit.outputs)), probes[:1], circuit)
+        apart = _ruled_out(circuit)
+        order = torch.randperm(len(apart), generator=torch.Generator().manual_seed(seed)).tolist()
+        for i in order if circuit.mixed else order[:BLIND]:
+            _unmoved(str(apart[i]), apart[i], range(len(circuit.outputs)), probes[:1], circuit)
     tried = sum(len(set(outputs) & set(nodes[name].outputs)) for name, outputs in silent.items())
     rest = sum(len(circuit.outputs) - len(node.outputs) for node in nodes.values())
     undecided = sum(len(what.still) for what in manifest.everything())
-    sure = len(proved) * len(circuit.outputs) + rest
+    sure = len(apart) * len(circuit.outputs) + rest
+    if circuit.mixed:
+        sure, tried = 0, tried + sure
     return Checked(len(manifest.heads), len(manifest.edges), sure, tried, witnesses, undecided)
 
 
