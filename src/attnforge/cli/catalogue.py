@@ -7,23 +7,10 @@ from typing import Annotated
 
 import typer
 
-from .common import FAILED, Command, Forge, console, say, whole
+from .common import FAILED, Command, console, group, say, whole
 from .lab import Backend, terminated_is_interrupted
 
-catalogue = typer.Typer(
-    name="catalogue",
-    cls=Forge,
-    add_completion=False,
-    help="Networks with proofs, manifests and counterfactual pairs, by the hundred.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-)
-
-
-@catalogue.callback()
-def _root(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        say(context.get_help())
+catalogue = group("catalogue", "Networks with proofs, manifests and counterfactual pairs, by the hundred.")
 
 
 @catalogue.command("build", cls=Command, short_help="Write a catalogue, or go on with one.")

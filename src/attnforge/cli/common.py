@@ -99,6 +99,20 @@ class Forge(TyperGroup):
         return stop(code) if standalone_mode else code
 
 
+def group(name: str, help: str) -> typer.Typer:
+    """Commands under one name, which by itself shows its help."""
+    found = typer.Typer(
+        name=name, cls=Forge, add_completion=False, help=help, invoke_without_command=True, rich_markup_mode=None
+    )
+
+    @found.callback()
+    def root(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            say(context.get_help())
+
+    return found
+
+
 class Command(TyperCommand):
     """A command that computes: what it needs is loaded when it runs, and its linear algebra keeps to one thread.
 

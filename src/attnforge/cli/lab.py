@@ -12,27 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ArgumentError
-from .common import FAILED, Command, Forge, console, say, table, waiting, whole
+from .common import FAILED, Command, console, group, say, table, waiting, whole
 
 if TYPE_CHECKING:
     from ..lab.store import Result
 
 PAGE = "report.html"  # of a folder of records, where no other name is given
 SOME = 10  # problems that are named one by one: what fits on a screen beside the rest
-lab = typer.Typer(
-    name="lab",
-    cls=Forge,
-    add_completion=False,
-    help="Measure the claims of the theory: constructed networks beside trained ones, with verdicts by rule.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-)
-
-
-@lab.callback()
-def _root(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        say(context.get_help())
+lab = group("lab", "Measure the claims of the theory: constructed networks beside trained ones, with verdicts by rule.")
 
 
 class Backend(StrEnum):

@@ -282,8 +282,10 @@ def check(manifest: Manifest, net: object, *, seed: int = 1) -> Checked:
             _unmoved(name, nodes[name], outputs, probes if reached else probes[:1], circuit)
         apart = _ruled_out(circuit)
         order = torch.randperm(len(apart), generator=torch.Generator().manual_seed(seed)).tolist()
+        probe, (base, source) = probes[0]
+        tries = [(probe, (base[:SAMPLES], source[:SAMPLES]))] if circuit.mixed else probes[:1]
         for i in order if circuit.mixed else order[:BLIND]:
-            _unmoved(str(apart[i]), apart[i], range(len(circuit.outputs)), probes[:1], circuit)
+            _unmoved(str(apart[i]), apart[i], range(len(circuit.outputs)), tries, circuit)
     tried = sum(len(set(outputs) & set(nodes[name].outputs)) for name, outputs in silent.items())
     rest = sum(len(circuit.outputs) - len(node.outputs) for node in nodes.values())
     undecided = sum(len(what.still) for what in manifest.everything())
