@@ -26,6 +26,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,16 @@ class Patching:
         gives = {"input": self.lens.residual(x)}
         hooks: list[tuple[str, Callable[..., Any]]] = []
 
+        @cache
         def change(node: str) -> Tensor | None:
-            moved = [self.gives_other[source] - gives[source] for source in replaced.get(node, ())]
-            return torch.stack(moved).sum(0) if moved else None
+            found = None
+            for source in replaced.get(node, ()):
+                found = moved(source).clone() if found is None else found.add_(moved(source))
+            return found
+
+        @cache
+        def moved(source: str) -> Tensor:
+            return self.gives_other[source] - gives[source]
 
         def reads(layer: int, part: str) -> Callable[..., Tensor]:
             def hook(value: Tensor, hook: object) -> Tensor:

@@ -39,7 +39,7 @@ from .page import index_page, model_page
 from .recipes import Recipe, described, model, recipes
 
 MARKER, ENTRY, INDEX = "catalogue.json", "entry.json", "index.jsonl"
-VERSION = 1  # of the folder; another one is refused
+VERSION = 2  # of the folder and of what is in it; another one is refused
 COUNT = 210  # models of a catalogue: 70 networks, each plain and in two harder variants
 MOST = 3000  # models of one catalogue: ids have four digits, and a page that lists more is no help
 SAMPLES = 16  # inputs with outputs for each model
