@@ -45,8 +45,9 @@ def test_every_model_is_what_its_manifest_says(catalogue):
             assert check(truth, net).witnesses > 0
         for name, about in entry["files"].items():
             assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == about["sha256"]
-    kinds = [entry["kinds"] for entry in entries[:3]]
-    assert kinds[0] == [] and "rotated" in kinds[1] and "superposed" in kinds[2]
+    kinds = [entry["kinds"] for entry in entries[:6]]
+    assert kinds[0] == kinds[3] == [] and "rotated" in kinds[1] and "superposed" in kinds[2]
+    assert "rotated" in kinds[4] and "distractor" in kinds[5]
 
 
 def test_held_out_models_tell_nothing(catalogue):
@@ -72,9 +73,11 @@ def test_a_run_goes_on_and_gives_equal_bytes(catalogue, tmp_path):
     assert all(before[name] == data for name, data in same.items() if name.startswith("models/") and "html" not in name)
     (folder / "models" / "m0001" / "entry.json").unlink()  # stopped before the last file
     (folder / "models" / "m0002" / "manifest.json").write_text("{")  # half a file
+    weights = folder / "models" / "m0000" / "network.safetensors"
+    weights.write_bytes(bytes(len(weights.read_bytes())))  # a whole one, of zeros
     (folder / "models" / ".m0002.xyz.part").mkdir()
     done = build(folder, count=3, jobs=1)
-    assert (done.made, done.kept) == (2, 1) and bytes_of(folder) == same
+    assert (done.made, done.kept) == (3, 0) and bytes_of(folder) == same
 
 
 def test_what_is_no_place_for_a_catalogue_is_left_alone(catalogue, tmp_path):
@@ -85,7 +88,7 @@ def test_what_is_no_place_for_a_catalogue_is_left_alone(catalogue, tmp_path):
     assert bytes_of(tmp_path / "mine") == {"notes.txt": b"mine"}
     with pytest.raises(ArgumentError, match="is a file"):
         build(tmp_path / "mine" / "notes.txt", count=1, jobs=1)
-    with pytest.raises(ArgumentError, match="seed 0, not of version 1 and seed 5"):
+    with pytest.raises(ArgumentError, match="seed 0, not of version 2 and seed 5"):
         build(catalogue, count=1, seed=5, jobs=1)
     with pytest.raises(ArgumentError, match="cannot write a catalogue"):
         build(Path("/proc/nothing"), count=1, jobs=1)

@@ -81,8 +81,17 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order(truth):
         ({"heads": {"L0.H0": float("nan")}}, "ranked by numbers"),
         ({"heads": "L0.H0"}, "a list"),
         ({"head": []}, "heads"),
+        ({"edges": [(["input"], "L0.H0")]}, "a text"),
+        ({"heads": [3]}, "a text"),
     ],
 )
 def test_what_does_not_fit_is_answered(truth, found, says):
     with pytest.raises(af.ArgumentError, match=says):
         score(found, truth)
+
+
+def test_a_manifest_and_a_threshold_are_asked_for(truth):
+    with pytest.raises(af.ArgumentError, match="score takes a manifest"):
+        score({"heads": []}, "manifest.json")
+    with pytest.raises(af.ArgumentError, match="threshold"):
+        score({"heads": []}, truth, threshold=float("nan"))

@@ -308,6 +308,8 @@ def test_wrong_words_are_answered():
         vary(net, "rotate")
     with pytest.raises(af.ArgumentError, match="one kind"):
         vary(net, [])
+    with pytest.raises(af.ArgumentError, match="words"):
+        vary(net, 3)  # type: ignore[arg-type]
     with pytest.raises(af.ArgumentError, match="Linear"):
         vary(torch.nn.Linear(2, 2), "permuted")  # type: ignore[arg-type]
     with pytest.raises(af.ArgumentError, match="seed"):

@@ -135,13 +135,17 @@ def _finished(folder: Path, recipe: Recipe) -> bool:
 
 
 def _entry(folder: Path) -> dict[str, Any] | None:
-    """What is said of a model; None unless all its files are there, of the sizes they had."""
+    """What is said of a model; None unless all its files are there, as they were written."""
     try:
         entry = json.loads((folder / ENTRY).read_text("utf-8"))
-        sizes = {name: (folder / name).stat().st_size for name in entry["files"]}
-        return entry if sizes == {name: about["bytes"] for name, about in entry["files"].items()} else None
+        there = {name: _sums((folder / name).read_bytes()) for name in entry["files"]}
+        return entry if there == entry["files"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _sums(data: bytes) -> dict[str, Any]:
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 # ---- one model
@@ -187,7 +191,7 @@ def _made(folder: Path, recipe: Recipe) -> None:
 
 
 def _written(folder: Path, about: dict[str, Any], files: dict[str, bytes]) -> None:
-    sums = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    sums = {name: _sums(data) for name, data in files.items()}
     with whole_folder(folder, ENTRY) as staged:
         for name, data in files.items():
             (staged / name).write_bytes(data)

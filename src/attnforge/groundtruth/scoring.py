@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..arguments import number
 from ..errors import ArgumentError, closest
 from .manifest import INPUT, OUTPUT, Edge, HeadEntry, Manifest
 
@@ -83,8 +84,12 @@ def score(found: Mapping[str, Any], manifest: Manifest, *, threshold: float | No
     heads: precision 0.500, recall 1.000
     edges: precision 1.000, recall 0.500, AUC 0.750
     """
+    if not isinstance(manifest, Manifest):
+        raise ArgumentError(f"score takes a manifest, got {type(manifest).__name__}; Manifest.load(path) reads one")
     if not isinstance(found, Mapping) or not set(found) <= {"heads", "edges"}:
         raise ArgumentError('a found circuit is {"heads": [...], "edges": [...]}, or one of the two')
+    if threshold is not None:
+        number("threshold", threshold)
     nodes = {INPUT: -1, **{head.id: head.layer for head in manifest.heads}}
     heads = _ranked(found.get("heads", ()), "heads")
     edges = _ranked(found.get("edges", ()), "edges")
@@ -121,7 +126,11 @@ def _ranked(given: Any, what: str) -> tuple[dict[Any, float], bool]:
 
 
 def _name(item: Any) -> Any:
-    return tuple(item) if isinstance(item, list) else item
+    """A node, or an edge as a pair; JSON has lists for these."""
+    found = tuple(item) if isinstance(item, list) else item
+    if not all(isinstance(part, str) for part in (found if isinstance(found, tuple) else (found,))):
+        raise ArgumentError(f"a node is a text, such as 'L0.H0', and an edge a pair of these, got {item!r}")
+    return found
 
 
 def _known(name: Any, names: list[str]) -> None:
