@@ -355,7 +355,7 @@ def _turned(
     """One rotation of the whole stream of a network of numbers, or, where that costs too much of its bound, one for
     each kind of columns."""
     registers, rest = list(range(1, 1 + plain.registers)), list(range(1 + plain.registers, count))
-    source, best = cast(CompiledNetwork, plain.source), None
+    source, best, least = cast(CompiledNetwork, plain.source), None, math.inf
     wanted = max(cast(float, plain.bound), source.eps)
     for apart in ([list(range(count))], [registers, [FLAG, *rest]], [registers, [FLAG], rest]):
         basis, _ = _basis(apart, {}, FLAG, count, width, np.random.default_rng([seed, len(apart)]))
@@ -364,13 +364,15 @@ def _turned(
             built.attach(built.recertify())
         except PrecisionError:
             continue
-        if built.bound <= wanted or source.rtol:
+        found = cast(float, built.bound)
+        if found <= wanted or source.rtol:
             return built
-        best = built if best is None or built.bound < best.bound else best
-    if best is not None and best.bound <= KEPT * wanted:
+        if found < least:
+            best, least = built, found
+    if best is not None and least <= KEPT * wanted:
         return best
     wider = "a larger eps" if plain.dtype == torch.float64 else "dtype=torch.float64"
-    what = "nothing" if best is None else f"no more than {best.bound:.3g}"
+    what = "nothing" if best is None else f"no more than {least:.3g}"
     raise PrecisionError(
         f"{what} can be proved of this network in a rotated stream in {dtype_name(plain.dtype)}, and {wanted:.3g} is "
         f"asked for; compile with {wider}"

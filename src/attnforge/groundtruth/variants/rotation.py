@@ -32,6 +32,7 @@ from ...heads.rule import Moved
 from ...heads.site import Site
 from ...heads.token.bound import DEAD
 from ...programs.enclose import Range
+from ...rasp.network.facts import Ids, Mask
 from ...rasp.network.proof import LARGEST
 from .simulation import CLOSE, VANISHED, Basis, Table, wanted_tables
 
@@ -123,7 +124,7 @@ class Turned:
         heads = {head.place: head for head in self.stream.layers[number]}
         left = {place: {c for c, column in zip(fresh.values(), head.output.T, strict=True) if column.any()}
                 for place, head in heads.items()}  # fmt: skip
-        seen, columns = set(), np.array(list(fresh.values()), dtype=int)
+        seen, columns = set(), np.array(list(fresh.values()), dtype=np.int64)
         off, written, further = np.zeros(len(fresh)), np.zeros_like(self.error), np.zeros_like(self.size)
         for seat, about in enumerate(self.spec.heads[block]):
             if about.place not in heads:
@@ -191,7 +192,7 @@ class Turned:
         return self._written(np.stack([z, z]), back, wanted, True), further
 
     def _head(
-        self, head: HeadTables, about: PlainHead, block: int, seat: int, columns: Array, mine: Array
+        self, head: HeadTables, about: PlainHead, block: int, seat: int, columns: Ids, mine: Mask
     ) -> tuple[Array, Array]:
         """How far each coordinate of a head's mean can be from that of its reference, and what it writes to E."""
         *found, back = self._tables(block, seat)
