@@ -20,8 +20,8 @@ _LETTERS = """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta 
 LETTERS = dict(zip(_LETTERS.split(), "αβγδϵεζηθϑικλμνξπρστυϕφχψωΓΔΘΛΞΠΣΦΨΩℓ∂∇∞□ħ∅", strict=True))
 _SIGNS = """le ge ne leq geq neq ll gg in notin to mapsto leftarrow rightarrow Rightarrow approx sim equiv propto pm mp
     cdot times circ odot oplus otimes wedge vee neg cup cap subset subseteq dots ldots cdots mid colon forall exists
-    land lor top perp"""
-SIGNS = dict(zip(_SIGNS.split(), "≤≥≠≤≥≠≪≫∈∉→↦←→⇒≈∼≡∝±∓⋅×∘⊙⊕⊗∧∨¬∪∩⊂⊆……⋯∣:∀∃∧∨⊤⊥", strict=True))
+    land lor top perp ast"""
+SIGNS = dict(zip(_SIGNS.split(), "≤≥≠≤≥≠≪≫∈∉→↦←→⇒≈∼≡∝±∓⋅×∘⊙⊕⊗∧∨¬∪∩⊂⊆……⋯∣:∀∃∧∨⊤⊥∗", strict=True))
 FENCES = {"langle": "⟨", "rangle": "⟩", "lceil": "⌈", "rceil": "⌉", "lfloor": "⌊", "rfloor": "⌋", "lvert": "|",
           "rvert": "|", "lVert": "‖", "rVert": "‖", "|": "‖", "{": "{", "}": "}"}  # fmt: skip
 LARGE = {"sum": "∑", "prod": "∏", "bigcup": "⋃", "bigcap": "⋂"}

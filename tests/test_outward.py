@@ -61,6 +61,7 @@ READ: dict[str, dict[str, tuple[int, str]]] = {
     "heads/norm/rule.py": {
         "passes": (3, "near is times 1 + 2^-20, far times 1 + slip"),
         "copied": (4, "1 - 2 u and 1 - 2^-40 are exact; the sum is times 1.01"),
+        "through": (1, "a number of cells"),
     },
     "heads/product/bound.py": {
         "rounding": (1, "up, 32 steps and 8 for each unit of the logits"), "fused_error": (1, "times 1.001"),
@@ -71,8 +72,17 @@ READ: dict[str, dict[str, tuple[int, str]]] = {
         "lambert_upper": (3, "w e^w, computed to 1e-15, is above the goal by 1e-14"),
         "sharpnesses": (1, "of entries 0 and 1: exact"),
     },
-    "heads/token/rule.py": {"copied": (1, "1 - 2 u is exact")},
-    "programs/enclose.py": {"_softmax": (3, "the margin: 8 U for each channel and 16 more")},
+    "heads/token/rule.py": {
+        "copied": (1, "1 - 2 u is exact"),
+        "peak_slopes": (3, "1 - U is exact; ends are moved outward by 1e-12 of 1 and their size"),
+        "slope": (2, "1e-12 of 1 and the entropy is added to what is below 2 and the entropy"),
+        "_peak": (1, "decides where a slope turns: next to its extremum it is flat"),
+    },
+    "programs/enclose.py": {
+        "_weights": (3, "the margin: 8 U for each channel, for each unit of the logits, and 16 more"),
+        "_logits": (1, "4 U of their size for each channel, token and symbol are added to the reach of logits"),
+    },
+    "compiler/propagation.py": {"_norm": (3, "1 - g is at least 1/2; what is passed on is times 1 + 2^-36")},
     "certificates/rounding.py": {
         "largest_mean": (1, "slots * 2^-50 of the largest is added"),
         "softmax_rounding": (2, "up, 4 steps for each slot and 16 more, in the next line"),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import sympy
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from attnforge.box import Box
@@ -249,6 +249,8 @@ def value_of(tree: Tree, library: Any, number: Callable[[Any], Any], point: dict
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TREES, st.sampled_from(WRITINGS))
+@example(("hypot", "x", ("hypot", "2", "0.5")), "product")  # a root that goes leaves a decimal
+@example(("hypot", "x", ("hypot", "2", ("sin", "2"))), "product")  # or a sum
 def test_random_formulas(tree: Tree, writing: Writing) -> None:
     formula = text_of(tree)
     used = [name for name in "xyz" if name in re.findall(r"[a-z]+", formula)]

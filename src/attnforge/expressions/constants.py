@@ -36,7 +36,7 @@ _NONE = -(10**9)  # the binary exponent of 0, below every other
 #: Exponents beyond this are refused, as in the registry.
 LARGEST_EXPONENT = 1000
 _unnamed = count()
-_RATIONAL = re.compile(r"\(?(\d+(?:/\d+)?)\)?")  # an atom that is a rational, as in 2**(1/2) and (2/3)**(1/3)
+_RATIONAL = re.compile(r"\(?(\d+(?:\.\d+|/\d+)?)\)?")  # an atom that is a rational: 2**(1/2), (4.25)**(1/2), (2/3)**(1/3)
 _POSITIVE = ("pi", "e")  # and rational atoms: their powers may be taken apart
 #: Where an inverse function of a rational is a rational multiple of pi: nowhere else (Niven's theorem).
 _ANGLES = {
@@ -287,7 +287,8 @@ def _spelled(value: Fraction) -> str | None:
     text = value.text if isinstance(value, Inexact) else constant_text(value)
     if text is None or "?" in text:
         return None
-    return text if text.isalnum() else f"({text})"
+    alone = isinstance(value, Inexact) and value.atoms == ((text, Fraction(1)),)
+    return text if alone or text.isalnum() else f"({text})"
 
 
 def constant_power(base: Fraction, exponent: Fraction) -> Fraction:

@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -167,7 +167,7 @@ def plan_pipeline(
     n, d = whole("n", n, 2), whole("d", d, 1)
     eps, penalty, label = positive("eps", eps), positive("penalty", penalty), positive("label", label)
     largest, deviation = positive("largest", largest), positive("deviation", deviation)
-    if fit not in ("ridge", "logistic"):
+    if fit not in get_args(Fit):
         raise ArgumentError(f"fit must be 'ridge' or 'logistic', got {fit!r}")
     if DTYPES.get(dtype) not in SHIPPED:
         raise ArgumentError(f"dtype must be 'float64' or 'float32', got {dtype!r}")
@@ -179,7 +179,7 @@ def plan_pipeline(
             raise ArgumentError(f"{name} must be between {low:g} and {high:g}, got {given:g}; scale the data")
     if deviation > largest:
         raise ArgumentError(f"no column within {largest:g} deviates by {deviation:g}: deviation is at most largest")
-    if fit == "logistic" and label != 1:
+    if fit != "ridge" and label != 1:
         raise ArgumentError(f"logistic regression has labels 0 and 1, got label={label:g}")
     kind = DTYPES[dtype]
     u, front = UNIT[kind], standardised(n, largest, deviation, kind)
@@ -207,9 +207,9 @@ def plan_pipeline(
     slope = 1.0 if fit == "ridge" else 0.25
     means = (float(gamma(n + 8, u)) * label + 4 * u * (query * weights + label)) if fit == "ridge" else 0.0
     predicted = (slope * (query * total + found.distance * root_d * off) + read + means) * SLACK
-    steps, hot = 2 * len(levels(kind).scales), 1 if fit == "logistic" else len(pairs(kind).scales)
-    layers = 6 + depth * (2 if fit == "logistic" else 1) + bool(threshold)
-    count = 2 + 5 * d + depth * (steps + (fit == "logistic")) + 2 * d * bool(threshold) + hot
+    steps, hot = 2 * len(levels(kind).scales), 1 if fit != "ridge" else len(pairs(kind).scales)
+    layers = 6 + depth * (2 if fit != "ridge" else 1) + bool(threshold)
+    count = 2 + 5 * d + depth * (steps + (fit != "ridge")) + 2 * d * bool(threshold) + hot
     return PipelinePlan(fit, n, d, penalty, float(threshold), largest, deviation, label, dtype, depth, layers, count,
                         found.rho, found.scale, shrink, tuple(ledger), predicted)  # fmt: skip
 
@@ -243,7 +243,7 @@ class Descent:
 
 def curvatures(d: int, penalty: float, off: float, fit: Fit) -> tuple[float, float]:
     """Between which curvatures of standardised rows lie, with room for the rounding of step sizes (F8(b))."""
-    most = d * (1 + off) ** 2 * (0.25 if fit == "logistic" else 1.0)
+    most = d * (1 + off) ** 2 * (0.25 if fit != "ridge" else 1.0)
     return penalty * (1 - 1e-3), (most + penalty) * (1 + 1e-3)
 
 
@@ -338,7 +338,7 @@ class Pipeline(nn.Module):
                 raise ArgumentError(f"the plan is for {name} = {getattr(plan, name):g}, these data have {found:g}")
         if not spread >= plan.deviation:
             raise ArgumentError(f"the plan is for deviation = {plan.deviation:g}, a column here has {spread:g}")
-        if plan.fit == "logistic" and not bool(((y == 0) | (y == 1)).all()):
+        if plan.fit != "ridge" and not bool(((y == 0) | (y == 1)).all()):
             raise ArgumentError("logistic regression has labels 0 and 1")
         threshold = torch.full((1, plan.columns), plan.threshold / plan.scale, dtype=dtype)
         state = at.state(torch.zeros(1, plan.columns, dtype=dtype), threshold)
@@ -443,7 +443,7 @@ class Pipeline(nn.Module):
     def _read(self, dtype: torch.dtype) -> AttentionLayer:
         """Queries read the state: hot pairs scaled by a power of two and back, the mean label on top; or a sigmoid."""
         at, plan = self.channels, self.plan
-        if plan.fit == "logistic":
+        if plan.fit != "ridge":
             return AttentionLayer([prediction(LOGISTIC, at, dtype)], S=at.skip({("r", "r"): 0.0}, dtype))
         group = prediction(LINEAR, at, dtype)
         with torch.no_grad():

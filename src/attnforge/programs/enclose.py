@@ -359,8 +359,9 @@ def _weights(low: Array, high: Array) -> tuple[Array, Array]:
     shift = np.max(high, -1, keepdims=True)
     small, large = np.exp(low - shift), np.exp(high - shift)
     others_large, others_small = large.sum(-1, keepdims=True) - large, small.sum(-1, keepdims=True) - small
-    depth = np.where(low > -np.inf, np.minimum(shift - low, 746.0), 0.0)  # below, the exponential is 0
-    margin = (low.shape[-1] + 16 + depth.max(-1, keepdims=True)) * 8 * U
+    deepest = np.where(low > -np.inf, low, np.where(high > -np.inf, high, shift))  # what is -inf is not rounded
+    depth = np.minimum(shift - deepest, 746.0)  # below, the exponential is 0
+    margin = (low.shape[-1] + np.maximum(16.0, 8 + depth.max(-1, keepdims=True) / 4)) * 8 * U
     least = small / (small + np.maximum(others_large, 0) * (1 + margin) + margin * large) * (1 - margin)
     most = large / (large + np.maximum(others_small * (1 - margin) - margin * small, 0)) * (1 + margin)
     return np.maximum(least - 2.0**-1000, 0.0), np.minimum(most + 2.0**-1000, 1.0)

@@ -166,7 +166,7 @@ class Tape:
     def settled(self, ids: Tensor) -> Tensor | None:
         """The constant tensor that the atoms make up, if none of them depends on data."""
         slot = self.unpack(ids).slot
-        return torch.from_numpy(self.numbers(slot)) if self.is_number(slot).all() else None
+        return torch.from_numpy(np.asarray(self.numbers(slot))) if self.is_number(slot).all() else None
 
     # -- rows of atoms ------------------------------------------------------------------------------------------------
 

@@ -138,7 +138,8 @@ def judge(records: Sequence[Record]) -> list[Finding]:
     if ours and theirs:
         best = mean([max(r["area"], r["steep"]) for r in theirs]).value
         gain = mean([r["area"] for r in ours]).value - best
-        found.append(threshold("mean area, compiled less the better of both for trained", 0.0, gain, at_least=True))
+        less = threshold("mean area, compiled less the better of both for trained", 0.0, gain, at_least=True)
+        found.append(less.laid_to("training"))
     return found
 
 
