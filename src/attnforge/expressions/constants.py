@@ -36,7 +36,7 @@ _NONE = -(10**9)  # the binary exponent of 0, below every other
 #: Exponents beyond this are refused, as in the registry.
 LARGEST_EXPONENT = 1000
 _unnamed = count()
-_RATIONAL = re.compile(r"\(?(\d+(?:\.\d+|/\d+)?)\)?")  # an atom that is a rational: 2**(1/2), (4.25)**(1/2), (2/3)**(1/3)
+_RATIONAL = re.compile(r"\(?(\d+(?:\.\d+|/\d+)?)\)?")  # a rational atom: 2, (4.25), (2/3)
 _POSITIVE = ("pi", "e")  # and rational atoms: their powers may be taken apart
 #: Where an inverse function of a rational is a rational multiple of pi: nowhere else (Niven's theorem).
 _ANGLES = {
