@@ -258,3 +258,14 @@ def test_compiled_sites_guard_or_say_that_they_do_not(strict: bool) -> None:
     if strict:
         with pytest.raises(af.DomainError, match="reaches -60"):
             compiled(20 * y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_is_compiled_whole(dtype: torch.dtype) -> None:
+    product = ConvertedProduct(ProductHead.fit((-3, 3), (-2, 2)), "body.product")
+    x, y = (torch.linspace(-high, high, 1001).to(dtype) for high in (3, 2))
+    torch.compiler.reset()
+    with pytest.warns(af.DomainWarning, match="does not watch its ranges"):
+        found = torch.compile(product, backend="aot_eager", fullgraph=True)(x, y.flip(0))
+    wanted = x.double() * y.flip(0).double()
+    assert found.dtype == dtype and (found.double() - wanted).abs().max() <= product.site_bound(dtype)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...dtypes import Array, transformed
+from ...network import known
 from ..gpu import ready
 from .construction import gauss_lobatto
 
@@ -28,13 +29,18 @@ if TYPE_CHECKING:
 Interval = tuple[float, float]
 
 
-@functools.lru_cache(maxsize=32)
+@known
 def numbers_of(nodes: int) -> tuple[float, ...]:
     """w_1, the weight of the node 0 (0 where there is none), then tau and w of each inner pair, outermost first.
 
     >>> [round(x, 4) for x in numbers_of(5)]
     [0.1, 0.7111, 0.6547, 0.5444]
     """
+    return _numbers(nodes)
+
+
+@functools.lru_cache(maxsize=32)
+def _numbers(nodes: int) -> tuple[float, ...]:
     tau, logs = (np.array(column) for column in gauss_lobatto(nodes))
     weight: Array = np.exp(logs) * 2 / (nodes * (nodes - 1))
     pairs = [number for i in range(1, nodes // 2) for number in (-tau[i], weight[i])]
