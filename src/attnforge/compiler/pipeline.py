@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 import torch
@@ -95,8 +95,9 @@ def compile(
     is for. If the tolerance cannot be proved, `PrecisionError` says what can be. With `proof="kernel"` the bound is
     proved a second time from the stored numbers (docs/kernel.md), and is what the kernel proves.
 
-    A token program (`attnforge.rasp`) has a `rasp.Sequences` for its box and needs no eps: its network is exact. A dict
-    of them becomes one network with several outputs.
+    A token program (`attnforge.rasp`) has a `rasp.Sequences` for its box and needs no eps: its network is exact, or,
+    where the output is a mean, within a bound that is compared with eps where one is given. A dict of them becomes one
+    network with several outputs.
 
     >>> net = compile("sin(x*y) + exp(-x**2)/y", Box(x=(-1, 1), y=(0.5, 2)), eps=1e-3)
     >>> net.certificate.kind, net.bound <= 1e-3, net(torch.tensor([[0.5, 1.0]])).shape
@@ -110,7 +111,17 @@ def compile(
         if isinstance(box, Domain):
             from ..rasp.network.pipeline import compile_program as compile_tokens
 
+            if rtol or strict:
+                raise ArgumentError(
+                    "a token program takes neither rtol nor strict: give eps where its output is a mean"
+                )
+            wanted = math.inf if eps is None else tolerance_of(eps, 0.0, dtype).eps
             made: CompiledProgram = compile_tokens(target, box, shipped(dtype), progress, proof)
+            if cast(float, made.bound) > wanted:
+                raise PrecisionError(
+                    f"the output is certified to {made.bound:.3g} in {made.certificate.dtype}, and eps = {eps:g} was "
+                    "asked for; use a smaller max_length or dtype=torch.float64", reachable=made.bound,
+                )  # fmt: skip
             return made
     if type(target).__module__.startswith("attnforge.rasp."):  # not loaded for the sake of this question
         raise ArgumentError(

@@ -343,8 +343,18 @@ class SOp(Node):
     def __abs__(self) -> Map:
         return _elementwise("abs", self)
 
+    __array_ufunc__ = None  # numpy's numbers leave operators to this class
+
     def __iter__(self) -> NoReturn:
         raise ArgumentError(f"the op {self.label} is not a list; call it with a sequence to see its values")
+
+    def __getitem__(self, _: object) -> NoReturn:
+        raise ArgumentError(
+            f"the op {self.label} is not a list: aggregate(select(indices, 3), op) gives its value at position 3, and "
+            "op(sequence)[3] that on one sequence"
+        )
+
+    __len__ = __iter__
 
     def values(self, sequence: tuple[Value, ...], operands: list[Any]) -> tuple[Value, ...]:
         """The op's value at every position, given the meanings of its children on the sequence."""
@@ -437,7 +447,10 @@ class Aggregate(SOp):
     def __post_init__(self) -> None:
         object.__setattr__(self, "selector", _selector("the selector of an aggregate", self.selector))
         object.__setattr__(self, "operand", _op("what an aggregate averages", self.operand))
-        object.__setattr__(self, "default", canonical(self.default))
+        try:
+            object.__setattr__(self, "default", canonical(self.default))
+        except ArgumentError as error:
+            raise ArgumentError(f"the default of an aggregate must be a constant: {error}") from error
         super().__post_init__()
 
     @property

@@ -19,6 +19,7 @@ import ast
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn, TypeAlias
 
 from ..errors import ArgumentError, FormulaError, closest
@@ -74,6 +75,11 @@ class Lambda:
     def arity(self) -> int:
         """How many arguments the function takes."""
         return len(self.names)
+
+    @cached_property
+    def cost(self) -> int:
+        """How many parts one call looks at, at most."""
+        return sum(1 for _ in ast.walk(self.body))
 
     def __call__(self, *values: Value) -> Value:
         if len(values) != self.arity:
@@ -151,7 +157,7 @@ class _Reader:
     def __init__(self, text: str):
         self.text = text
         self.names: dict[str, Thing] = {}
-        self.depth = 0
+        self.depth = self.written = 0
 
     def fail(self, node: ast.AST, problem: str) -> NoReturn:
         line, column = getattr(node, "lineno", 1) - 1, getattr(node, "col_offset", 0)
@@ -331,6 +337,10 @@ class _Closed(ast.NodeTransformer):
         if isinstance(value, (Operator, Table, Lambda, Node)):
             self.reader.fail(node, f"{node.id} is no constant; a function takes the values of ops as its arguments")
         written = _dict_text(value) if isinstance(value, dict) else value_text(value)
+        self.reader.written += len(written)
+        if self.reader.written > LONGEST:
+            self.reader.fail(node, f"constants written into functions have more than {LONGEST} characters in all; give "
+                                   "a dictionary to apply, as it is")  # fmt: skip
         return ast.copy_location(ast.parse(written, mode="eval").body, node)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from ..errors import ArgumentError, UnsupportedOperation
@@ -59,6 +60,26 @@ class UnlessNone:
     @property
     def __name__(self) -> str:
         return getattr(self.function, "__name__", "function")
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A linear combination of two values."""
+
+    first: float
+    second: float
+
+    def __call__(self, a: Any, b: Any) -> Any:
+        return Fraction(self.first) * a + Fraction(self.second) * b
+
+
+def _maybe_none(node: Node) -> bool:
+    """Whether an op may be None where the tokens are not: a default, or what is None because an operand is."""
+    if isinstance(node, Aggregate):
+        return node.default is None or _maybe_none(node.operand)
+    if isinstance(node, Map) and isinstance(node.function, UnlessNone):
+        return any(map(_maybe_none, node.operands))
+    return isinstance(node, Constant) and node.value is None
 
 
 def is_tracr(given: object) -> bool:
@@ -137,6 +158,8 @@ def _built(kind: str, expr: Any, parts: list[Any]) -> Node:
     if kind in ("Map", "SequenceMap"):
         return Map(UnlessNone(expr.f), tuple(parts))
     if kind == "LinearSequenceMap":
+        if any(map(_maybe_none, parts)):
+            return Map(UnlessNone(Weighted(expr.fst_fac, expr.snd_fac)), tuple(parts))
         return parts[0] * expr.fst_fac + parts[1] * expr.snd_fac
     if kind == "Full":
         return Constant(expr.fill)

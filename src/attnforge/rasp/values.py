@@ -69,6 +69,8 @@ def _canonical(value: object, left: list[int], depth: int) -> Value:
     if isinstance(value, str):
         if len(value) > LARGEST:
             raise ArgumentError(f"a string has at most {LARGEST} characters here, got {len(value)}")
+        if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+            raise ArgumentError(f"a string is text, which files can hold; {shown(value)} has half a character")
         return str.__str__(value)
     if isinstance(value, (Integral, np.bool_)):
         return _bounded(int(value))

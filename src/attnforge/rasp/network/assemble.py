@@ -80,4 +80,3 @@ def _affine(forms: Sequence[Form], state: Sequence[Feature]) -> tuple[Array, Arr
 
 def _tensor(x: Array, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(x)).to(dtype)
-

@@ -45,6 +45,7 @@ class Asked:
         self.function, self.answers = function, dict[tuple[Value, ...], object]()
         self.__name__ = getattr(function, "__name__", "")
         self.text = getattr(function, "text", self.__name__ or type(function).__name__)  # for messages
+        self.cost = getattr(function, "cost", 1)
 
     def __call__(self, *values: Value) -> object:
         if values not in self.answers:

@@ -46,6 +46,7 @@ Linear = tuple[dict[SOp, Fraction], Fraction]
 VALUES = 1 << 16  # of one op: a table over one more variable of a few values still fits into memory
 COMBINATIONS = 1 << 22  # of values at one position that are looked at: 32 MB for each op among them
 CALLS = 1 << 18  # of a Python function: about a second
+SHORT = 128  # parts of a function's text up to which it may be called so often: half a minute
 MARKED = 1 << 26  # numbers that are told apart by marking each: 64 MB, and much faster than sorting
 WORK = 1 << 28  # combinations that are looked at for one program in all: a minute, about
 PAIRS = 1 << 24  # of keys and queries of one selector: 16 MB of truth values
@@ -238,8 +239,9 @@ class Facts:
         ids = np.unravel_index(keys, tuple(sizes))
         results = self._vectorised(node, ids)
         if results is None:
-            if len(keys) > CALLS:
-                raise node.fail(f"would be asked for {len(keys)} combinations of values, and the limit is {CALLS}")
+            most = _calls(node.function)
+            if len(keys) > most:
+                raise node.fail(f"would be asked for {len(keys)} combinations of values, and the limit is {most}")
             lists = [self.values(operand) for operand in node.operands]
             given = [
                 node.at(*(values[i] for values, i in zip(lists, row, strict=True))) for row in zip(*ids, strict=True)
@@ -456,8 +458,9 @@ class Facts:
             return same if name == "eq" else ~same
         if name in _BINARY and all(isinstance(v, int) and abs(v) < 2**53 for v in (*queries, *keys)):
             return np.asarray(_BINARY[name](np.array(keys), np.array(queries)[:, None]), dtype=bool)
-        if len(queries) * len(keys) > CALLS:
-            raise select.fail(f"would be asked for {len(queries) * len(keys)} pairs, and the limit is {CALLS}")
+        most = _calls(select.predicate)
+        if len(queries) * len(keys) > most:
+            raise select.fail(f"would be asked for {len(queries) * len(keys)} pairs, and the limit is {most}")
         return np.array([[select.at(key, query) for key in keys] for query in queries], dtype=bool)
 
     def leaves(self, selector: Selector) -> list[Select]:
@@ -667,7 +670,7 @@ class Facts:
         if not (same and np.array_equal(self.table(tie), np.eye(len(self.values(first.keys)), dtype=bool))):  # type: ignore[arg-type]
             return False
         earlier, every = widths.get((tie, LEQ), widths.get((LEQ, tie), 0)), widths.get((tie,), 0)
-        return (int(earlier), int(every), int(constant)) in ((1, 0, -1), (-1, 1, 0))
+        return (earlier, every, constant) in ((1, 0, -1), (-1, 1, 0))
 
     def _tournament(self, select: Selector) -> bool:
         """Whether a select compares an op with itself by a strict total order of its values."""
@@ -709,6 +712,11 @@ class Facts:
         if (output.mark == "numerical" and self.is_number(output)) or self._values[output] is None:
             return True
         return self.is_number(output) and not all(isinstance(v, int) for v in self.values(output))
+
+
+def _calls(function: object) -> int:
+    """How often a function may be called: less often where its text is long."""
+    return CALLS * SHORT // max(SHORT, getattr(function, "cost", 1))
 
 
 def _combined(columns: Sequence[Ids], sizes: Ids) -> Ids:

@@ -59,12 +59,12 @@ def compile_program(
             if proof == "kernel":
                 _by_kernel(net)
         except HeadError as error:
-            raise _unproved(given, domain, dtype, error) from error
+            found = _unproved(
+                lambda shorter: _built(given, shorter, shipped(dtype), _quiet).prove(), domain, dtype, error
+            )
+            raise found from error
         except RecursionError:
-            raise DomainError(
-                f"the op {given.label} is too deep: its {len(walk(given))} ops stand in each other further than Python "
-                "can follow; put parts of it into tables (rasp.apply of a dictionary)"
-            ) from None
+            raise _too_deep(given) from None
     structural(net.network)
     return net.eval()
 
@@ -78,21 +78,39 @@ def _several(
     if proof == "kernel":
         raise ArgumentError("the kernel proves one output: take net['name'] of a network that is proved by analysis")
     with stages(progress) as say, one_thread():
-        say("capture")
-        plain = {name: _plain(program, domain) for name, program in given.items()}
-        outputs = [normal(program, domain) for program in plain.values()]
         try:
-            net = CompiledPrograms(*_assembled(Facts(outputs[0], domain, outputs), dtype, say, plain))
+            net = _built_together(given, domain, dtype, say)
             say("certify")
             net.attach(net.recertify())
         except HeadError as error:
-            wider = "" if dtype == torch.float64 else "; use dtype=torch.float64"
-            raise PrecisionError(
-                f"in {dtype_name(dtype)} these programs cannot be proved in one network up to max_length = "
-                f"{domain.max_length}: {error}{wider}"
-            ) from error
+            found = _unproved(lambda shorter: _built_together(given, shorter, dtype, _quiet).recertify(),
+                              domain, dtype, error, "these programs")  # fmt: skip
+            raise found from error
+        except RecursionError:
+            raise _too_deep(max(given.values(), key=lambda program: len(walk(program)))) from None
     structural(net.network)
     return net.eval()
+
+
+def _built_together(
+    programs: Mapping[str, SOp], domain: Sequences, dtype: torch.dtype, say: Callable[[str], None]
+) -> CompiledPrograms:
+    say("capture")
+    plain = {name: _plain(program, domain) for name, program in programs.items()}
+    say("enclose")
+    outputs = [normal(program, domain) for program in plain.values()]
+    return CompiledPrograms(*_assembled(Facts(outputs[0], domain, outputs), dtype, say, plain))
+
+
+def _quiet(stage: str) -> None:
+    """Tell nobody about a stage."""
+
+
+def _too_deep(program: SOp) -> DomainError:
+    return DomainError(
+        f"the op {program.label} is too deep: its {len(walk(program))} ops stand in each other further than Python "
+        "can follow; put parts of it into tables (rasp.apply of a dictionary)"
+    )
 
 
 def _built(program: SOp, domain: Sequences, dtype: torch.dtype, say: Callable[[str], None]) -> CompiledProgram:
@@ -133,14 +151,16 @@ def _by_kernel(net: CompiledProgram) -> None:
     net.derivation = chosen
 
 
-def _unproved(program: SOp, domain: Sequences, dtype: torch.dtype, error: HeadError) -> PrecisionError:
-    """What cannot be proved, and the longest sequences for which it can."""
+def _unproved(
+    build: Callable[[Sequences], object], domain: Sequences, dtype: torch.dtype, error: HeadError,
+    what: str = "the program",
+) -> PrecisionError:  # fmt: skip
+    """What cannot be proved, and the longest sequences for which it can, as far as `build` raises nothing for them."""
 
     def holds(length: int) -> bool:
-        shorter = Sequences(domain.vocabulary, length, domain.causal, domain.bos)
         try:
-            _built(program, shorter, dtype, lambda stage: None).prove()
-        except (AttnforgeError, DomainError):
+            build(Sequences(domain.vocabulary, length, domain.causal, domain.bos))
+        except AttnforgeError:
             return False
         return True
 
@@ -154,7 +174,7 @@ def _unproved(program: SOp, domain: Sequences, dtype: torch.dtype, error: HeadEr
     length = f"max_length = {low} can be proved" if low else "no length can be proved"
     wider = "" if dtype == torch.float64 else "; use dtype=torch.float64"
     return PrecisionError(
-        f"in {dtype_name(dtype)} the program cannot be proved exact up to max_length = {domain.max_length}: {error}; "
+        f"in {dtype_name(dtype)} {what} cannot be proved exact up to max_length = {domain.max_length}: {error}; "
         f"{length}{wider}",
         reachable=float(low),
     )

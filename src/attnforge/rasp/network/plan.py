@@ -34,7 +34,7 @@ from ..language import (
     Tokens,
     tokens,
 )  # fmt: skip
-from ..values import Value, is_numeric
+from ..values import Value, is_numeric, shown
 from .facts import Facts, Ids, distinct_rows
 from .layout import Feature, Seat
 from .normal import conjuncts, order_free
@@ -464,6 +464,7 @@ class _Planner:
         for i, read in enumerate(reads):
             group = classes[i]
             if self._numbers(read):
+                self._refuse_ties(read, group)
                 middle, slopes, steps = _lines(facts.numbers(read), group, self.gamma)
                 query.append(self.number(read).plus(Form({}, -middle)))
                 keys.append(slopes[rows[:, i]])
@@ -480,6 +481,14 @@ class _Planner:
         label = _label("map", node)
         seat = Seat("map", facts.at[node])
         self._finish(Head(seat, query, [], [], np.stack(keys, 1), values, [(f, 1.0) for f in writes], 0, label))
+
+    def _refuse_ties(self, node: SOp, group: Ids) -> None:
+        """Raise where a map tells two numbers apart that no column does."""
+        numbers = self.facts.numbers(node)[: len(group)]
+        same = np.flatnonzero((np.diff(numbers) == 0) & (np.diff(group) != 0))
+        if len(same):
+            a, b = (shown(self.facts.values(node)[i], 40) for i in (same[0], same[0] + 1))
+            raise node.fail(f"has the values {a} and {b}, which a map tells apart and no float64 does")
 
     def _ideal(self, node: SOp, feature: Feature, value: int) -> float:
         if feature.kind == "is":
@@ -643,4 +652,3 @@ def _lines(numbers: Array, group: Ids, margin: float) -> tuple[float, Array, Arr
     slopes -= slopes[start]
     constants = np.concatenate([[0.0], -np.cumsum(steps * cross)])
     return middle, slopes, constants - constants[start]
-

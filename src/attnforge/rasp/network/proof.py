@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ...certificates.certificate import Margin
-from ...certificates.rounding import EXP_ULPS, TINY, UNIT, gamma, up
+from ...certificates.rounding import TINY, UNIT, exp_ulps, gamma, up
 from ...dtypes import Array, stored
 from ...errors import CertificateError
 from ...heads.stored import refuse_endless, require_shapes
@@ -405,7 +405,7 @@ class _Checker:
                 off = np.abs(out[top, i] - wanted) + slip[top, i] + inexact(self.facts, feature)
                 errors[i] = max(errors[i], _most(_up(off)))
         self._note(group, gap, least, self.dead, f"{len(slots.at)} slots, {len(q.at)} combinations")
-        pads = np.abs(out).max(0, initial=0.0) + slip.max(0, initial=0.0)
+        pads = np.abs(t["M_V"]).max(0, initial=0.0) @ np.abs(t["W_O"][:, columns]) + slip.max(0, initial=0.0)
         return errors, _up(pads * (1 + gamma(2 * len(slots.at) + 8, self.u)))
 
     def _slack(self, name: str, like: Array) -> Array:
@@ -520,6 +520,8 @@ class _Checker:
         out, slip = self._out(v.at, v.error, t, columns)
         most = facts.domain.max_length
         sinks, sink_slip = self._out(t["M_V"], self._slack("slot_value", t["M_V"]), t, columns)
+        W = np.abs(t["W_O"][:, columns])  # sums are rounded in each coordinate, before one may cancel another
+        reach, sunk = ((np.abs(x).max(0, initial=0.0) @ W) for x in (v.at, t["M_V"]))
         errors = np.zeros(len(columns))
         place = np.zeros(0, dtype=np.int64)
         if not mean:
@@ -534,24 +536,23 @@ class _Checker:
                 wanted, off = ideal(facts, one, v.ids[node.operand]), max(off, inexact(facts, one))
             else:
                 wanted = ideal(facts, feature, place[v.ids[node.operand]])
-            size = _most(out[:, i]) + _most(slip[:, i])
+            size = float(reach[i]) + _most(slip[:, i])
             error = _most(_up(np.abs(out[:, i] - wanted) + slip[:, i] + off))
             if not single:
                 error += float(gamma(most + 8, self.u)) * size + (most + 2) * TINY[self.dtype] * (1 + 2 * size)
             if mean:
-                d = 2 * (spread + (EXP_ULPS + 1) * self.u)
+                d = 2 * (spread + (exp_ulps() + 1) * self.u)
                 error += math.tanh(d) * 2 * size if spread else 0.0
             if not full:
                 ideal_default = _default(facts, node, feature)
                 sink_error = _most(_up(np.abs(sinks[:, i] - ideal_default) + sink_slip[:, i] + off))
-                sink_error += 0.0 if len(sinks) == 1 else float(gamma(len(sinks) + 8, self.u)) * _most(sinks[:, i])
+                sink_error += 0.0 if len(sinks) == 1 else float(gamma(len(sinks) + 8, self.u)) * float(sunk[i])
                 error = max(error, sink_error)
             errors[i] = float(_up(np.array(error)))
         pads = np.array([column.pad for column in state]) @ np.abs(t["W_V"]) + np.abs(t["b_V"])
         pads = np.maximum(pads + self._slack("pad_value", pads), self._slack("slot_value", pads))
-        reach = pads @ np.abs(t["W_O"][:, columns])
-        size = np.maximum(np.abs(out).max(0, initial=0.0) + slip.max(0, initial=0.0), reach)
-        size = np.maximum(size, np.abs(sinks).max(0, initial=0.0) + sink_slip.max(0, initial=0.0))
+        size = np.maximum(reach + slip.max(0, initial=0.0), pads @ W)
+        size = np.maximum(size, sunk + sink_slip.max(0, initial=0.0))
         return errors, _up(size * (1 + gamma(4 * most + 64, self.u)))
 
     def _count(
@@ -568,7 +569,11 @@ class _Checker:
         gain, slip = self._out(t["b_V"][None], self._slack("value", t["b_V"][None]), t, columns)
         rest, rest_slip = self._out(t["M_V"], self._slack("slot_value", t["M_V"]), t, columns)
         most = float(facts.span(node)[1])
-        errors = _up(np.abs(rest[0]) + rest_slip[0])  # where nothing is selected, the sink alone is read
+        W = np.abs(t["W_O"][:, columns])  # sums are rounded in each coordinate, before one may cancel another
+        gains, rests = np.abs(t["b_V"]) @ W, np.abs(t["M_V"][0]) @ W
+        round_off = float(gamma(most + 8, self.u))
+        left = np.abs(rest[0]) + rest_slip[0] + round_off * rests
+        errors = _up(left)  # where nothing is selected, the sink alone is read
         least = gap = math.inf
         for part in self._parts(len(q.at), len(k.at) + 1):
             logits, moved, rounding = self._products(q, k, part)
@@ -584,7 +589,7 @@ class _Checker:
             if not hit.any():
                 continue
             below = (logits - sink)[hit]  # exactly: both are stored numbers; their errors follow
-            d = (off + sink_off)[hit] + (self.u + 8 * U64) * np.abs(below) + (EXP_ULPS + 1) * self.u
+            d = (off + sink_off)[hit] + (self.u + 8 * U64) * np.abs(below) + (exp_ulps() + 1) * self.u
             with np.errstate(over="ignore"):
                 low, high = np.exp(below - d), np.exp(below + d)
             share = float(up(most * high.max(), 16))
@@ -596,10 +601,11 @@ class _Checker:
             for i in range(len(columns)):
                 one = np.maximum(np.abs(low * gain[0, i] - 1.0), np.abs(high * gain[0, i] - 1.0)).max()
                 one = one + high.max() * slip[0, i] + 64 * U64
-                each = most * one + most * (1 + one) * (total + float(gamma(most + 8, self.u)))
-                errors[i] = max(errors[i], float(_up(np.array(each + abs(rest[0, i]) + rest_slip[0, i]))))
+                widest = max(1 + one, high.max() * gains[i])
+                each = most * (one + (1 + one) * total + widest * round_off)
+                errors[i] = max(errors[i], float(_up(np.array(each + left[i]))))
         self._note(group, gap, least, self.dead, f"counts to {most:g}, each within {errors.max(initial=0.0):.2g}")
-        size = np.maximum(np.abs(gain[0]) + slip[0], np.abs(rest[0]) + rest_slip[0])
+        size = np.maximum(gains + slip[0], rests + rest_slip[0])
         size = size + self._out(t["b_V"][None], self._slack("pad_value", t["b_V"][None]), t, columns)[1][0]
         return errors, _up(size * (1 + gamma(4 * facts.domain.max_length + 64, self.u)))
 

@@ -46,4 +46,3 @@ def position_table(facts: Facts, positions: tuple[Feature, ...]) -> Array:
         assert isinstance(facts.order[feature.op], Indices)
         columns.append(ideal(facts, feature, at))
     return np.stack(columns, 1) if columns else np.zeros((len(at), 0))
-
