@@ -84,6 +84,13 @@ def test_files_and_the_command(net: CompiledPrograms, tmp_path: Path, capsys: py
     assert capsys.readouterr().out.splitlines()[:3] == ["sorted: abc", "rank: 2,0,1", "reversed: bac"]
 
 
+def test_what_cannot_be_proved_says_how_long_it_could_be() -> None:
+    with pytest.raises(af.PrecisionError, match="these programs cannot be proved .* can be proved; use dtype") as caught:
+        compiled({"twice": rasp.length * 2, "token": tokens}, rasp.Sequences("a", 1400))
+    reachable = caught.value.reachable
+    assert reachable is not None and 650 < reachable < 1400
+
+
 def test_changed_weights_are_noticed() -> None:
     net = compiled({"a": library.hist(), "b": library.reverse()})
     last = net.network.layers[-1]

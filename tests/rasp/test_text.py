@@ -198,6 +198,23 @@ def test_functions_stand_for_themselves() -> None:
         f(1)
 
 
+def test_constants_in_functions_do_not_multiply_a_text() -> None:
+    """A dictionary is written into each function that reads it: 20 kB, ten thousand times, would be 200 MB."""
+    rows = ", ".join(f"{i}: {i}" for i in range(1600))
+    uses = "\n".join(f"a{i} = apply(lambda x: d[x], indices)" for i in range(12))
+    assert parse(f"d = {{{rows}}}\n{uses}\na1")("aa") == [0, 1]
+    with pytest.raises(FormulaError, match="line 14: constants written into functions have more than 200000 char"):
+        parse(f"d = {{{rows}}}\n{uses}\nb = apply(lambda x: d[x], indices)\na1")
+
+
+def test_long_functions_are_cut_in_messages() -> None:
+    program = parse(f"apply(lambda x: max({'x, ' * 5000}x), tokens)")
+    assert len(repr(program)) < 3000 and program("b") == ["b"] and parse(program.to_text()) == program
+    with pytest.raises(DomainError) as caught:
+        parse(f"apply(lambda x: min({'x, ' * 5000}1), tokens)")("b")
+    assert len(str(caught.value)) < 5000
+
+
 def test_what_a_function_raises_names_the_op() -> None:
     with pytest.raises(
         DomainError, match="the op 'bad' cannot be computed: lambda x: 1 // x of 0 raises ZeroDivisionError"

@@ -65,6 +65,15 @@ def test_none_is_not_mapped() -> None:
     assert from_tracr(expr)("ab") == [None, "A"]
 
 
+def test_linear_maps_of_none_are_none() -> None:
+    shifted = t.Aggregate(t.Select(t.indices, t.indices - 1, t.Comparison.EQ), t.indices)
+    expr = t.LinearSequenceMap(shifted, t.indices, 2, -1)
+    program = from_tracr(expr)
+    assert program("abc") == t.evaluate(expr, "abc") == [None, -1, 0]
+    net = af.compile(expr, Sequences("ab", 4))
+    assert net.certificate.kind == "exact" and net("abab") == [None, -1, 0, 1]
+
+
 def test_as_program_takes_all_three() -> None:
     assert (
         as_program(t.make_hist()) == as_program(library.hist()) == as_program("selector_width(select(tokens, tokens))")

@@ -39,6 +39,7 @@ from .values import LARGEST, Value, canonical, is_numeric, mean, shown
 #: How tightly the text of an expression binds, as in Python.
 _COMPARISON, _OR, _AND, _SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(8)
 ROWS = 64  # of a table that stands in the one line of an op; a longer one is written as the number of its rows
+BRIEF = 2000  # letters of a function there: a table of so many rows has a few hundred
 NESTED = 12  # levels of an expression that are written into one line of text before a name is given to a part
 
 
@@ -284,7 +285,7 @@ def _called(op: Node, function: Callable[..., object], values: tuple[Value, ...]
     except Exception as error:
         given = ", ".join(map(shown, values))
         reason = str(error) if isinstance(error, AttnforgeError) else f"{type(error).__name__}: {error}"
-        raise op.fail(f"cannot be computed: {_function_text(function)} of {given} raises {reason}") from error
+        raise op.fail(f"cannot be computed: {_brief(function)} of {given} raises {reason}") from error
 
 
 def _dunder(name: str, turned: bool = False) -> Callable[[SOp, object], Map]:
@@ -749,6 +750,14 @@ def _function_text(function: object) -> str:
     return text if isinstance(text, str) else getattr(function, "__name__", type(function).__name__)
 
 
+def _brief(function: object) -> str:
+    """A function as a line says it: a large table by its number of rows, a long text by its beginning."""
+    if isinstance(function, Table) and len(function.rows) > ROWS:
+        return f"{{{len(function.rows)} rows}}"
+    text = _function_text(function)
+    return text if len(text) <= BRIEF else text[: BRIEF - 3] + "..."
+
+
 def value_text(value: Value) -> str:
     """A value as program text; fractions are written as quotients.
 
@@ -816,8 +825,7 @@ def _line(node: Node, depth: int) -> tuple[str, int]:
         for child in node.children
     ]
     function = getattr(node, "function", getattr(node, "predicate", None))
-    large = isinstance(function, Table) and len(function.rows) > ROWS
-    short = {function: f"{{{len(function.rows)} rows}}"} if large else {}  # type: ignore[union-attr]
+    short = {} if function is None or isinstance(function, Operator) else {function: _brief(function)}
     return ("length", _ATOM) if node == length else _spell(node, parts, short)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...dtypes import Array
+from ...dtypes import Array, dtype_name
+from ...errors import PrecisionError
 from ...network import AttentionLayer, AttentionOnly, Heads
 from .facts import Facts
 from .layout import Feature, Layer, Layout
@@ -66,6 +67,8 @@ def _heads(state: Sequence[Feature], head: Head, after: Sequence[Feature], dtype
     tables["W_O"] = out
     scope = "memory" if head.seat.kind == "map" else "tokens"
     given = {name: _tensor(table, dtype)[None] for name, table in tables.items()}
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in given.values()):
+        raise PrecisionError(f"'{head.label}' has numbers that are too large for {dtype_name(dtype)}")
     return Heads(scope, causal=head.seat.causal, purpose=head.label, **given)  # type: ignore[arg-type]
 
 

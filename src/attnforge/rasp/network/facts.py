@@ -235,6 +235,8 @@ class Facts:
         """The image of a map over the combinations that can occur, and its table."""
         columns = self.joint(node.operands)
         sizes = np.array([len(self.values(operand)) for operand in node.operands], dtype=np.int64)
+        if math.prod(sizes.tolist()) >= 2**62:  # one number a combination must fit into 64 bits
+            raise node.fail("reads ops of too many values to number their combinations: split it, or make them fewer")
         keys = distinct(_combined(columns, sizes), math.prod(sizes.tolist()))
         ids = np.unravel_index(keys, tuple(sizes))
         results = self._vectorised(node, ids)

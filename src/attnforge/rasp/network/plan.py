@@ -33,8 +33,9 @@ from ..language import (
     SOp,
     Tokens,
     tokens,
+    value_text,
 )  # fmt: skip
-from ..values import Value, is_numeric, shown
+from ..values import Value, is_numeric
 from .facts import Facts, Ids, distinct_rows
 from .layout import Feature, Seat
 from .normal import conjuncts, order_free
@@ -487,7 +488,7 @@ class _Planner:
         numbers = self.facts.numbers(node)[: len(group)]
         same = np.flatnonzero((np.diff(numbers) == 0) & (np.diff(group) != 0))
         if len(same):
-            a, b = (shown(self.facts.values(node)[i], 40) for i in (same[0], same[0] + 1))
+            a, b = (value_text(self.facts.values(node)[i]) for i in (same[0], same[0] + 1))
             raise node.fail(f"has the values {a} and {b}, which a map tells apart and no float64 does")
 
     def _ideal(self, node: SOp, feature: Feature, value: int) -> float:
