@@ -100,7 +100,8 @@ def test_values_that_cancel_each_other_are_rounded_before(program: rasp.SOp, by:
     assert before is not None and before < 1e-4
     split(next(net.network.groups()), by)
     net.attach(net.recertify())
-    worst = max(abs(a - float(b)) for f, w in zip(net.run(given), wanted, strict=True) for a, b in zip(f, w, strict=True))
+    pairs = zip(net.run(given), wanted, strict=True)
+    worst = max(abs(a - float(b)) for f, w in pairs for a, b in zip(f, w, strict=True))
     assert net.bound is not None and before < worst <= net.bound
 
 
@@ -227,7 +228,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a default that is no constant": (lambda: aggregate(library.earlier, tokens, default=tokens), "the default of an"),
     "an index of an op": (lambda: tokens[0], "is not a list: aggregate\\(select\\(indices, 3\\), op\\)"),
     "a long text called often": (
-        lambda: af.compile(f"apply(lambda a, b: max({'a, ' * 5000}b), indices, tokens)", rasp.Sequences(range(100), 50)),
+        lambda: af.compile(f"apply(lambda a, b: max({'a, ' * 5000}b), indices, tokens)",
+                           rasp.Sequences(range(100), 50)),
         "^the op .{0,2100}would be asked for 5000 combinations of values, and the limit is",
     ),
     "too large a number": (lambda: af.compile(numerical(length * 1e37), rasp.Sequences("ab", 9)), "overflow"),

@@ -236,6 +236,8 @@ def test_weights_of_another_dtype_need_their_own_proof() -> None:
     assert af.certify(net).dtype == "float32" and net("aab") == ["b", "a", "a"]
     with pytest.raises(af.CertificateError, match="ahead of the others"):
         af.certify(compiled(library.reverse(), rasp.Sequences("ab", 5)).double())
+    with pytest.raises(af.CertificateError, match="proved in float32 and float64, not in bfloat16"):
+        af.certify(compiled(library.reverse(), rasp.Sequences("ab", 5)).to(torch.bfloat16))
 
 
 def test_what_cannot_be_proved_says_how_far_it_can() -> None:

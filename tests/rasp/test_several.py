@@ -51,6 +51,14 @@ def test_every_output_is_right_on_every_sequence(dtype: torch.dtype, causal: boo
                 assert found[name] == wanted
 
 
+def test_traces_and_text(net: CompiledPrograms) -> None:
+    traces = net.trace("cab")
+    assert list(traces) == list(net.programs) and all(trace.agrees for trace in traces.values())
+    assert repr(net).startswith("CompiledPrograms(sorted, rank, reversed, fraction on Sequences(")
+    assert ", float32, bound " in repr(net)
+    assert repr(net["sorted"]).endswith(", float32, exact)")
+
+
 def test_heads_are_shared(net: CompiledPrograms) -> None:
     alone = [af.compile(program, DOMAIN).size.heads for program in net.programs.values()]
     assert net.size.heads < sum(alone) and net.certificate.kind == "certified"
@@ -85,7 +93,7 @@ def test_files_and_the_command(net: CompiledPrograms, tmp_path: Path, capsys: py
 
 
 def test_what_cannot_be_proved_says_how_long_it_could_be() -> None:
-    with pytest.raises(af.PrecisionError, match="these programs cannot be proved .* can be proved; use dtype") as caught:
+    with pytest.raises(af.PrecisionError, match=r"these programs cannot be .* can be proved; use dtype") as caught:
         compiled({"twice": rasp.length * 2, "token": tokens}, rasp.Sequences("a", 1400))
     reachable = caught.value.reachable
     assert reachable is not None and 650 < reachable < 1400

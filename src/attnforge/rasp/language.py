@@ -873,7 +873,7 @@ def to_text(program: Node) -> str:
             text, binds, level = name, _ATOM, 0
         spelled[node] = (text, binds, level)
     last = spelled[program][0]
-    lines.append(f"{_fresh(program.name, taken)} = {last}" if program.name and program != length else last)
+    lines.append(last if program.name in ("", last) else f"{_fresh(program.name, taken)} = {last}")
     return "\n".join(lines)
 
 

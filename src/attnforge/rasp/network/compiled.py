@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...box import Box
-from ...certificates.certificate import Certificate, Term, aligned
+from ...certificates.certificate import Certificate, Term, aligned, upper_text, weights_hash
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import assumptions
 from ...dtypes import DTYPES, dtype_name, shipped
@@ -105,6 +105,13 @@ class TokenNetwork(CertifiedModule):
         self.vocabulary = sorted_values(set(domain.vocabulary))
         self._column = {token: i for i, token in enumerate(self.vocabulary)}
         self.box = Box.cube(0, 1, shape=(domain.max_length, len(self.vocabulary) + 1))
+
+    def __repr__(self) -> str:
+        found = self._certificate
+        held = "no certificate"
+        if found is not None and found.bound is not None and found.weights == weights_hash(self):
+            held = "exact" if found.kind == "exact" else f"bound {upper_text(found.bound)}"
+        return f"{type(self).__name__}({self.extra_repr()}, {dtype_name(self.dtype)}, {held})"
 
     @property
     def size(self) -> ProgramSize:

@@ -22,7 +22,7 @@ import torch
 
 from ...certificates.certificate import Margin
 from ...certificates.rounding import TINY, UNIT, exp_ulps, gamma, up
-from ...dtypes import Array, stored
+from ...dtypes import Array, dtype_name, stored
 from ...errors import CertificateError
 from ...heads.stored import refuse_endless, require_shapes
 from ...heads.token.bound import DEAD
@@ -123,6 +123,8 @@ class _Checker:
         self.facts, self.layout, self.network, self.by, self.radius = facts, layout, network, by, radius
         self.loose: Loose | None = None  # of the head that is looked at
         self.dtype = positions.dtype
+        if self.dtype not in DIGITS:
+            raise CertificateError(f"programs are proved in float32 and float64, not in {dtype_name(self.dtype)}")
         self.u, self.dead, self.digits = UNIT[self.dtype], DEAD[self.dtype], DIGITS[self.dtype]
         self.margins: list[Margin] = []
         self.work = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, cast
@@ -15,7 +15,7 @@ from ...dtypes import dtype_name
 from ...errors import ArgumentError, CertificateError, closest
 from ...network import AttentionLayer, AttentionOnly
 from ..language import SOp
-from .compiled import CompiledProgram, TokenNetwork, decoded, stored_network
+from .compiled import CompiledProgram, TokenNetwork, Trace, decoded, stored_network
 from .data import OUTPUTS, domain_json, program_json, read_domain, read_program
 from .facts import Facts
 from .layout import Layout
@@ -26,8 +26,8 @@ class CompiledPrograms(TokenNetwork):
     """What `attnforge.compile` returns for a dict of token programs: one network, an output for each name.
 
     Called with a sequence it returns the values of every program by name. `net["name"]` is the network of one of them,
-    with all heads and the read-out of that program: what it has in common with other networks of programs (traces,
-    pages, exports) it has there. The certificate is that of all of them together.
+    with all heads and the read-out of that program: what it has in common with other networks of programs (pages,
+    exports) it has there. The certificate is that of all of them together.
     """
 
     family = "programs"
@@ -77,6 +77,11 @@ class CompiledPrograms(TokenNetwork):
             for output, part in zip(facts.outputs, self._parts(), strict=True)
         ]
         return [dict(zip(self.programs, row, strict=True)) for row in zip(*found, strict=True)]
+
+    def trace(self, sequence: Iterable[object]) -> dict[str, Trace]:
+        """For each program every variable of the network on a sequence, beside the interpreter's."""
+        given = list(sequence)
+        return {name: self._alone(number).trace(given) for number, name in enumerate(self.programs)}
 
     def marked(self, values: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Values by name behind the marker of the domain."""
