@@ -7,6 +7,8 @@ import itertools
 import json
 import random
 from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from attnforge import rasp
 from attnforge.certificates import storage
 from attnforge.rasp import aggregate, indices, length, library, select, selector_width, tokens
 from attnforge.rasp.network.compiled import CompiledProgram
+from attnforge.rasp.network.data import read_value, value_json
 from attnforge.report.program import program_page
 
 FEW = 1200  # sequences of a domain that is looked at completely here; more are for the benchmark
@@ -393,3 +396,35 @@ def test_positions_numbered_by_how_many_there_were() -> None:
     net = compiled(program, rasp.Sequences("ab", 4))
     given, wanted = meant(program, list(net.domain))
     assert wrong(net, given, wanted) == 0 and net.certificate.margins[-2].note == "one key"
+
+
+def test_a_trace_of_means_agrees_within_what_is_proved() -> None:
+    mean = aggregate(library.so_far, tokens.equals("a"))
+    net = compiled(aggregate(library.so_far, mean), rasp.Sequences("ab", 6))
+    trace = net.trace("abba")
+    last = trace.rows[-1]
+    assert trace.agrees and 0 < last.within <= net.bound and last.network != last.interpreter
+    with torch.no_grad():
+        next(iter(net.network.groups())).W_O.mul_(1.001)
+    assert not net.trace("abba").agrees
+
+
+def test_numbers_of_more_than_64_bits_are_kept_in_files(tmp_path: Path) -> None:
+    domain = rasp.Sequences([10**30, -(2**63), 5], 2)
+    net = compiled(aggregate(select(indices, length - 1 - indices), tokens, default=2**70), domain)
+    net.save(tmp_path / "large.safetensors")
+    checked = af.check(tmp_path / "large.safetensors")
+    assert checked.kind == "exact" and checked.kernel == 0.0
+    assert af.load(tmp_path / "large.safetensors")([10**30, 5]) == [5, 10**30]
+    for value in (2**63, -(2**63), Fraction(1, 2**80), Fraction(-(2**70), 3), (1, (2**64, None))):
+        assert read_value(json.loads(json.dumps(value_json(value)))) == value
+    for text in ("1", "1/0", "0x1/1", "1/" + "1" * 1400, 3):
+        with pytest.raises(af.ArgumentError, match="no values of the kind 'number'"):
+            read_value({"number": text})
+
+
+def test_the_kernel_reads_no_padding_into_a_mean() -> None:
+    """Counts of padding are as large as 2^40, and have no weight in a mean."""
+    mean = aggregate(select(tokens, tokens, rasp.ne), selector_width(select(tokens, tokens)), default=7)
+    assert compiled(mean < 2, rasp.Sequences("abc", 3)).certificate.kind == "exact"
+    assert af.compile(mean < 2, rasp.Sequences("abc", 3), proof="kernel").certificate.kernel == 0.0

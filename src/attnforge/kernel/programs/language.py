@@ -8,6 +8,7 @@ claim is made of such sequences.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,6 +20,7 @@ Value: TypeAlias = "int | Fraction | str | tuple[Value, ...] | None"
 
 LARGEST = 4096  # bits of a number, letters of a text, parts of a tuple: the language's own limits
 DEEPEST = 16  # tuples within tuples, likewise
+NUMBER = re.compile(r"-?[0-9]{1,1300}/[1-9][0-9]{0,1300}")  # as text, where it has more than 64 bits
 MOST_OPS = 1 << 14  # of a file: ten times what the longest programs of the library have
 LONGEST = 1 << 16  # tokens of a sequence, and of a vocabulary
 
@@ -162,6 +164,8 @@ def read_value(data: Any, depth: int = 0) -> Value:
             return _value(tuple(read_value(part, depth + 1) for part in inner))
         if kind == "fraction" and isinstance(inner, list) and [type(part) for part in inner] == [int, int]:
             return _value(Fraction(inner[0], inner[1]))
+        if kind == "number" and isinstance(inner, str) and NUMBER.fullmatch(inner):
+            return _value(Fraction(inner))
         raise ValueError(f"there are no values of the kind {kind!r}, or they are nested too deeply")
     if data is not None and type(data) not in (int, str):
         raise ValueError(f"{data!r} is no value of a program")

@@ -435,7 +435,8 @@ class Prover:
         weight, dead = self._lost(least, longest, "a selected key")
         operand = op.children[1]
         v, peaks = self._values(head, [operand])
-        most = largest(peaks)
+        # where weights are exact zeros, what padding holds is not read
+        most = largest([*v.most(), *stored.most()]) if dead else largest(peaks)
         tiny = ZERO if dead else 2 * longest * (1 + most) * self.machine.tiny
         gamma, u = self.machine.gamma, self.machine.u
         if single:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, cast
 
 import numpy as np
@@ -60,17 +61,21 @@ class Other:
 
 @dataclass(frozen=True)
 class Traced:
-    """One op on one sequence: what the network holds after `layer`, decoded, and what the interpreter says."""
+    """One op on one sequence: what the network holds after `layer`, decoded, and what the interpreter says; numbers
+    that are not decoded may differ by what is proved of them, `within`."""
 
     op: str
     layer: int
     network: list[Any]
     interpreter: list[Any]
+    within: float | None = None
 
     @property
     def agrees(self) -> bool:
         """Whether both are the same; of values that no later head reads the network may say that it is an `Other`."""
         pairs = zip(self.network, self.interpreter, strict=True)
+        if self.within is not None:
+            return all(abs(Fraction(a) - b) <= self.within for a, b in pairs)
         return all(a == b or (isinstance(a, Other) and b not in a.kept) for a, b in pairs)
 
 
@@ -287,10 +292,20 @@ class CompiledProgram(TokenNetwork):
                     continue
                 assert isinstance(node, SOp)
                 found = self._decoded(node, kind, state[0][:, columns], [plan.after[c] for c in columns])
-                rows.append(Traced(_plain(node.label), number, found, list(meant[node])))
+                raw = kind != "is" and not self.facts.listed(node)
+                within = self._proved().errors[number - 1][columns[0]] if raw else None
+                rows.append(Traced(_plain(node.label), number, found, list(meant[node]), within))
         last = self.decode(self.network.layers[-1](state), [len(tokens)])[0]
-        rows.append(Traced(_plain(self.program.label), len(self.layout.layers), last, list(meant[self.facts.program])))
-        return Trace(tuple(rows))
+        within = self._proved().bound if self.facts.numeric_output else None
+        name, depth = _plain(self.program.label), len(self.layout.layers)
+        return Trace((*rows, Traced(name, depth, last, list(meant[self.facts.program]), within)))
+
+    def _proved(self) -> Proof:
+        """What is proved of these weights; nothing, and numbers must be equal, where the certificate is for others."""
+        held = self._certificate
+        if held is None or held.weights == weights_hash(self):
+            return self.prove()
+        return Proof((), 0.0, tuple((0.0,) * len(layer.after) for layer in self.layout.layers))
 
     def _decoded(self, node: SOp, kind: str, columns: Tensor, features: Sequence[Feature]) -> list[Any]:
         """What columns say, as values: the largest of one-hot ones, the nearest value of a number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -36,6 +37,7 @@ _TYPES: dict[str, type[Node]] = {
 MOST_OPS = 1 << 14  # of a file: what the deepest programs of the library have at their longest is a tenth
 OUTPUTS = 64  # of one network: each is proved by itself
 DEEPEST = 32  # tuples within tuples
+NUMBER = re.compile(r"-?[0-9]{1,1300}/[1-9][0-9]{0,1300}")  # of 4096 bits, which is what a value may have
 
 
 class Asked:
@@ -99,7 +101,9 @@ def tabulated(program: SOp, asking: Callable[[SOp], object]) -> SOp:
 
 
 def value_json(value: Value) -> Any:
-    """A value as JSON."""
+    """A value as JSON; numbers beyond 64 bits, which JSON's readers need not keep, as text."""
+    if isinstance(value, (int, Fraction)) and max(abs(value.numerator), value.denominator) >= 2**63:
+        return {"number": f"{value.numerator}/{value.denominator}"}
     if isinstance(value, Fraction):
         return {"fraction": [value.numerator, value.denominator]}
     return {"tuple": [value_json(part) for part in value]} if isinstance(value, tuple) else value
@@ -113,6 +117,8 @@ def read_value(data: Any, depth: int = 0) -> Value:
         ((kind, inner),) = data.items()
         if kind == "tuple":
             return tuple(read_value(part, depth + 1) for part in inner)
+        if kind == "number" and isinstance(inner, str) and NUMBER.fullmatch(inner):
+            return canonical(Fraction(inner))
         if kind == "fraction" and isinstance(inner, list) and len(inner) == 2:
             return canonical(Fraction(whole("numerator", abs(inner[0])) * (-1 if inner[0] < 0 else 1),
                                       whole("denominator", inner[1], 1)))  # fmt: skip

@@ -61,10 +61,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was proved: the margins of all heads, and the largest error of the output (0 where it is decoded)."""
+    """What was proved: the margins of all heads, the largest error of the output (0 where it is decoded), and how far
+    each column is from what it stands for after each layer."""
 
     margins: tuple[Margin, ...]
     bound: float
+    errors: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,17 +145,18 @@ class _Checker:
         layers = list(self.network.layers)
         if len(layers) != len(self.layout.layers) + 1:
             raise CertificateError(f"the network has {len(layers)} layers, its layout {len(self.layout.layers) + 1}")
-        state = self._first()
+        state, errors = self._first(), list[tuple[float, ...]]()
         for number, (plan, module) in enumerate(zip(self.layout.layers, layers, strict=False)):
             assert isinstance(module, AttentionLayer)
             require_shapes(module, len(state), len(plan.after))
             state = self._through(number, state, plan.heads, plan.after, module)
+            errors.append(tuple(column.error for column in state))
             if self.by is not None:
                 self.by.after(number, state, [self._size(column.feature) for column in state])
         last = layers[-1]
         assert isinstance(last, AttentionLayer)
         bound = self._readout(state, last)
-        return Proof(tuple(self.margins), bound)
+        return Proof(tuple(self.margins), bound, tuple(errors))
 
     # ---- the state
 
