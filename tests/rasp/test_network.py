@@ -428,3 +428,21 @@ def test_the_kernel_reads_no_padding_into_a_mean() -> None:
     mean = aggregate(select(tokens, tokens, rasp.ne), selector_width(select(tokens, tokens)), default=7)
     assert compiled(mean < 2, rasp.Sequences("abc", 3)).certificate.kind == "exact"
     assert af.compile(mean < 2, rasp.Sequences("abc", 3), proof="kernel").certificate.kernel == 0.0
+
+
+SAVED: dict[str, rasp.SOp] = {
+    "one op under two names": tokens.equals("a").named("x") + tokens.equals("a").named("y"),
+    "two functions that say the same": rasp.apply(lambda t: t + "!", tokens).equals(rasp.apply("{}!".format, tokens)),
+    "a mean that somebody lists": aggregate(library.so_far, indices) * 3 - aggregate(library.so_far, indices) ** 2,
+    "a mean of counts": aggregate(library.so_far, selector_width(select(tokens, tokens)), default=7) * (1 / 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(SAVED))
+def test_a_file_states_what_is_proved_of_it_again(name: str, tmp_path: Path) -> None:
+    """Names, order and what has been asked of the facts before make no difference."""
+    net = compiled(SAVED[name], rasp.Sequences("ab", 3))
+    net.save(tmp_path / "net.safetensors")
+    checked = af.check(tmp_path / "net.safetensors")
+    assert (checked.kind, checked.target) == (net.certificate.kind, net.certificate.target)
+    assert net.recertify().bound == net.bound == af.load(tmp_path / "net.safetensors").recertify().bound

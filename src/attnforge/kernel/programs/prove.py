@@ -589,7 +589,7 @@ class Prover:
             raise ValueError("an output that is a number is one column")
         weights, bias = [row[0] for row in layer.skip], layer.bias[0]
         used = [j for j, w in enumerate(weights) if w]
-        if all(self.state[j].kind in ("number", "clean") for j in used):
+        if used and all(self.state[j].kind in ("number", "clean") for j in used):
             return self._linear(used, weights, bias)
         rows = self._rows(layer.skip, layer.bias, [self.output])
         word = Column("number", self.output, None)

@@ -90,14 +90,16 @@ def tabulated(program: SOp, asking: Callable[[SOp], object]) -> SOp:
     """The program with Python functions as tables of all that `asking`, who is given the program, wants to know.
 
     `asking` must ask for all that matters: what it does not ask a function for has no row, and a function that is asked
-    for nothing (it stands in a part that the normal form leaves out) is replaced by a constant.
+    for nothing (it stands in a part that the normal form leaves out) is replaced by a constant. Ops that are equal then
+    go by one name, as in a file.
     """
     asked: dict[Any, Asked] = {}
     watched = functions_replaced(program, lambda f, arity: asked.setdefault((f, arity), Asked(f)))
     if not asked:
-        return program
+        return watched
     asking(watched)
-    return functions_replaced(watched, lambda f, arity: f.table(arity))  # type: ignore[attr-defined]
+    tables = functions_replaced(watched, lambda f, arity: f.table(arity))  # type: ignore[attr-defined]
+    return functions_replaced(tables, lambda f, arity: f)
 
 
 def value_json(value: Value) -> Any:

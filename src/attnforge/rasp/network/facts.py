@@ -77,12 +77,14 @@ class Facts:
         self._roots: dict[SOp, frozenset[SOp]] = {}
         self._kept: dict[tuple[str, Node], Any] = {}
         self._work = 0
+        self._late: frozenset[SOp] = frozenset()  # ops whose values are listed when somebody asks, or never
         for node in self.order:
             if isinstance(node, SOp):
                 self._learn(node)
                 self.roots(node)  # asked in this order, no question goes deep
                 if self.is_number(node):
                     self.linear(node)
+        self._late = frozenset(node for node, values in self._values.items() if values is None)
 
     def sop(self, number: int) -> SOp:
         """The sequence op of a number."""
@@ -138,8 +140,8 @@ class Facts:
         """How far the values of an op whose values are numbers can be from their float64; 0 where all are float64."""
 
         def ask() -> float:
-            found = self._values[node]
-            if found is not None and all(_is_float64(value) for value in found):
+            found = () if node in self._late else self.values(node)  # the same, whether somebody has asked or not
+            if found and all(_is_float64(value) for value in found):
                 return 0.0
             low, high = self.span(node)
             return float(np.nextafter(float(max(abs(low), abs(high))), np.inf)) * 2.0**-53 + 2.0**-1074
@@ -556,7 +558,7 @@ class Facts:
                 continue
             rest, masked = order_free(width.selector)
             queries, keys = self.sides(rest)
-            if not masked or any(self._values[q] is None or len(self.values(q)) > 1 for q in queries):
+            if not masked or any(not self.listed(q) or len(self.values(q)) > 1 for q in queries):
                 continue
             nodes = [*dict.fromkeys((part.keys, width, *keys))]
             here = dict(zip(nodes, self.joint(nodes), strict=True))
@@ -711,7 +713,7 @@ class Facts:
 
     def numeric(self, output: SOp) -> bool:
         """The same of any output."""
-        if (output.mark == "numerical" and self.is_number(output)) or self._values[output] is None:
+        if (output.mark == "numerical" and self.is_number(output)) or output in self._late:
             return True
         return self.is_number(output) and not all(isinstance(v, int) for v in self.values(output))
 
