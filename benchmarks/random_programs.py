@@ -274,7 +274,7 @@ ODD: tuple[tuple[Any, ...], ...] = (
 )  # fmt: skip
 ODD_NUMBERS = (0, 1, -1, 2, 0.5, Fraction(1, 3), -2.5, 7, 1e-30, 1e30, 1 / 3, 2**24 + 1, Fraction(-2, 7), True)
 DEFAULTS = (None, "?", ("x", None), True, -0.5, Fraction(1, 3), 1e30, 1e-30, 0, -7, "", ())
-EACH = 5  # one program in so many is also cast and changed, which takes far longer than all else
+EACH = 12  # one program in so many is also cast and changed, which takes far longer than all else
 CHECKED = 60  # sequences whose columns are looked at
 
 

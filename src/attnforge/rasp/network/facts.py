@@ -674,7 +674,8 @@ class Facts:
         if not (same and np.array_equal(self.table(tie), np.eye(len(self.values(first.keys)), dtype=bool))):  # type: ignore[arg-type]
             return False
         earlier, every = widths.get((tie, LEQ), widths.get((LEQ, tie), 0)), widths.get((tie,), 0)
-        return (earlier, every, constant) in ((1, 0, -1), (-1, 1, 0))
+        by_earlier = earlier == 1 and every == 0 and constant == -1
+        return by_earlier or (earlier == -1 and every == 1 and constant == 0)
 
     def _tournament(self, select: Selector) -> bool:
         """Whether a select compares an op with itself by a strict total order of its values."""
