@@ -42,7 +42,7 @@ PROVED = {
     **dict.fromkeys(("program", "programs"), "attnforge.rasp.network.derivation"),
     **dict.fromkeys(("plain", "variant"), "attnforge.export.plain.derivation"),
     **dict.fromkeys(
-        ("anchor", "gate", "product", "token", "norm", "chain", "theorem-ramp"), "attnforge.compiler.alone"
+        ("anchor", "gate", "product", "token", "norm", "fast", "chain", "theorem-ramp"), "attnforge.compiler.alone"
     ),
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -14,18 +15,20 @@ from ..certificates.proof import settled
 from ..dtypes import Array
 from ..heads.anchor.head import AnchorHead
 from ..heads.chain.head import ChainHead
+from ..heads.fast.activation import FastActivation
 from ..heads.gate.head import GateHead
 from ..heads.gate.target import Lines
 from ..heads.norm.head import NormHead
 from ..heads.product.head import ProductHead
 from ..heads.self_head import SelfSpec
 from ..heads.token.head import TokenHead
-from ..kernel.balls import NotProved
+from ..kernel.alone.fast import Fast
+from ..kernel.balls import NotProved, working
 from ..kernel.file import Saved
 from ..kernel.prove import prove
 from ..network import AttentionLayer
 from ..theorems.ramps import Ramp
-from .derivation import ANCHOR_CELLS, SMOOTH_CELLS, crossings, finished
+from .derivation import ANCHOR_CELLS, NEAR, SMOOTH_CELLS, crossings, finished
 
 EFFORT = 200  # parts of the box that are looked at: a head has one or two numbers to split
 MOST_ANCHORS = 128  # of a head that is proved: two cells each, seconds
@@ -33,6 +36,8 @@ WORK = 1 << 15  # cells times slots beyond which tables are not made finer: seco
 NORM_CELLS = (12, 32, 96)  # of a norm, for each factor e of the mean square: sigmoids move by less than 1 on each
 WIDER = 2.0**-7  # beyond the interval of variances: what the kernel admits at its ends
 ROOM = {torch.float32: 2.0**-14, torch.float64: 2.0**-40}  # and what rounding a variance may add: a few hundred u
+LIVE, READ_STEP = 40.0, 0.25  # of theta: beyond its last anchor by so much a table is flat; a key of 30 moves by e^4
+FINER, MOST_READ = 6, 4000  # times that cells of a table are halved, and cells: a millisecond each
 TOKENS = 4  # and for heads over tokens, whose bound hardly depends on the part
 
 
@@ -45,6 +50,8 @@ def derive(head: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
     """The derivation of a head."""
     if isinstance(head, NormHead):
         return _norm(head, saved, goal)
+    if isinstance(head, FastActivation):
+        return _fast(head, saved, goal)
     if isinstance(head, Ramp):
         return _ramp(head, saved, goal)
     if isinstance(head, ChainHead):
@@ -94,6 +101,36 @@ def _norm(head: NormHead, saved: Saved, goal: float) -> dict[str, Any]:
         if prove(saved, chosen).bound <= goal:
             break
     return chosen
+
+
+def _fast(head: FastActivation, saved: Saved, goal: float) -> dict[str, Any]:
+    """Cells of theta where the table is live, doubling beyond it and around the gate's turn; finer where that helps."""
+    (low, high), table = head.interval_in_dtype(), head.table
+    edges = [np.array([low, high, 0.0, table.centre])]
+    if table.gate:
+        edges += [sign * NEAR / table.gate for sign in (-1.0, 1.0)]
+    if table.anchors:
+        last = table.kappa * (table.anchors - 1) + LIVE
+        far = last + 1.25 ** np.arange(0.0, 400.0)  # beyond all of float32
+        live = np.arange(-last, last + READ_STEP, READ_STEP)
+        edges += [table.centre + theta / table.rate for theta in (live, far, -far)]
+    every = np.unique(np.clip(np.concatenate(edges), low, high)).tolist()
+    with working():
+        fast, found = Fast(saved), {}
+        cells = list(itertools.pairwise(every))
+        for _ in range(FINER):
+            found |= {cell: fast.error(*cell) for cell in cells}
+            worst = [cell for cell, error in found.items() if not error <= goal]
+            if not worst or len(found) > MOST_READ:
+                break
+            cells = []
+            for a, b in worst:
+                middle = 0.5 * a + 0.5 * b
+                if a < middle < b:
+                    del found[a, b]
+                    cells += [(a, middle), (middle, b)]
+        found |= dict.fromkeys(cells, 0.0)
+    return {"edges": sorted({end for cell in found for end in cell})}
 
 
 def _ramp(head: Ramp, saved: Saved, goal: float) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ..errors import CertificateError
 from . import derivation as choices
 from . import program as programs
 from .alone.chain import chained
+from .alone.fast import prove_fast
 from .alone.heads import FAMILIES, Scopes, alone
 from .alone.norm import prove_norm
 from .alone.ramp import ramped
@@ -28,8 +29,9 @@ from .layers import Errors, Layer, constants_of, layer_of
 from .plain import words
 from .plain.fold import Folded
 from .plain.variant import straightened
-from .program import Form, Program, exact
+from .program import Column, Form, Program, exact
 from .programs.prove import prove_program
+from .roots import Squares, Sum, halved, sum_of
 from .rounding import MACHINES, Machine, affine_rounding
 from .scalar import Head, Site, Table
 from .tokens import RULES, Rule, keep, norm
@@ -62,6 +64,8 @@ def prove(saved: Saved, chosen: Any = None) -> Proof:
             return Proof(*prove_program(saved, chosen))
         if saved.header.get("family") == "norm":
             return Proof(*prove_norm(saved, saved.header.get("derivation") if chosen is None else chosen))
+        if saved.header.get("family") == "fast":
+            return Proof(*prove_fast(saved, saved.header.get("derivation") if chosen is None else chosen))
         return Prover.of(saved, chosen).prove()
 
 
@@ -93,6 +97,9 @@ class Prover:
         self.tables: dict[tuple[Function | None, int], Table] = {}
         self.known: dict[tuple[Site, int], tuple[list[float], list[float]]] = {}
         self.by_op: dict[int, Table] = {}
+        self.roots = any(op.word == "apply" and op.function.power == 0.5 for op in program.ops)
+        self.squared: set[tuple[int, Column]] = set()  # which layer makes them; what is known of them on a leaf:
+        self.squares: Squares = {}
         for layer in layers:
             _all_claimed(layer)
         self.affine = [self._affine(layer) for layer in layers]
@@ -239,8 +246,7 @@ class Prover:
             for group in layer.groups:
                 if any(any(row[i] != 0 for row in head) for head in group.tables["W_O"]):
                     raise CertificateError(f"heads write column {i} of a layer, which no operation of theirs makes")
-            v, c = column = layer.after[i]  # itself, where the state has it, its form in atoms otherwise
-            form = Form({column: fmpq(1)}, fmpq(0)) if column in rows else self.forms[v][c]
+            form = self._form(layer, i)
             mine = [row[i] for row in layer.skip]
             wanted, meant = [fmpq(0)] * n, [fmpq(0)] * n
             for column, factor in form.weights.items():
@@ -253,6 +259,30 @@ class Prover:
             off_bias.append(size(arb(abs(exact(layer.bias[i]) - form.bias) + form.off_bias)))
             stored.append((mine, layer.bias[i]))
         return Affine(columns, _transposed(weight, n), _transposed(off, n), bias, off_bias, stored)
+
+    def _form(self, layer: Layer, i: int) -> Form:
+        """What a column should be: itself, where the state before has it, its form in atoms otherwise."""
+        v, c = column = layer.after[i]
+        return Form({column: fmpq(1)}, fmpq(0)) if column in layer.before else self.forms[v][c]
+
+    def _sum(self, number: int, column: int) -> Sum | None:
+        """A column of the state before a layer as a sum of squares, where it is one."""
+        if self.folded or number == 0 or column not in self.affine[number - 1].columns:
+            return None
+        layer, affine = self.layers[number - 1], self.affine[number - 1]
+        known = [square for square in layer.before if self._is_square(square, number - 1)]
+        stored = affine.stored[affine.columns.index(column)]
+        return sum_of(self.machine, self._form(layer, column), layer.before, stored, known)
+
+    def _is_square(self, column: Column, number: int) -> bool:
+        """Whether a column of the state before a layer was squared by heads, and only carried on since."""
+        for k in reversed(range(number)):
+            layer, affine, i = self.layers[k], self.affine[k], self.layers[k].after.index(column)
+            if i not in affine.columns:
+                return (k, column) in self.squared
+            if affine.stored[affine.columns.index(i)] != ([float(x == column) for x in layer.before], 0.0):
+                return False
+        return False
 
     # -- heads ----------------------------------------------------------------------------------------------------
 
@@ -298,6 +328,12 @@ class Prover:
             self.folded.known(place.layer, i, site, table, x, y)
         if op.word == "apply":
             self.by_op.setdefault(place.op, table)
+        summed = self._sum(place.layer, y) if fn is not None and fn.power == 0.5 else None
+        halves = None
+        if self.roots and fn is not None and fn.name == "square" and not self.folded:
+            halves = table.errors(halved(site))
+            self.squared.add((place.layer, (place.op, place.channel)))
+        key = place.op, place.channel
 
         steepest = largest([size(arb(head.value[0])) * (1 + size(arb(head.out))) for head in site.heads])
         steepest += size(arb(site.skip[0]))
@@ -313,6 +349,11 @@ class Prover:
                 if x is None:
                     assert fn is not None
                     passed = _moved(fn, table, first, last, entry_y, e_y)
+                    other = passed if summed is None else summed.moved(t, entry_y.high, self.squares)
+                    passed = other if other < passed else passed
+                    if halves is not None:
+                        steep, rest = (arb(max(part[first:last])) for part in halves)
+                        self.squares[t, *key] = e_y, steep, rest + steep * size(arb(place.pivot))
                 else:
                     entry_x, e_x = found[layer.before[x][0]][t][layer.before[x][1]], row[x]
                     away = entry_x.away(place.pivot) + e_x

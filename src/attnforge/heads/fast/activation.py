@@ -157,7 +157,8 @@ class FastActivation(CertifiedModule):
 
     @property
     def beyond(self) -> str:
-        return "one exponential per element is read by polynomials, and no softmax is computed"
+        half = self.dtype not in (torch.float32, torch.float64)
+        return "it is computed in float32 and rounded to half precision" if half else ""
 
     def core(self, *inputs: Tensor) -> Tensor:
         (y,) = inputs
