@@ -104,7 +104,7 @@ def modules() -> Iterator[tuple[str, CertifiedModule]]:
 
 
 def heads() -> Iterator[tuple[str, CertifiedModule]]:
-    """Heads on their own, of every family, in both dtypes: anchors warm and cold, gates, products, tokens."""
+    """Heads on their own, of every family, in both dtypes: anchors warm and cold, gates, products, activations, tokens."""
     for goal, (dtype, _) in GOALS.items():
         for name, low, high in ANCHORS:
             yield f"{name} on [{low}, {high}], {goal}", AnchorHead.fit(name, low, high, anchors=24, dtype=dtype)
@@ -114,6 +114,8 @@ def heads() -> Iterator[tuple[str, CertifiedModule]]:
             yield f"{name}, {goal}", gate(dtype=dtype)
         for x, y in ((-1, 1), (-1, 1)), ((0, 1), (-5, 1)), ((-100, 100), (0.5, 2)), ((-1e-3, 1e-3), (7, 9)):
             yield f"{x} times {y}, {goal}", ProductHead.fit(x, y, dtype=dtype)
+        for name in FAST:
+            yield f"fast {name}, {goal}", FastActivation.fit(name, -6, 6, dtype=dtype)
         for n in (2, 3, 7, 16):
             yield f"mean of {n}, {goal}", TokenHead.mean(n, 2, dtype=dtype)
             yield f"prefix mean of {n}, {goal}", TokenHead.prefix_mean(n, 2, dtype=dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 
@@ -16,6 +17,8 @@ from attnforge.certificates.certified import CertifiedModule
 from attnforge.compiler.alone import derive
 from attnforge.errors import CertificateError
 from attnforge.heads.chain.head import ChainHead
+from attnforge.heads.fast.activation import FastActivation
+from attnforge.heads.fast.read import read
 from attnforge.heads.norm.head import NormHead
 from attnforge.kernel.balls import NotProved, working
 from attnforge.kernel.file import Saved, parse
@@ -30,6 +33,15 @@ NORMS = {
         5, (0.5, 2.0), heads=5, kind="rms", weight=torch.linspace(-2, 3, 5), bias=torch.ones(5)
     ),
     "float64": lambda: NormHead.fit(4, (0.5, 2.0), heads=6, dtype=torch.float64),
+}
+
+
+FAST = {
+    "tanh": lambda: FastActivation.fit("tanh", -3, 3),
+    "silu": lambda: FastActivation.fit("silu", -8, 4, dtype=torch.float64),
+    "relu": lambda: FastActivation.fit("relu", -1, 1),
+    "gelu": lambda: FastActivation.fit("gelu", -2, 3, anchors=12),
+    "mish": lambda: FastActivation.fit("mish", -2, 2, anchors=15),
 }
 
 
@@ -125,6 +137,52 @@ def test_a_chain_is_proved_and_its_changes_are_covered_or_refused(name: str) -> 
         except CertificateError:
             continue
         assert error() <= found
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_fast_activation_is_proved_and_its_changes_are_covered_or_refused(name: str) -> None:
+    """Lemma K36, in both dtypes: odd and even tables, a centre, gates alone; as operators and as plain PyTorch."""
+    head = FAST[name]()
+    saved = parse(head.written())
+    chosen, truth = derive(head, saved, head.bound or 0.0), head.function.value
+    y = torch.cat([torch.linspace(head.lo, head.hi, 3001), torch.linspace(-1e-3, 1e-3, 101)]).to(head.dtype)
+    low, high = head.interval_in_dtype()
+    y = y.clamp(low, high)
+
+    @torch.no_grad()
+    def error() -> float:
+        value, t = head.values, head.table
+        both = (head.core(y), read(y, value, t.rate, t.kappa, t.centre, t.gate))
+        off = [(out.double() - truth(y.double())).abs() for out in both]
+        return max(float(x.max()) if bool(x.isfinite().all()) else float("inf") for x in off)
+
+    assert error() <= prove(saved, chosen).bound <= 1.1 * (head.bound or 0.0)
+    draw, state = random.Random(name), {key: t.clone() for key, t in head.state_dict().items()}
+    for change in CHANGES:
+        for key in (draw.choice(sorted(state)), sorted(state)[-1 if head.size else 0]):
+            tensor = state[key].clone()
+            at = draw.randrange(tensor.numel())
+            tensor.view(-1)[at] = change(float(tensor.view(-1)[at]))
+            head.load_state_dict({**state, key: tensor})
+            try:
+                found = prove(_written(head, saved), chosen).bound
+            except CertificateError:
+                continue
+            assert error() <= found
+    head.load_state_dict(state)
+    others = {"rate": 3.0, "kappa": 0.3125, "centre": 0.5, "gate": 0.75, "anchors": 3}
+    for key in others if head.size else ("gate", "anchors"):  # the heads are not those of such a table
+        header = json.loads(json.dumps(saved.header))
+        header["config"]["table"][key] = others[key]
+        with pytest.raises(CertificateError):
+            prove(Saved(header, saved.tensors, ""), chosen)
+    header = json.loads(json.dumps(saved.header))
+    header["config"] |= {"function": "hardtanh"}
+    with contextlib.suppress(CertificateError):
+        assert prove(Saved(header, saved.tensors, ""), chosen).bound > 0.1
+    for edges in ([-1.0, 1.0], [low, high], chosen["edges"][:-1], chosen["edges"][::-1], "x", None):
+        with pytest.raises(CertificateError):
+            prove(saved, {"edges": edges})
 
 
 @pytest.mark.parametrize("variant", ["warm", "gate"])

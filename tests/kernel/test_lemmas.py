@@ -12,13 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flint import arb
+from flint import arb, fmpq
 
 from attnforge.expressions.composite import named
 from attnforge.functions import registry
 from attnforge.kernel.balls import NotProved, coefficients, down, reach, series, supremum, up, working
 from attnforge.kernel.file import outward
 from attnforge.kernel.functions import evaluate, function
+from attnforge.kernel.program import Form
+from attnforge.kernel.roots import sum_of
 from attnforge.kernel.rounding import EXPONENTIAL, MACHINES, Softmax, affine_rounding
 from attnforge.kernel.scalar import Cell, Head, Site, Table, _near, cell_error, error_on
 
@@ -268,3 +270,51 @@ def test_a_settled_gate_is_exact() -> None:
         table = Table(site.function, [-1.0, *(k * 2.0**-29 for k in range(-300, 301)), 1.0])
         rests = table.errors(site)[1]
         assert far < 2.0**-110 and 0.27 < max(rests[1:-1]) * 2.0**26 < 0.32
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_roots_of_squares_err_by_lengths(size: float) -> None:
+    """K35 in 128 bits: squares near and far from 0, sums that round as they may, roots that go on as 0."""
+    source = random.Random(size)
+    columns = [(2, 0), (3, 0), (5, 0)]
+    with working():
+        for _ in range(60):
+            c = [source.choice([1.0, 0.3, 4.0, 1e-8]) for _ in columns]
+            b = source.choice([0.0, size, 1.0])
+            meant = [fmpq(*x.as_integer_ratio()) * fmpq(source.randint(-9, 9) + 10**17, 10**17) for x in c]
+            form = Form(dict(zip(columns, meant, strict=True)), fmpq(*b.as_integer_ratio()))
+            found = sum_of(FLOAT64, form, columns, (c, b), columns)
+            assert found is not None
+            q = [arb(source.gauss(0, 1) * 10.0 ** source.uniform(-8, 1)) * source.choice([0, 1]) for _ in columns]
+            e, k, m = ([arb(size * source.random()) for _ in columns] for _ in "abc")
+            squares = {(0, *column): one for column, one in zip(columns, zip(e, k, m, strict=True), strict=True)}
+            near = [x + source.choice([-1, 0, 1]) * y for x, y in zip(q, e, strict=True)]
+            side = source.choice([-1, 1])
+            p = [x * x + side * (abs(x) * y + z) for x, y, z in zip(near, k, m, strict=True)]
+            heavy = sum((arb(w) * abs(x) for w, x in zip(c, p, strict=True)), arb(b))
+            read = sum((arb(w) * x for w, x in zip(c, p, strict=True)), arb(b)) + side * FLOAT64.gamma(3) * heavy
+            exact = sum((arb(w) * x * x for w, x in zip(meant, q, strict=True)), arb(form.bias))
+            root = read.sqrt() if read > 0 else arb(0)
+            moved = found.moved(0, up(exact), squares)
+            assert abs(root - exact.sqrt()) <= moved
+            assert moved < 4 * (sum(e, arb(0)) + sum(k, arb(0)) + sum(m, arb(0)).sqrt()) + 1e-13  # of weights up to 4
+
+
+def test_what_is_no_sum_of_squares_is_none() -> None:
+    """K35 speaks of positive weights of squares by heads; a weight that is as far off as it is large is none."""
+    one, form = (2, 0), Form({(2, 0): fmpq(1)}, fmpq(0))
+    with working():
+        assert sum_of(FLOAT64, form, [one, (3, 0)], ([1.0, 0.0], 0.0), [one]) is not None
+        wrong = [([-1.0, 0.0], 0.0, [one]), ([1.0, 1e-30], 0.0, [one, (3, 0)]), ([1.0, 0.0], 0.0, []),
+                 ([1.0, 0.0], 1e-30, [one]), ([0.4, 0.0], 0.0, [one]), ([3.0, 0.0], 0.0, [one])]  # fmt: skip
+        for weights, bias, known in wrong:
+            assert sum_of(FLOAT64, form, [one, (3, 0)], (weights, bias), known) is None
+
+
+def test_between_neighbours_a_cell_errs_as_its_ends() -> None:
+    """K8: a gate whose kink is steeper than the numbers are dense, at the only two points that there are."""
+    head = Head(((1.0, 0.0),), ((2.0**53,), (0.0,)), True, (0.0, 1.0, 0.0), (0.0,), 1.0)
+    site, low = Site((head,), (0.0, 0.0, 0.0), function("relu"), 0.0, "float64"), 0.5
+    with working():
+        ends = [error_on(site, x, x)[1] for x in (low, math.nextafter(low, 1.0))]
+        assert error_on(site, low, math.nextafter(low, 1.0))[1] == max(ends)

@@ -15,10 +15,10 @@ from rich.console import Console
 from torch import nn
 
 import attnforge as af
+from attnforge import theorems
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.compiler.derivation import derive
 from attnforge.errors import CertificateError
-from attnforge.heads.fast.activation import FastActivation
 from attnforge.kernel.file import Saved, parse, read
 from attnforge.kernel.prove import prove
 
@@ -81,9 +81,9 @@ def test_files_of_before_get_a_derivation_in_memory(tmp_path: Path) -> None:
     assert read(tmp_path / "net.safetensors").header["format"] == 1
     found = af.check(tmp_path / "net.safetensors")
     assert found.bound == net.bound and found.kernel is not None and found.kernel <= 1.1 * net.bound
-    head = FastActivation.fit("gelu", -3, 3)
-    head.save(tmp_path / "head.safetensors")
-    found = af.check(tmp_path / "head.safetensors")
+    other = theorems.two_layer(torch.sin, af.Box.cube(-1, 1, shape=(2, 1)), 0.5, lipschitz=1.0)
+    other.save(tmp_path / "other.safetensors")
+    found = af.check(tmp_path / "other.safetensors")
     assert found.proof == "analysis" and found.kernel is None and "does not cover" in found.remark
     assert "does not cover" in str(found)
 

@@ -10,9 +10,10 @@ on the box, in ball arithmetic. It shares with the rest of the package the file 
     derivation.py   choices that the proof needs, validated; never claims
     rounding.py     the rounding model, sums, softmax
     scalar.py       the one lemma of heads that read one scalar: anchors, gates, squares, products
+    roots.py        roots of sums of squares, whose errors add up as lengths
     tokens.py       heads over tokens and channels: attention, mixing, maxima, softmax, norms
     values.py       ranges of all values of the program on a part of the box
-    alone/          heads, norms, chains and ramps on their own
+    alone/          heads, norms, chains, ramps and fast activations on their own
     plain/          plain transformers and their variants, a part of its own
     programs/       token programs, a part of its own
     prove.py        errors from layer to layer, the split tree of the box, the bound

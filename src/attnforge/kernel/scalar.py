@@ -169,7 +169,10 @@ class Table:
 
 @functools.lru_cache(maxsize=KNOWN)
 def error_on(site: Site, low: float, high: float) -> tuple[float, float]:
-    """Slope and rest of the error of a site on a cell, rounded up."""
+    """Slope and rest of the error of a site on a cell, rounded up; between neighbouring numbers there are only both."""
+    if low < high == math.nextafter(low, math.inf) and all(head.loose is None for head in site.heads):
+        ends = error_on(site, low, low), error_on(site, high, high)
+        return max(end[0] for end in ends), max(end[1] for end in ends)
     found = cell_error(site, MACHINES[site.dtype], Cell.of(low, high, site.function))
     return up(found.slope), up(found.rest)
 

@@ -23,7 +23,7 @@ from .layers import Errors, Group, Layer
 from .program import Op, Program
 from .rounding import EXPONENTIAL, Machine, Softmax, power_of_two
 from .scalar import Cell, Head, Table, Weights, taylor_head
-from .values import OTHERS, Blind, Entry, Value, ball, made, plain, product
+from .values import OTHERS, Blind, Entry, Value, ball, combined, made, plain, product
 
 Rule = Callable[[Errors, list[Value], Errors], None]
 Edges = tuple[tuple[float, ...], ...]  # of the tables of a derivation
@@ -204,29 +204,15 @@ def _attention_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
             centre = arb(0.5 * ends[0] + 0.5 * ends[1])
             moved = sum(((w - m) * (ball(e) - centre) for w, m, e in zip(weights, middles, seen, strict=True)), ZERO)
             rest = moved + centre * (1 - sum(middles, ZERO))
-            if symbols is None:
-                whole = rest + sum((m * ball(e) for m, e in zip(middles, seen, strict=True)), ZERO)
-                entries.append(plain(max(ends[0], down(whole)), min(ends[1], up(whole)), None))
-                continue
-            rest += sum((m * e.rest for m, e in zip(middles, seen, strict=True)), ZERO)
-            pairs = list(zip(middles, seen, strict=True))
-            slope = tuple(sum((m * e.slope[t] for m, e in pairs), ZERO) for t in range(symbols))  # type: ignore[index]
-            entries.append(made(*ends, rest, slope))
+            entries.append(combined(list(zip(middles, seen, strict=True)), symbols, rest, *ends))
         out.append(entries)
     return out
 
 
 def _less_mean(key: Value, token: int, channel: int) -> Entry:
     """A key less the mean of all keys, which does not change weights."""
-    shares = [arb(int(j == token)) - ONE / len(key) for j in range(len(key))]
-    entries = [row[channel] for row in key]
-    whole = sum((s * ball(e) for s, e in zip(shares, entries, strict=True)), ZERO)
-    if entries[0].slope is None:
-        return plain(down(whole), up(whole), None)
-    rest = sum((s * e.rest for s, e in zip(shares, entries, strict=True)), ZERO)
-    slopes = zip(*(e.slope for e in entries), strict=True)  # type: ignore[arg-type]
-    slope = tuple(sum((s * x for s, x in zip(shares, column, strict=True)), ZERO) for column in slopes)
-    return made(down(whole), up(whole), rest, slope)
+    pairs = [(arb(int(j == token)) - ONE / len(key), row[channel]) for j, row in enumerate(key)]
+    return combined(pairs, None if key[0][0].slope is None else len(key[0][0].slope))
 
 
 # -- softmax over channels --------------------------------------------------------------------------------------------
@@ -427,15 +413,8 @@ def _mix_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
     for weights in matrix:
         line = []
         for c in range(op.width):
-            pairs = [(meant(w), w > 0, row[c]) for w, row in zip(weights, rows, strict=True) if w != 0]
-            low = sum((w * arb(e.low if up_ else e.high) for w, up_, e in pairs), ZERO)
-            high = sum((w * arb(e.high if up_ else e.low) for w, up_, e in pairs), ZERO)
-            if symbols is None:
-                line.append(plain(down(low), up(high), None))
-                continue
-            rest = sum((w * e.rest for w, _, e in pairs), ZERO)
-            slope = tuple(sum((w * e.slope[j] for w, _, e in pairs), ZERO) for j in range(symbols))  # type: ignore[index]
-            line.append(made(down(low), up(high), rest, slope))
+            pairs = [(meant(w), row[c]) for w, row in zip(weights, rows, strict=True) if w != 0]
+            line.append(combined(pairs, symbols))
         out.append(line)
     return out
 

@@ -66,6 +66,21 @@ def made(low: float, high: float, rest: arb, slope: tuple[arb, ...]) -> Entry:
     return Entry(low, high, rest, slope)
 
 
+def combined(
+    pairs: Sequence[tuple[arb, Entry]], symbols: int | None, more: arb = ZERO,
+    least: float = -math.inf, most: float = math.inf,
+) -> Entry:  # fmt: skip
+    """The sum of weights times entries, and `more`, known to lie in [least, most]; weights of one sign each."""
+    low = sum((w * arb(e.low if w > 0 else e.high) for w, e in pairs), more)
+    high = sum((w * arb(e.high if w > 0 else e.low) for w, e in pairs), more)
+    ends = max(least, down(low)), min(most, up(high))
+    if symbols is None:
+        return plain(*ends, None)
+    rest = sum((w * e.rest for w, e in pairs), more)
+    slope = tuple(sum((w * e.slope[t] for w, e in pairs), ZERO) for t in range(symbols))  # type: ignore[index]
+    return made(*ends, rest, slope)
+
+
 def values(program: Program, low: Sequence[float], high: Sequence[float], tables: dict[int, Table]) -> list[Value]:
     """The entries of every value on the part [low, high] of the box; `tables` are those of operations, by number."""
     found: list[Value] = []

@@ -25,8 +25,9 @@ from ..scalar import Cell, Head, Site, Weights, cell_error, taylor_head
 
 MOST, MOST_EDGES = 64, 1 << 14  # anchors, and cells: work is bounded for every file
 QUOTIENT = {"float32": 4, "float64": 1}  # u of a division: compilers for GPUs divide to 2 units in the last place
-LARGEST, COLD = {"float32": 75.0, "float64": 600.0}, {"float32": 17.0, "float64": 37.0}  # of the form that is read
-WIDEST = {"float32": 140.0, "float64": 1200.0}
+#: The log of the largest mass; from which kappa pairs are read, and from which kappa K^2 windows: what evaluation does.
+LARGEST, COLD = {"float32": 75.0, "float64": 600.0}, {"float32": 17.0, "float64": 37.0}
+WIDEST = {"float32": 140.0, "float64": 1200.0}  # as COLD
 COARSE = arb(2.0**-53)  # of float64, in which coefficients are made
 #: Heads in exact arithmetic, all but: slots of less than 2^-200 are left out, and everything else is enclosed.
 EXACT = Machine(arb(2.0**-100), ZERO, arb(2.0**1015))
