@@ -5,6 +5,8 @@ python benchmarks/kernel.py             proves the benchmark's formulas, the dem
                                         heads and token programs, in float32 and float64; writes results/kernel.json
 python benchmarks/kernel.py --quick     a few formulas
 python benchmarks/kernel.py --only head one kind of network; the results keep the others
+python benchmarks/kernel.py --names distance ramp "fast gelu"
+                                        networks of such names, in both dtypes; the results keep the others
 python benchmarks/kernel.py --mutants   changes stored numbers, headers, derivations: each must be covered or refused;
                                         goes on where it was stopped
 """
@@ -47,6 +49,8 @@ from attnforge.compiler.pipeline import compile_program  # noqa: E402
 from attnforge.demo import TARGETS  # noqa: E402
 from attnforge.errors import AttnforgeError, CertificateError  # noqa: E402
 from attnforge.heads.anchor.head import AnchorHead  # noqa: E402
+from attnforge.heads.choose import FAST  # noqa: E402
+from attnforge.heads.fast.activation import FastActivation  # noqa: E402
 from attnforge.heads.gate.head import GateHead  # noqa: E402
 from attnforge.heads.product.head import ProductHead  # noqa: E402
 from attnforge.heads.token.head import TokenHead  # noqa: E402
@@ -104,7 +108,7 @@ def modules() -> Iterator[tuple[str, CertifiedModule]]:
 
 
 def heads() -> Iterator[tuple[str, CertifiedModule]]:
-    """Heads on their own, of every family, in both dtypes: anchors warm and cold, gates, products, activations, tokens."""
+    """Heads on their own, of every family, in both dtypes: anchors, gates, products, fast activations, tokens."""
     for goal, (dtype, _) in GOALS.items():
         for name, low, high in ANCHORS:
             yield f"{name} on [{low}, {high}], {goal}", AnchorHead.fit(name, low, high, anchors=24, dtype=dtype)
@@ -464,6 +468,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", choices=list(KINDS), nargs="+")
+    parser.add_argument("--names", nargs="+", default=[])
     parser.add_argument("--mutants", type=int, nargs="?", const=100, default=0)
     parser.add_argument("--seed", type=int, default=0)
     given, console = parser.parse_args(), Console()
@@ -474,10 +479,14 @@ def main() -> int:
         console.print(summary(list(acceptance(formulas(QUICK), "formula", console))))
         return 0
     kept = json.loads(RESULTS.read_text("utf-8"))
+    wanted = {f"{name}, {goal}" for name in given.names for goal in GOALS} or None
     for kind in given.only or KINDS:
-        kept["rows"] = [row for row in kept["rows"] if row["kind"] != kind]
-        for row in acceptance(KINDS[kind](), kind, console):  # written one by one: a run may be stopped
-            kept["rows"].append(row)
+        if wanted is None:
+            kept["rows"] = [row for row in kept["rows"] if row["kind"] != kind]
+        networks = formulas(tuple(given.names)) if wanted and kind == "formula" else KINDS[kind]()
+        chosen = ((name, net) for name, net in networks if wanted is None or name in wanted)
+        for row in acceptance(chosen, kind, console):  # written one by one: a run may be stopped
+            kept["rows"] = [old for old in kept["rows"] if (old["kind"], old["name"]) != (kind, row["name"])] + [row]
             kept["summary"] = summary(kept["rows"])
             RESULTS.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
     console.print(kept["summary"])

@@ -118,7 +118,8 @@ def test_every_family_is_proved_or_says_why_not(tmp_path: Path) -> None:
         import_module(HOMES[family])
         assert CertifiedModule.families[family].beyond is not CertifiedModule.beyond, family
     heads = (
-        FastActivation.fit("silu", -3, 3, dtype=torch.bfloat16), GateHead.max(-1, 1), AnchorHead.fit("exp", 0, 1, anchors=8, relative=True),
+        FastActivation.fit("silu", -3, 3, dtype=torch.bfloat16), GateHead.max(-1, 1),
+        AnchorHead.fit("exp", 0, 1, anchors=8, relative=True),
         TokenHead.min(3, 1, -1, 1, eps=1e-2), ProductHead.fit((0, 1), (0, 1), width=2),
     )  # fmt: skip
     for i, head in enumerate(heads):
