@@ -275,7 +275,8 @@ def _constant_where_better(table: Taylor) -> Taylor:
     """Rows whose remainder is useless (a branch point, a pole nearby) become g = middle +- half its range."""
     middle = 0.5 * (table.low + table.high)
     half = up(np.maximum(table.high - middle, middle - table.low), 2)
-    reach = table.remainder * table.radius ** (table.coefficient.shape[1])
+    with np.errstate(over="ignore", invalid="ignore"):  # endless and unknown remainders are useless too
+        reach = table.remainder * table.radius ** (table.coefficient.shape[1])
     worse = ~(reach < half) & np.isfinite(half)
     if not worse.any():
         return table
