@@ -106,12 +106,13 @@ def _read(config: Any, saved: Saved) -> Read:
     keys = tuple((_kept(Fraction(rate) * k, dtype), _kept(-Fraction(kappa) * k * k, dtype)) for k in places)
     for x in (rate, centre, gate):
         _kept(Fraction(x), dtype)
-    heads, wanted = [], {}
+    heads: list[Head] = []
+    wanted: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = {}
     if gate:
         one = (1, 1, 1)
         own = {"W_Q": (one, (1.0,)), "b_K": ((1, 1), (gate,)), "W_V": (one, (1.0,)), "M_K": (one, (0.0,)),
                "M_V": (one, (0.0,)), "W_O": (one, (1.0,))}  # fmt: skip
-        wanted = {f"layer.groups.0.{key}": value for key, value in own.items()}
+        wanted |= {f"layer.groups.0.{key}": value for key, value in own.items()}
         heads.append(Head(((1.0, 0.0),), ((gate,), (0.0,)), True, (0.0, 1.0, 0.0), (0.0,), 1.0))
     if count:
         prefix = f"layer.groups.{len(heads)}."
