@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -21,8 +22,10 @@ from attnforge.certificates.certified import CertifiedModule, certify, check, lo
 from attnforge.certificates.rounding import unit
 from attnforge.errors import ArgumentError, CertificateError, DomainError, DomainWarning, PrecisionError
 from attnforge.heads.packing import pack, self_layer
+from attnforge.heads.product.bound import Sides, rounding
 from attnforge.heads.product.construction import ProductSpec, gain_for, gauss_lobatto, product_constant, remainder
 from attnforge.heads.product.head import ProductHead
+from attnforge.heads.self_head import SelfSpec
 
 DTYPES = [torch.float32, torch.float64]
 BOXES = [
@@ -338,3 +341,13 @@ def test_products_beyond_the_dtype_have_no_bound() -> None:
         ProductHead.fit(*sides)
     head = ProductHead.fit(*sides, dtype=torch.float64)
     assert bool(torch.isfinite(head(*(torch.tensor([end], dtype=torch.float64) for _, end in sides))).all())
+
+
+def test_an_output_of_which_nothing_is_known_has_no_bound() -> None:
+    """The skip of the second output overflows both ways: inf - inf is NaN, which no maximum may drop."""
+    head = ProductHead.fit((-10, 10), (0.5, 10), width=2, dtype=torch.float64)
+    spec, sides = SelfSpec.read(head.layer), Sides((-10.0, 10.0), (0.5, 10.0))
+    skip = spec.S.copy()
+    skip[1, 1] = skip[-1, 1] = 1.7e308
+    assert math.isfinite(rounding(spec, sides, torch.float64, 0.0))
+    assert rounding(dataclasses.replace(spec, S=skip), sides, torch.float64, 0.0) == math.inf

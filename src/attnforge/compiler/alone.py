@@ -116,7 +116,8 @@ def _fast(head: FastActivation, saved: Saved, goal: float) -> dict[str, Any]:
         edges += [table.centre + theta / table.rate for theta in (live, far, -far)]
     every = np.unique(np.clip(np.concatenate(edges), low, high)).tolist()
     with working():
-        fast, found = Fast(saved), {}
+        fast = Fast(saved)
+        found: dict[tuple[float, float], float] = {}
         cells = list(itertools.pairwise(every))
         for _ in range(FINER):
             found |= {cell: fast.error(*cell) for cell in cells}

@@ -9,6 +9,7 @@ in the parts of what comes in; where a bound is not linear (tanh), the parts are
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -191,6 +192,11 @@ def worst(e: Array, axis: int, among: Mask | None = None) -> Array:
         total = np.where(among, total, -1.0)
     at = np.argmax(total, axis)
     return np.take_along_axis(e, np.expand_dims(at, (axis, -1)), axis).squeeze(axis)
+
+
+def or_endless(bound: float) -> float:
+    """A bound for a maximum to compare: infinity where it is NaN, which a maximum would drop."""
+    return math.inf if math.isnan(bound) else bound
 
 
 def scaled(parts: Array, bound: Array) -> Array:

@@ -12,7 +12,7 @@ from ...errors import CertificateError
 from ...functions.piecewise import clipped
 from ...functions.queries import Largest
 from ...programs.enclose import Range
-from ..rule import ApplyLocal, ApplyRule, Copies, Moved, Rule, Setting, first_cells, slopes_of
+from ..rule import ApplyLocal, ApplyRule, Copies, Moved, Rule, Setting, first_cells, or_endless, slopes_of
 from ..slopes import Steepness
 from ..stored import StoredHeads
 from .bound import AnchorWeights, anchor_bound, steepness_of
@@ -48,7 +48,7 @@ class AnchorRule(ApplyRule):
             order = np.argsort(each.low)
             profiles.append(Largest(each.low[order], each.error[order]))
         slopes = slopes_of(fn, first_cells(fn, low, high, np.array(site.edges)))
-        worst = max(found, key=lambda each: each.bound)
+        worst = max(found, key=lambda each: or_endless(each.bound))
         return ApplyLocal(((low, high),), worst.bound, worst.rounding, tuple(profiles), slopes=slopes)
 
     def steepness(self, site: AnchorSite, setting: Setting, heads: StoredHeads) -> Steepness:

@@ -204,7 +204,9 @@ def rounding(spec: SelfSpec, sides: Sides, dtype: torch.dtype, off: float) -> fl
     spanned = np.maximum(slope.max(-1, keepdims=True) - slope, slope - slope.min(-1, keepdims=True))
     weight = up(weight * np.exp(radius[:, None, None] * spanned), 32 + 8 * int(np.abs(logits).max()))
     error, size = _read(spec, sides, weight, logit_error, u, tiny)
-    return max(_projected(spec, sides, out, error, size, u, tiny, off) for out in _different(spec))
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows or is unknown is no bound
+        found = [_projected(spec, sides, out, error, size, u, tiny, off) for out in _different(spec)]
+    return max(math.inf if math.isnan(x) else x for x in found)
 
 
 def _read(

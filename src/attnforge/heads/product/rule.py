@@ -14,7 +14,7 @@ from ...dtypes import Array
 from ...errors import CertificateError
 from ...programs.enclose import Range
 from ...programs.ops import Apply, Product
-from ..rule import Copies, Local, Moved, Passed, Rule, Setting
+from ..rule import Copies, Local, Moved, Passed, Rule, Setting, or_endless
 from ..self_head import SelfSpec
 from ..slopes import Enclosure, lines_of, plus, steepness, times
 from ..stored import StoredHeads
@@ -76,7 +76,7 @@ class ProductRule(Rule):
         # every slot's weight and value, every head's output and both sums may underflow once
         lost = 16 * setting.tiny * max(float(np.abs(spec.W_O).sum()) * (1 + spec.M_K.shape[1]) for spec in specs)
         intervals = (x,) if len(site.spans) == 1 else (y, x) if site.swapped else (x, y)
-        worst = max(errors, key=lambda error: error.total)
+        worst = max(errors, key=lambda error: or_endless(error.total))
         return ProductLocal(intervals, worst.total, worst.rounding, scale, lost)
 
     def passes(

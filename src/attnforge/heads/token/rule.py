@@ -20,7 +20,7 @@ from ...network import Heads
 from ...programs.enclose import RULES as ENCLOSURES
 from ...programs.enclose import Range
 from ...programs.ops import MEANT, Attention, MaxTokens, Mix, Op, Softmax, meant_within
-from ..rule import Copies, Local, Moved, Passed, Rule, Setting, scaled, weights_move, worst
+from ..rule import Copies, Local, Moved, Passed, Rule, Setting, or_endless, scaled, weights_move, worst
 from ..slopes import (
     Enclosure,
     Tangent,
@@ -461,7 +461,8 @@ class MaxRule(Rule):
         every = range(len(own.reads))
         betas = sharpnesses(own.heads(every, every, every, setting.dtype), op.width, 1.0)
         tokens, u, tiny = setting.program.tokens, setting.u, setting.tiny
-        leak, rounding = max((peak_error(tokens, beta, low, high, u, tiny) for beta in set(betas)), key=sum)
+        found = [peak_error(tokens, beta, low, high, u, tiny) for beta in set(betas)]
+        leak, rounding = max(found, key=lambda two: or_endless(sum(two)))
         return MaxLocal(((low, high),), float(up(leak + rounding)), rounding, min(betas))
 
     def passes(self, site: MaxSite, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array]) -> Passed:
