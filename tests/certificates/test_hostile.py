@@ -27,7 +27,7 @@ UNIT, INTERVAL, SEQUENCE = (af.Box.cube(low, 1, shape=shape) for low, shape in (
 #: Made here, since version 0.1 left no file of them.
 NEW: dict[str, Callable[[], Any]] = {
     "chain": lambda: ChainHead.fit("hardswish", -8, 8),
-    "fast": lambda: FastActivation.fit("gelu", -8, 8),
+    "fast": lambda: FastActivation.fit("gelu", -2, 3, anchors=12),
     "grid": lambda: af.approximate(torch.sin, UNIT, route="grid", anchors=16, lipschitz=1.0),
     "ramp": lambda: theorems.ramp([1.0, -2.0], 0.5, -1, 1, anchors=9),
     "warm ramp": lambda: theorems.ramp([1.0, -2.0], 0.5, -1, 1, anchors=9, variant="warm"),
