@@ -38,7 +38,7 @@ NORMS = {
 
 FAST = {
     "tanh": lambda: FastActivation.fit("tanh", -3, 3),
-    "silu": lambda: FastActivation.fit("silu", -8, 4, dtype=torch.float64),
+    "silu": lambda: FastActivation.fit("silu", -2, 2, dtype=torch.float64),
     "relu": lambda: FastActivation.fit("relu", -1, 1),
     "gelu": lambda: FastActivation.fit("gelu", -2, 3, anchors=12),
     "mish": lambda: FastActivation.fit("mish", -2, 2, anchors=15),

@@ -36,7 +36,7 @@ WORK = 1 << 15  # cells times slots beyond which tables are not made finer: seco
 NORM_CELLS = (12, 32, 96)  # of a norm, for each factor e of the mean square: sigmoids move by less than 1 on each
 WIDER = 2.0**-7  # beyond the interval of variances: what the kernel admits at its ends
 ROOM = {torch.float32: 2.0**-14, torch.float64: 2.0**-40}  # and what rounding a variance may add: a few hundred u
-LIVE, READ_STEP = 40.0, 0.25  # of theta: beyond its last anchor by so much a table is flat; a key of 30 moves by e^4
+LIVE, READ_STEP = 40.0, 1.0  # of theta: beyond its last anchor by so much a table is flat; cells are halved at need
 FINER, MOST_READ = 6, 1500  # times that cells of a table are halved, and cells: a millisecond each
 TOKENS = 4  # and for heads over tokens, whose bound hardly depends on the part
 
