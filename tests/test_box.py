@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sympy
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -142,3 +143,10 @@ def test_a_description_of_something_else_is_refused(change: dict[str, Any] | Non
     data: Any = {} if change is None else {**Box(x=(0, 1), y=(0, 1)).to_json(), **change}
     with pytest.raises(af.ArgumentError):
         Box.from_json(data)
+
+
+def test_keys_of_a_box_are_names_or_symbols() -> None:
+    x = sympy.Symbol("x")
+    assert Box({x: (0, 1)}) == Box(x=(0, 1))
+    with pytest.raises(af.ArgumentError, match=r"go by name, .* got the key 1"):
+        Box({1: (0, 1)})  # type: ignore[dict-item]

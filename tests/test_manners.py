@@ -71,6 +71,7 @@ def test_every_kind_of_input_is_the_same_point(net: CompiledNetwork) -> None:
         (lambda net: net(["a"]), "must be a tensor, an array, a list or a number"),
         (lambda net: net(x=0.5), "the input 'y' is missing; the network takes x, y"),
         (lambda net: net(x=0.5, yy=1.0), "'yy' is not an input; did you mean 'y'"),
+        (lambda net: net(x=np.zeros(3), y=np.zeros(4)), r"shapes that broadcast, got x \(3,\), y \(4,\)"),
         (lambda net: net([0.5, 1.0], x=0.5, y=1.0), "by name or by place, not both"),
         (lambda net: net(pd.DataFrame({"x": [0.5], "z": [1.0]})), "there is no column 'y'; the network takes"),
     ],

@@ -42,7 +42,7 @@ class Box:
                 f"Box takes intervals by name, Box(x=(-1, 1)) or Box({{'x': (-1, 1)}}), "
                 f"not {type(intervals).__name__}; for tensors use Box.cube(lo, hi, shape=...)"
             )
-        merged = {**(intervals or {}), **named}
+        merged = {_name(key): pair for key, pair in (intervals or {}).items()} | named
         if not merged:
             raise ArgumentError("Box needs at least one interval, for example Box(x=(-1, 1))")
         pairs = [_interval(name, pair) for name, pair in merged.items()]
@@ -176,6 +176,13 @@ class Box:
         if len(set(self.intervals())) == 1:
             return f"Box.cube({self._lower[0]:g}, {self._upper[0]:g}, shape={self.shape})"
         return f"Box(shape={self.shape}, within=({min(self._lower):g}, {max(self._upper):g}))"
+
+
+def _name(key: object) -> str:
+    """A name, which sympy's symbols have as well."""
+    if isinstance(key, str) or type(key).__module__.startswith("sympy."):
+        return str(key)
+    raise ArgumentError(f"the intervals of a box go by name, {{'x': (-1, 1)}}, got the key {key!r}")
 
 
 def boxes_of(box: object) -> tuple[Box, ...]:

@@ -19,6 +19,7 @@ from attnforge.certificates.rounding import (
     gamma,
     largest_mean,
     refuse_reduced_precision,
+    signed_sums,
     softmax_rounding,
     unit,
     up,
@@ -182,3 +183,46 @@ def test_reduced_precision_is_refused() -> None:
             assert refuse_reduced_precision(x.double()) is None, "float64 products are never reduced"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _tree(terms: list[np.float32], order: np.random.Generator) -> float:
+    """A float32 sum over a random binary tree."""
+    parts = list(terms)
+    while len(parts) > 1:
+        i, j = sorted(order.choice(len(parts), 2, replace=False))
+        parts[i] = np.float32(parts[i] + parts.pop(j))
+    return float(parts[0])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9, 33])
+def test_sums_of_terms_with_known_signs_err_by_less_than_the_bound(count: int) -> None:
+    rng, u = np.random.default_rng(count), unit(torch.float32)
+    for _ in range(20):
+        scale = 10.0 ** rng.uniform(-6, 1, count)
+        weight, bias = (rng.normal(size=count) * scale).astype(np.float32), np.float32(rng.normal())
+        low = rng.uniform(-1, 1, count)
+        x = rng.uniform(low, low + rng.uniform(0, 1, count)).astype(np.float32)
+        ends = np.minimum(low, x), np.maximum(low + 1, x)
+        bound = signed_sums(weight.astype(float)[:, None], np.array([float(bias)]), *ends, u)
+        exact = sum(map(lambda a, b: Fraction(float(a)) * Fraction(float(b)), weight, x), Fraction(float(bias)))
+        for terms in ([*(weight * x), bias], sorted([*(weight * x), bias], key=lambda t: (t < 0, -abs(t)))):
+            assert abs(Fraction(_tree(terms, rng)) - exact) <= Fraction(bound[0])
+            chain = np.add.accumulate(np.array(terms, np.float32))[-1]
+            assert abs(Fraction(float(chain)) - exact) <= Fraction(bound[0])
+
+
+def test_the_bound_of_two_terms_is_reached_and_that_of_many_is_much_below_the_general_one() -> None:
+    u, ones = unit(torch.float32), np.ones((2, 1))
+    low = high = np.array([1.0, 2.0**-24])  # 1 + u is half way between two numbers: an addition errs by u
+    assert u <= signed_sums(ones, np.zeros(1), low, high, u)[0] < 1.001 * u
+    weight = np.where(np.arange(100) % 2, -1.5, 1.5)[:, None]
+    found = signed_sums(weight, np.zeros(1), np.ones(100), np.ones(100), u)[0]
+    assert found < 0.45 * gamma(100, u) * 150
+
+
+def test_squares_of_extreme_numbers_are_not_lost() -> None:
+    u = unit(torch.float64)
+    for scale in (1e-200, 1e-170, 1e-150, 1e150, 1e170):
+        weight, x = np.full((8, 1), scale), np.full(8, min(1.0, 1e200 / scale))
+        assert signed_sums(weight, np.zeros(1), x, x, u)[0] >= 8 * scale * x[0] * u  # eight products alone
+        assert signed_sums(np.ones((8, 1)), np.zeros(1), scale * x, scale * x, u)[0] >= 20 * scale * x[0] * u

@@ -3,6 +3,7 @@
 import itertools
 import math
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from attnforge.compiler.pipeline import capture, ways
 from attnforge.compiler.shorten import pieces, shortened
 from attnforge.errors import PrecisionError
 from attnforge.functions.registry import parse
+from attnforge.heads.anchor import fit
+from attnforge.heads.anchor.potential import Potential
 from attnforge.heads.choose import rise_of
 from attnforge.programs.enclose import cells, ranges
 from attnforge.programs.interpret import values
@@ -43,6 +46,41 @@ def test_waves_compile(formula, interval, truth) -> None:
 def test_a_wave_head_is_not_refused_for_few_anchors() -> None:
     head = af.AnchorHead.fit("sin", -100, 100, eps=1e-3, dtype=F64)
     assert head.bound <= 1e-3 and head.size <= 128
+
+
+def test_the_shape_of_a_head_that_saw_no_waves_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cos on [0, 300] in float64: 101 anchors leave a quarter of it, and heads of that shape never reached 1e-4."""
+
+    def coarse(q, count, like=None):
+        shape = fit.Shape(Potential("square"), count, 5, 0.1) if like is None else replace(like, count=count)
+        shape = replace(shape, guards=1) if count < 150 and like is None else shape
+        error = 0.25 if count < 150 else 1e-4 if shape.guards == 1 else 1e-9
+        return fit.Candidate(shape, None, error)
+
+    monkeypatch.setattr(fit, "coarse", coarse)
+    monkeypatch.setattr(fit, "refine", lambda q, best, rounds=4: best)
+    q = fit.Question(parse("cos"), 0.0, 300.0, F64, False, (Potential("square"),))
+    found, _ = fit.for_eps(q, 1e-6)
+    assert found is not None and found.shape.guards == 5
+
+
+@pytest.mark.parametrize(("formula", "truth"), [("cbrt(x)", np.cbrt), ("max(x, 0)**0.25", lambda x: x.clip(0) ** 0.25)])
+def test_roots_of_gates_compile_in_float32(formula, truth) -> None:
+    net = af.compile(formula, {"x": (-2, 2)}, eps=1e-3)
+    x = np.concatenate([10.0 ** -np.linspace(0, 12, 200), [0.0, 2.0]]).astype(np.float32)
+    x = np.concatenate([x, -x])
+    assert np.abs(net.predict(x[:, None]) - truth(x.astype(float))).max() <= net.bound <= 1e-3
+
+
+@pytest.mark.parametrize("formula", ["exp(x)*y", "cosh(x)/cosh(x + y)"])
+def test_values_beyond_the_dtype_are_refused_with_advice(formula) -> None:
+    with pytest.raises(PrecisionError, match="float32 holds numbers up to .* use dtype=torch.float64"):
+        af.compile(formula, {"x": (90, 100), "y": (1, 2)}, eps=1e-3)
+
+
+def test_a_relative_tolerance_below_the_roundoff_is_named_as_such() -> None:
+    with pytest.raises(PrecisionError, match="rounds every number"):
+        af.compile("exp(x)", {"x": (0, 1)}, rtol=1e-12)
 
 
 KINKS = {

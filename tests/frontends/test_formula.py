@@ -182,3 +182,21 @@ def test_a_chain_too_deep_for_a_name_is_not_fused() -> None:
         return x
 
     assert capture_formula(chain, Box(x=(0, 1))).depth() > 1
+
+
+def test_sympy_carries_out_what_was_written_down_only() -> None:
+    x, k = sympy.symbols("x k")
+    for target, same in (
+        (sympy.Derivative(x * sympy.sin(x), x), x * sympy.cos(x) + sympy.sin(x)),
+        (sympy.Integral(2 * x, (x, 0, x)), x**2),
+        (sympy.Sum(x**k, (k, 0, 2)), 1 + x + x**2),
+    ):
+        assert capture_formula(target, Box(x=(0, 1))).ops == capture_formula(same, Box(x=(0, 1))).ops
+    with pytest.raises(UnsupportedOperation, match="no form here"):
+        capture_formula(sympy.Integral(sympy.exp(sympy.sin(x)), x), Box(x=(0, 1)))
+
+
+def test_functions_of_sympy_that_nobody_defined_are_named() -> None:
+    x = sympy.Symbol("x")
+    with pytest.raises(UnsupportedOperation, match=r"g\(x\)"):
+        af.compile(sympy.Function("g")(x), {x: (0, 1)}, eps=1e-3)

@@ -442,3 +442,11 @@ def test_bends_of_either_sign_and_writing_through_views(target: Callable[[Tensor
     points = box.sample(50)
     expected = torch.stack([target(point) for point in points])
     assert torch.allclose(values(capture_module(target, box), points), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"), [(nn.Linear(3, 2, device="meta"), "to_empty"), (nn.LazyLinear(2), "run it once")]
+)
+def test_modules_whose_weights_have_no_values_are_named(module: nn.Module, words: str) -> None:
+    with pytest.raises(ArgumentError, match=f"'weight' of .*Linear has no values yet: .*{words}"):
+        capture_module(module, Box.cube(-1, 1, 3))

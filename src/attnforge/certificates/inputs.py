@@ -42,7 +42,13 @@ def tensors(
             what = f"'{strange[0]}' is not an input{hint}" if strange else f"the input '{missing[0]}' is missing"
         raise ArgumentError(f"{what}; the network takes {', '.join(names)}")
     found = [_tensor(name, named[name], like) for name in names]
-    return (torch.stack(torch.broadcast_tensors(*found), -1),) if stacked else tuple(found)
+    if not stacked:
+        return tuple(found)
+    try:
+        return (torch.stack(torch.broadcast_tensors(*found), -1),)
+    except RuntimeError as error:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(names, found, strict=True))
+        raise ArgumentError(f"the inputs must have one shape, or shapes that broadcast, got {shapes}") from error
 
 
 def _is_frame(x: object) -> bool:

@@ -96,6 +96,37 @@ def up(x: Array | float, steps: int = 4) -> Array:
     return x + np.abs(x) * (steps * 2.0**-52) + 5e-324 * steps
 
 
+def signed_sums(weight: Array, bias: Array, low: Array, high: Array, u: float) -> Array:
+    """What rounding adds to x @ weight + bias, computed in any order from computed x in [low, high] (lemma R8).
+
+    Every addition errs by u of a partial sum; one of k terms is at most that of all positive terms or of all negative
+    ones, and at most sqrt(k) times the root of the sum of their squares.
+    """
+    positive, negative = np.maximum(weight, 0.0), np.maximum(-weight, 0.0)
+    above, below = np.maximum(high, 0.0), np.maximum(-low, 0.0)
+    sums, squares = [], []
+    for a, b, c in ((above, below, np.maximum(bias, 0.0)), (below, above, np.maximum(-bias, 0.0))):
+        sums.append(a @ positive + b @ negative + c)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is too large to be squared is not used
+            squares.append(a**2 @ positive**2 + b**2 @ negative**2 + c**2)
+    most, numbers = np.maximum(*sums), np.abs(np.append(weight.ravel(), bias))
+    usual = np.all((numbers == 0) | ((numbers > 2.0**-400) & (numbers < 2.0**200)))  # what else is squared may be lost
+    # and so of what is read, but not beyond 2^-250; a root of squares is at most the sum
+    root = np.fmin(np.sqrt(np.maximum(*squares)) + 2.0**-250, most) if usual else most
+    terms = (weight != 0).sum(0) + (bias != 0)
+    mantissa, _ = np.frexp(np.abs(weight))
+    size = np.maximum(above, below)
+    products = size @ np.where(mantissa == 0.5, 0.0, np.abs(weight))  # of powers of two they are exact
+    whole = size @ np.abs(weight) + np.abs(bias)
+    # partial sums of 2, ..., cut terms by their squares, the others by all terms: right for every cut
+    share = np.nan_to_num(most / np.where(root > 0, root, 1.0), nan=1.0)
+    cut = np.clip(np.clip(share, 1, 2.0**20) ** 2, 1, np.maximum(terms, 1)).astype(int)
+    roots = np.concatenate([[0.0, 0.0], np.cumsum(np.sqrt(np.arange(2.0, terms.max(initial=1) + 1)))])
+    partial = root * roots[cut] + np.maximum(terms - cut, 0) * most
+    second = np.maximum(terms - 1, 0) * gamma(terms, u) * whole
+    return up(u * (products + partial + second), 2 * len(weight) + 32)
+
+
 def refuse_reduced_precision(x: torch.Tensor) -> None:
     """Raise `PrecisionError` when a global switch would make matrix products coarser than the dtype says."""
     kind = x.device.type

@@ -221,7 +221,7 @@ class CompiledNetwork(CertifiedModule):
             self.program.source,
             self.box,
             tuple(terms),
-            lemmas=tuple(dict.fromkeys([*(lemma for site in sites for lemma in site.lemmas), "R2", "H1"])),
+            lemmas=tuple(dict.fromkeys([*(lemma for site in sites for lemma in site.lemmas), "R2", "R8", "H1"])),
             assumptions=assumptions(heads=bool(sites)),
             program=self.program.written(),
             verified=spells(self.program, self.dtype),

@@ -35,6 +35,7 @@ from .derivation import proved
 from .enclosure import taken_apart
 from .layout import lower
 from .plan import make_plan
+from .propagation import NetworkBound
 from .search import Attempt, Problem, Search, Task, Tolerance
 from .shorten import shortened
 
@@ -123,7 +124,7 @@ def compile(
                     "asked for; use a smaller max_length or dtype=torch.float64", reachable=made.bound,
                 )  # fmt: skip
             return made
-    if type(target).__module__.startswith("attnforge.rasp."):  # not loaded for the sake of this question
+    if str(type(target).__module__).startswith("attnforge.rasp."):  # not loaded for the sake of this question
         raise ArgumentError(
             "a token program is compiled for sequences, af.compile(program, rasp.Sequences('abcd', max_length=10)), "
             f"got a box: {box!r}"
@@ -228,7 +229,8 @@ def attempt(problem: Problem, task: Task, say: Say) -> Attempt:
     """Plan, lower and assemble as a task asks, then see what can be proved."""
     program, tolerance = problem.program, problem.tolerance
     say("plan")
-    plan = make_plan(program, problem.found, problem.worth, tolerance.dtype, task.shares, task.tactics)
+    with np.errstate(over="ignore", invalid="ignore"):  # what the dtype cannot hold has no bound
+        plan = make_plan(program, problem.found, problem.worth, tolerance.dtype, task.shares, task.tactics)
     say("lower")
     layout = lower(program, plan.sites)
     say("assemble")
@@ -237,6 +239,9 @@ def attempt(problem: Problem, task: Task, say: Say) -> Attempt:
         layout, network, tolerance.dtype, tolerance.eps, problem.boxes, problem.grid, tolerance.rtol
     )  # fmt: skip
     say("certify")
+    if not all(bool(torch.isfinite(p).all()) for p in net.state_dict().values()):  # beyond the dtype's numbers
+        middle = 0.5 * (program.box.lower + program.box.upper).numpy().reshape(problem.found[0].low.shape[1:])
+        return Attempt(net, None, NetworkBound(math.inf, math.inf, np.zeros(len(layout.sites) + 1), middle, middle, 0))
     return Attempt(net, *net.analyse())
 
 

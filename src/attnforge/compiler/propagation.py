@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..certificates.rounding import TINY, gamma, unit, up
+from ..certificates.rounding import TINY, gamma, signed_sums, unit, up
 from ..dtypes import Array, stored
 from ..errors import CertificateError
 from ..heads.families import rule_of
@@ -76,19 +76,28 @@ class StoredMap:
         )
         return cls(weight, bias, off, off_bias, unit(dtype), TINY[dtype], torch.finfo(dtype).max)
 
-    def errors(self, size: Array, coming: Array) -> Array:
-        """Errors (cell, token, column, source) of the result, from sizes (..., column) and errors of what is read."""
-        weight = np.abs(self.weight)
+    def errors(self, low: Array, high: Array, coming: Array) -> Array:
+        """Errors (cell, token, column, source) of the result, from ranges (..., column) and errors of what is read."""
+        weight, terms, total = np.abs(self.weight), roundings(self.weight, self.bias), coming.sum(-1)
         out = np.einsum("ctbs,bw->ctws", coming, weight)
-        terms = roundings(self.weight, self.bias)
-        reach = (size + coming.sum(-1)) @ weight + np.abs(self.bias)
-        own = size @ self.off + self.off_bias + np.where(terms > 0, gamma(terms, self.u), 0.0) * reach
+        size = np.maximum(np.abs(low), np.abs(high))
+        reach = (size + total) @ weight + np.abs(self.bias)
+        own = size @ self.off + self.off_bias + self.rounded(low, high, total)
         shrinks = ((weight > 0) & (weight < 1)).any(0) | (terms > 0)  # what gets smaller, or is rounded, may underflow
         out[..., -1] += own + np.where(shrinks, (terms + 1) * self.tiny, 0.0)
         out[..., -1] += 2.0**-1074 * (self.off > 0).sum(0)  # what numpy may lose of the products with `off`
         out[~((1 + gamma(terms, self.u)) * reach * (1 + len(weight) * 2.0**-50) < self.most)] = np.inf  # sums overflow
         exact = (terms == 0) & ~shrinks & ~self.off.any(0) & (self.off_bias == 0)  # selections: nothing is rounded
         return out * np.where(exact, 1.0, 1 + (len(weight) + out.shape[-1] + 8) * 2.0**-52)[:, None]
+
+    def rounded(self, low: Array, high: Array, coming: Array) -> Array:
+        """What rounding adds (lemmas R2 and R8), from ranges (..., column) and how far computed numbers are off."""
+        terms = roundings(self.weight, self.bias)
+        if not terms.any():
+            return np.zeros((*low.shape[:-1], len(terms)))
+        reach = (np.maximum(np.abs(low), np.abs(high)) + coming) @ np.abs(self.weight) + np.abs(self.bias)
+        whole = np.where(terms > 0, gamma(terms, self.u), 0.0) * reach
+        return np.fmin(whole, signed_sums(self.weight, self.bias, low - coming, high + coming, self.u))
 
 
 class Reading(ABC):
@@ -221,9 +230,9 @@ class StoredLayers(Reading):
         self, map: StoredMap, before: Sequence[Column], after: Sequence[Column], errors: Errors, found: list[Range]
     ) -> Errors:
         """Errors through the linear part of a layer."""
-        size = np.stack([found[v].size[..., c] for v, c in before], -1)
+        low, high = bounds_of(found, before)
         coming = np.stack([errors[column] for column in before], 2)
-        out = map.errors(size, coming)
+        out = map.errors(low, high, coming)
         return {column: out[:, :, i] for i, column in enumerate(after)}
 
     def reads(self, number: int, errors: Errors, found: list[Range]) -> Errors:
@@ -253,8 +262,9 @@ class StoredLayers(Reading):
         drift = np.maximum(drift, np.where(off_bias > 0, off_bias / np.where(off_bias > 0, least_bias, 1.0), 0.0))
         g = np.where(terms > 0, gamma(terms, self.setting.u), 0.0)
         coming = np.stack([errors[column].sum(-1) for column in step.before], -1)
-        size = np.stack([found[v].size[..., c] for v, c in step.before], -1)
-        return g * (1 + drift) + drift, g * ((size + coming) @ weight + bias) + size @ off + off_bias
+        low, high = bounds_of(found, step.before)
+        counted = map.rounded(low, high, coming)[..., columns]
+        return g * (1 + drift) + drift, counted + np.maximum(np.abs(low), np.abs(high)) @ off + off_bias
 
     def carry(self, number: int, seen: Errors, found: list[Range]) -> Errors:
         step, index = self.layout.steps[number], 2 * number + 1
@@ -387,6 +397,12 @@ class Propagation:
             left = np.where(g < 0.5, np.minimum(left, other / (1 - g)), left)
         parts[..., -1] += left
         return scaled(parts, (length + left) * up)
+
+
+def bounds_of(found: list[Range], columns: Sequence[Column]) -> tuple[Array, Array]:
+    """The smallest and the largest of columns side by side, (..., column)."""
+    low, high = ([getattr(found[v], end)[..., c] for v, c in columns] for end in ("low", "high"))
+    return np.stack(low, -1), np.stack(high, -1)
 
 
 def roundings(matrix: Array, bias: Array) -> Array:

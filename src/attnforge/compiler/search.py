@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..box import Box
+from ..certificates.rounding import unit
 from ..dtypes import dtype_name
 from ..errors import PrecisionError
 from ..heads.construction import Tactics
@@ -25,6 +26,7 @@ TACTICS = (Tactics(), Tactics(centred=False, relative=True))
 SPEND = 0.7  # the share of the tolerance that is given out to heads; the rest is for affine maps and second order
 LAST_MARGIN = 0.25  # of a range: beyond this, heads for wider arguments cost more than what they let in
 STEEP = 30.0  # times: what a norm does to errors that is worth telling; ten times what rows of size 0.3 cost
+FINEST = 4.0  # roundings of one number: with fewer no network computes anything
 SHRINKS = 2  # tries with larger shares once the tolerance holds: the first finds most of what can be saved
 
 
@@ -72,10 +74,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A network and what can be proved about it."""
+    """A network and what can be proved about it; no analysis where weights are no finite numbers."""
 
     net: CompiledNetwork
-    propagation: Propagation
+    propagation: Propagation | None
     bound: NetworkBound
 
     @property
@@ -122,6 +124,7 @@ class Search:
         """The network that keeps the tolerance, certified."""
         best = self.best
         assert best is not None, "there is a result once the search is done"
+        assert best.propagation is not None, "what keeps a tolerance was analysed"
         best.net.attach(best.net.certificate_of(best.propagation, best.bound))
         return best.net.eval()
 
@@ -188,9 +191,12 @@ class Search:
             advice = f"choose a smaller box{wider}{norms}"
             return PrecisionError(f"{what} can be certified for '{name}' in {dtype}: {advice}")
         if not self.tolerance.eps:
+            u = unit(self.tolerance.dtype)
+            coarse = f", which rounds every number by up to {u:.1g} of it"
+            why = coarse if self.tolerance.rtol < FINEST * u else ", whose values come too close to 0"
             return PrecisionError(
-                f"rtol = {self.tolerance.rtol:g} alone cannot be certified for '{name}' in {dtype}, whose values come "
-                f"too close to 0: allow an absolute error as well, eps={reachable:g}{wider}, or choose a smaller box",
+                f"rtol = {self.tolerance.rtol:g} alone cannot be certified for '{name}' in {dtype}{why}: "
+                f"allow an absolute error as well, eps={reachable:g}{wider}, or choose a smaller box",
                 reachable=reachable,
             )
         return PrecisionError(

@@ -25,6 +25,10 @@ _TOKEN = re.compile(
     r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[^\W\d]\w*)|(?P<operator>\*\*|[-+*/^(),])|(?P<space>\s+)"
 )
 _CONSTANTS = {"pi": constant_pi, "e": constant_e}
+_NO_BRANCHES = (
+    "a formula has no conditions; write max, min, abs or clip, or compile a Python function with np.where, "
+    "torch.where, or a sympy.Piecewise"
+)
 #: What other languages have, and how it is written here.
 _ELSEWHERE = {
     "sech": "write 1/cosh(x)",
@@ -39,11 +43,23 @@ _ELSEWHERE = {
     "norm": "the length of (x, y) is hypot(x, y)",
     "factorial": "write out the factorial as a number",
     "lambda": "write what the function gives, alone",
+    "sinc": "write sin(x)/x, or sin(pi*x)/(pi*x) for numpy's",
+    "expit": "write sigmoid(x)",
+    "logistic": "write sigmoid(x)",
+    "sen": "write sin(x)",
+    "deg": "write 180*x/pi",
+    "degrees": "write 180*x/pi",
+    "rad": "write pi*x/180",
+    "radians": "write pi*x/180",
+    "where": _NO_BRANCHES,
+    "Piecewise": _NO_BRANCHES,
 }
-_NO_BRANCHES = (
-    "a formula has no conditions; write max, min, abs or clip, or compile a Python function with np.where, "
-    "torch.where, or a sympy.Piecewise"
-)
+#: Modules whose functions people write with their name before: they are known without it.
+_MODULES = ("math", "np", "numpy", "torch", "sp", "sympy", "scipy", "F", "tf", "jnp", "cmath")
+_NO_NUMBERS = {"nan": "nan is no number", "inf": "inf is no number", "oo": "oo is no number",
+               "True": "a formula has numbers, not truth values: write 1",
+               "False": "a formula has numbers, not truth values: write 0",
+               "None": "None is no number"}  # fmt: skip
 _SUM, _PRODUCT, _SIGN, _POWER = 1, 2, 3, 4  # how tightly operators bind
 
 
@@ -112,6 +128,8 @@ def _strange(character: str) -> str:
         "³": "write x**3",
         "<": _NO_BRANCHES,
         ">": _NO_BRANCHES,
+        "÷": "write / for a quotient",
+        "½": "write 0.5",
         "&": _NO_BRANCHES,
         "?": _NO_BRANCHES,
         "[": "write each variable as its own name, x1 instead of x[1]",
@@ -122,6 +140,8 @@ def _strange(character: str) -> str:
         "|": "write abs(x)",
         "!": "write out the factorial as a number",
     }
+    if character.isdigit() and not character.isdecimal():  # x₁; squares and cubes have hints of their own
+        hints.setdefault(character, "write digits after a name, x1")
     hint = hints.get(character, "a formula has names, numbers, + - * / ** , and parentheses")
     return f"the character {character!r} has no meaning here: {hint}"
 
@@ -163,6 +183,9 @@ class _Parser:
         return node
 
     def _trailing(self, token: Token) -> str:
+        before = self.tokens[self.next - 1]
+        if token.text == "." and before.text in _MODULES:
+            return f"functions go by their names alone: leave '{before.text}.' out"
         if token.kind == "strange":
             return _strange(token.text)
         if token.text == ")":
@@ -173,19 +196,22 @@ class _Parser:
             )
         if token.text == "^":
             return "write ** for a power"
-        before = self.tokens[self.next - 1]
         if before.text == "lambda":
             return "a formula is what a function gives; write that alone, or compile the Python function itself"
         if token.text in ("if", "else", "and", "or", "not"):
             return _NO_BRANCHES
         if before.kind == "number" and token.text in ("j", "J", "i"):
             return "formulas are of real numbers: the imaginary unit has no meaning here"
+        if before.kind == "number" and token.text.startswith("_") and token.text.strip("_").isdigit():
+            return f"write {before.text}{token.text.replace('_', '')} without underscores"
         return f"a multiplication sign is missing: write {before.text}*{token.text}"
 
     def _unknown_names(self) -> UnknownNames:
         known = [*(self.variables if isinstance(self.variables, (set, tuple, list, dict)) else ()), *_CONSTANTS]
         if "π" in self.unknown:
             return UnknownNames("π is a number: write pi", self.formula, self.unknown["π"])
+        for name in self.unknown.keys() & _NO_NUMBERS.keys():
+            return UnknownNames(_NO_NUMBERS[name], self.formula, self.unknown[name])
         hints = [f"{name!r}" + _hint(name, known) for name in self.unknown]
         given = ", ".join(str(name) for name in known if name not in _CONSTANTS) or "none"
         problem = (
@@ -315,5 +341,8 @@ class _Parser:
             return f"{name} is not a function: for a product write {name}*(...)"
         if name in _ELSEWHERE:
             return f"there is no function {name!r} here: {_ELSEWHERE[name]}"
+        rest = self.tokens[self.next :]
+        if self.next == 1 and "=" in [token.text for token in rest]:
+            return _strange("=").replace("y =", self.formula.split("=")[0].strip() + " =")
         hint = closest(name, (*words(), *ALIASES))
         return f"unknown function {name!r}{hint}; known are {', '.join(words())}"

@@ -245,6 +245,11 @@ def parse(text: str) -> Univariate:
     if arguments is None and word in _REGISTRY:
         return _REGISTRY[word]
     if word not in _MAKERS:
+        if arguments is not None and re.search(r"[-+*/]|\w\(", text):
+            raise ArgumentError(
+                f"{text!r} is a formula, and a head computes one function by its name: compile it, "
+                f"attnforge.compile({text!r}, {{'x': (lo, hi)}}, eps)"
+            )
         hint = closest(word, (*names(), *_MAKERS, *_ALIASES))
         raise ArgumentError(f"unknown function {text!r}{hint}; known are {', '.join(names())} and power(p)")
     if arguments is None:

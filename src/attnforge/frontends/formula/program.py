@@ -32,7 +32,7 @@ _NAMES = {
 
 def is_sympy(target: object) -> bool:
     """Whether an object is a sympy expression, without importing sympy."""
-    return type(target).__module__.split(".")[0] == "sympy"
+    return any(str(base.__module__).split(".")[0] == "sympy" for base in type(target).__mro__)
 
 
 def from_sympy(target: Any, graph: Graph, names: Container[str]) -> tuple[list[Expr], set[str]]:
@@ -43,6 +43,8 @@ def from_sympy(target: Any, graph: Graph, names: Container[str]) -> tuple[list[E
         raise ArgumentError(f"expected a sympy expression or matrix, got {type(target).__name__}")
     if isinstance(target, sympy.MatrixBase) and min(target.shape) != 1:
         raise ArgumentError(f"a sympy matrix must be a row or a column, got {target.shape[0]} x {target.shape[1]}")
+    if target.has(sympy.Derivative, sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit):
+        target = target.doit()  # written down only, and carried out here where sympy can
     mentioned = {str(symbol) for symbol in target.free_symbols}
     missing = sorted(name for name in mentioned if name not in names)
     if missing:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from ...box import Box
 from ...dtypes import Array
@@ -201,6 +202,7 @@ def capture_module(target: nn.Module | Callable[..., Tensor], boxes: Box | tuple
     if not callable(target):
         raise ArgumentError(f"expected a module or a function of tensors, got {type(target).__name__}")
     net = target if isinstance(target, nn.Module) else FunctionModule(target)
+    _refuse_weightless(net)
     warn_of_training(net)
     unproved: set[str] = set()
     with evaluation(net):
@@ -213,6 +215,15 @@ def capture_module(target: nn.Module | Callable[..., Tensor], boxes: Box | tuple
             stacklevel=2,
         )
     return program
+
+
+def _refuse_weightless(net: nn.Module) -> None:
+    """Raise for a module whose weights have no values yet."""
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        lazy = isinstance(tensor, UninitializedTensorMixin)
+        if lazy or tensor.is_meta:
+            do = "run it once on an example" if lazy else "give it a device, module.to_empty(device='cpu'), and weights"
+            raise ArgumentError(f"'{name}' of {describe(net)} has no values yet: {do}, then compile it")
 
 
 def _read_either_way(net: nn.Module, boxes: tuple[Box, ...], unproved: set[str]) -> Program:

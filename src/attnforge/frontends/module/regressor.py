@@ -27,7 +27,7 @@ def regressor(target: Any) -> nn.Module | None:
 
     Regressors that have no exact form are refused, with the advice to approximate them.
     """
-    if type(target).__module__.split(".")[0] != "sklearn" or not hasattr(target, "predict"):
+    if str(type(target).__module__).split(".")[0] != "sklearn" or not hasattr(target, "predict"):
         return None
     return nn.Sequential(*_layers(target)).double().eval()
 

@@ -159,6 +159,8 @@ MOST_ANCHORS = 512  # what `eps` may ask for on its own
 SPECTRUM = 2048  # Chebyshev points of a spectrum: more than MOST_ANCHORS times pi/2, beyond which no head resolves
 NOISE = 1e-13  # of a function's size: spectra fall no lower in float64
 RESOLVED = 0.1  # of a function's range: a head that leaves more than this has seen nothing of the function yet
+FOLLOWED = 0.05  # of what a constant leaves: the shape of a head that leaves more says nothing of larger ones
+NEAR = 0.01  # of the best error seen: so much a closer look at its shape may gain
 MANY = 96  # above this many anchors a search follows what was best with fewer
 #: Inverse temperatures that are tried first: below, tables are ill-conditioned; above, interpolation is coarse.
 WARM = (0.08, 0.12, 0.17, 0.25, 0.36)
@@ -433,8 +435,8 @@ def for_eps(q: Question, eps: float) -> tuple[Candidate | None, Candidate | None
 
     def at(count: int) -> float:
         if count not in seen:
-            fewer = [c for c in seen if 2 < c < count]
-            best = coarse(q, count, like=seen[max(fewer)].shape if fewer else None)
+            fewer = [seen[c] for c in sorted(seen) if 2 < c < count and seen[c].estimate <= FOLLOWED * seen[2].estimate]
+            best = coarse(q, count, like=fewer[-1].shape if fewer else None)
             if best is not None and count <= MANY and best.estimate > eps > 0.05 * best.estimate:
                 best = refine(q, best, rounds=2)
             if best is None:
@@ -461,6 +463,10 @@ def for_eps(q: Question, eps: float) -> tuple[Candidate | None, Candidate | None
         if count >= 2 * before > 32 and error > 0.7 * error_before and not count < goal <= MOST_ANCHORS:
             break  # rounding, or a kink: more anchors do not help
     best_seen = min(seen.values(), key=lambda c: c.estimate)
+    if error > eps and eps > NEAR * best_seen.estimate:  # before anything is refused
+        best_seen = refine(q, best_seen)
+        count, error = best_seen.shape.count, best_seen.estimate
+        seen[count] = best_seen
     if error > eps:
         return None, best_seen
     while count - low > max(1, count // 16):

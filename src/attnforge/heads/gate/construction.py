@@ -22,6 +22,7 @@ from .site import GateSite
 from .target import GateTarget, Logistic, Relu, gate_for, gate_target
 
 SHARPNESS_BITS = {torch.float32: 26, torch.float64: 55}  # beta * scale = 2^26: the kink costs u/14 of the scale
+ROOTED_BITS = {torch.float32: 64, torch.float64: 72}  # where a root follows: the third root of 2^-26 is 2e-3
 MOST_BITS = {torch.float32: 64, torch.float64: 256}  # logits stay far from overflow, also well outside the interval
 LARGEST_BITS = {torch.float32: 100, torch.float64: 900}  # of the interval and of beta itself
 
@@ -153,6 +154,8 @@ class GateBuilder(SelfBuilder):
         low, high = order.hull(0, order.op.function)  # type: ignore[attr-defined]
         exact = gate_target(name, **parameters).exact
         beta = 1.0 if exact else sharpness_for(name, None, low, high, order.dtype, **parameters)
+        if order.rooted and not exact:
+            beta = math.ldexp(beta, ROOTED_BITS[order.dtype] - SHARPNESS_BITS[order.dtype])
         return Planned(GateSite(order.number, name, parameters, beta, (low, high)))
 
     def spec(self, planned: Planned) -> SelfSpec:
