@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from ...dtypes import dtype_name
 from ...errors import PrecisionError
 from ...functions.registry import enclose
 from ...functions.univariate import Univariate
@@ -87,7 +89,13 @@ def _fitted(fn: Univariate, hull: Span, order: Order) -> AnchorTable:
         eps = eps / max(abs(smallest), abs(largest)) if relative else eps
     found = fit.quick(fn, *hull, order.dtype, float(f"{eps:.2g}"), relative)  # two digits: equal questions meet a cache
     if found is None:
-        raise PrecisionError(f"no anchor head was found for {fn.name} on [{low:g}, {high:g}]")
+        reach, most = max(map(abs, enclose(fn, low, high))), torch.finfo(order.dtype).max
+        wider = "" if order.dtype == torch.float64 else ", or use dtype=torch.float64"
+        why = f"{dtype_name(order.dtype)} holds numbers up to {most:.2g}, and it may reach {reach:.2g}"
+        raise PrecisionError(
+            f"no anchor head was found for {fn.name} on [{low:g}, {high:g}]"
+            + (f": {why}; choose a smaller box{wider}" if not reach <= most else "")
+        )
     ends = np.sort(found.shape.potential.flat(np.array([low, high])))
     edges = found.shape.potential.unflat(np.linspace(ends[0], ends[1], CELLS + 1))
     size = max(abs(smallest), abs(largest)) if relative else 1.0
