@@ -72,6 +72,22 @@ def test_roots_of_gates_compile_in_float32(formula, truth) -> None:
     assert np.abs(net.predict(x[:, None]) - truth(x.astype(float))).max() <= net.bound <= 1e-3
 
 
+def test_logarithms_of_sums_of_exponentials_are_written_with_softplus() -> None:
+    box = Box(x=(-20, 20), y=(-20, 20), z=(-20, 20))
+    net = af.compile("log(exp(x) + exp(y) + 2*exp(z))", box, eps=0.04)
+    points = torch.cat([box.sample(2000), box.corners()])
+    truth = torch.logsumexp(points + torch.tensor([0.0, 0.0, math.log(2)]), -1)
+    assert net.certificate.verified and np.abs(net.predict(points) - truth.numpy()).max() <= net.bound <= 0.04
+
+
+def test_shares_of_sums_of_exponentials_are_written_with_sigmoids() -> None:
+    box = Box(x=(-20, 20), y=(-20, 20), z=(-20, 20))
+    net = af.compile("exp(y)/(exp(x) + exp(y) + exp(z))", box, eps=1e-3)
+    points = torch.cat([box.sample(2000), box.corners()])
+    truth = torch.softmax(points, -1)[:, 1].numpy()
+    assert net.certificate.verified and np.abs(net.predict(points) - truth).max() <= net.bound <= 1e-3
+
+
 @pytest.mark.parametrize("formula", ["exp(x)*y", "cosh(x)/cosh(x + y)"])
 def test_values_beyond_the_dtype_are_refused_with_advice(formula) -> None:
     with pytest.raises(PrecisionError, match=r"float32 holds numbers up to 3.4e\+38, and .* use dtype=torch.float64"):

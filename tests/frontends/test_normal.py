@@ -98,6 +98,8 @@ FORMULAS: tuple[tuple[str, dict[str, tuple[float, float]], int], ...] = (
     ("max(x,y)*max(y,x)", {"x": UNIT, "y": UNIT}, 2),
     ("x-x+y-y", {"x": UNIT, "y": UNIT}, 0),
     ("3*x-y/7+1/3", {"x": UNIT, "y": UNIT}, 0),
+    ("log(exp(3*x) + exp(y)/2 + 3) - log(1 + exp(x + y))", {"x": UNIT, "y": UNIT}, 4),
+    ("y*exp(3*x)/(2*exp(3*x) + exp(y) + 3) + exp(x)/(1 + exp(y))", {"x": UNIT, "y": UNIT}, 9),
 )  # fmt: skip
 
 

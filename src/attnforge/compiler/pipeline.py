@@ -242,7 +242,8 @@ def attempt(problem: Problem, task: Task, say: Say) -> Attempt:
     if not all(bool(torch.isfinite(p).all()) for p in net.state_dict().values()):  # beyond the dtype's numbers
         middle = 0.5 * (program.box.lower + program.box.upper).numpy().reshape(problem.found[0].low.shape[1:])
         return Attempt(net, None, NetworkBound(math.inf, math.inf, np.zeros(len(layout.sites) + 1), middle, middle, 0))
-    return Attempt(net, *net.analyse())
+    with np.errstate(over="ignore", invalid="ignore"):
+        return Attempt(net, *net.analyse())
 
 
 def ways(target: Any, boxes: tuple[Box, ...]) -> list[Way]:

@@ -12,7 +12,9 @@ scalars is its own cut.
 
 Writings: "product" as above; "log" writes monomials of three and more positive factors as exp(sum of logarithms);
 "plain" fuses nothing beyond the functions of the registry and takes roots of factors one by one; "chord" writes
-u**2 + v**2 - 2*u*v*cos(t) as (u - v)**2 + (2*sqrt(u*v)*sin(t/2))**2, which rounds little where it is small.
+u**2 + v**2 - 2*u*v*cos(t) as (u - v)**2 + (2*sqrt(u*v)*sin(t/2))**2, which rounds little where it is small;
+"softplus" writes log(exp(u) + exp(v)) as v + softplus(u - v) and exp(u)/(exp(u) + exp(v)) as sigmoid(u - v), whose
+parts are no larger than u and v.
 """
 
 from __future__ import annotations
@@ -309,7 +311,7 @@ def applies(program: Program) -> list[str]:
     return [op.function.name for op in program.ops if isinstance(op, Apply)]
 
 
-Writing = Literal["product", "log", "plain", "chord"]
+Writing = Literal["product", "log", "plain", "chord", "softplus"]
 WRITINGS: tuple[Writing, ...] = get_args(Writing)
 #: Composites that have a name in the registry, and heads of their own.
 _KNOWN = {"y*sigmoid(y)": "silu", "y*tanh(softplus(y))": "mish"}
@@ -323,6 +325,8 @@ def written(
         raise ArgumentError(f"writing is one of {', '.join(WRITINGS)}, not {writing!r}")
     if writing == "log":
         roots = with_logarithms(cuts.graph, roots)
+    if writing == "softplus":
+        roots = with_softplus(cuts.graph, roots)
     writer = _Writer(cuts, box, fuse=writing != "plain", chords=writing == "chord")
     forms = [writer.form(root) for root in roots]
     return writer.emit.program(forms, [root.short() for root in roots], source, several)
@@ -341,6 +345,53 @@ def with_logarithms(graph: Graph, roots: Sequence[Expr]) -> list[Expr]:
         return graph.product([(graph.call("exp", logs), 1), *((b, p) for b, p in node.factors if not b.range[0] > 0)])
 
     return rebuilt(graph, roots, rewrite=rewrite)
+
+
+def with_softplus(graph: Graph, roots: Sequence[Expr]) -> list[Expr]:
+    """Every logarithm of a sum of exponentials with positive factors as a chain of softplus, and the share of one of
+    these as a sigmoid."""
+
+    def rewrite(node: Expr) -> Expr:
+        if isinstance(node, Call) and node.function.name == "log":
+            parts = _exponents(graph, node.argument)
+            return node if parts is None else _chain(graph, [*parts.values()])
+        for base, p in node.factors if isinstance(node, Monomial) else ():
+            parts = _exponents(graph, base) if p == -1 else None
+            one = next((term for term, q in node.factors if parts and q == 1 and term in parts), None)
+            if one is None or parts is None:
+                continue
+            mine = parts.pop(one)
+            share = graph.call("sigmoid", graph.sum([(mine, _ONE), (_chain(graph, [*parts.values()]), -_ONE)]))
+            rest = [(b, q) for b, q in node.factors if b is not one and b is not base]
+            factor = next(c for term, c in base.terms if term is one)  # type: ignore[attr-defined]
+            return graph.sum([(graph.product([(share, _ONE), *rest]), 1 / factor)])
+        return node
+
+    return rebuilt(graph, roots, rewrite=rewrite)
+
+
+def _exponents(graph: Graph, node: Expr) -> dict[Expr, Expr] | None:
+    """The terms of a sum of exponentials with positive factors, each with its logarithm; None for another node."""
+    if not isinstance(node, Sum) or node.constant < 0 or any(c <= 0 for _, c in node.terms):
+        return None
+    found: dict[Expr, Expr] = {}
+    for term, c in node.terms:
+        if not isinstance(term, Call) or term.function.name != "exp":
+            return None
+        log = [] if c == 1 else [(graph.call("log", graph.number(c)), _ONE)]
+        found[term] = graph.sum([(term.argument, _ONE), *log])
+    if node.constant:
+        one = graph.number(node.constant)
+        found[one] = graph.call("log", one)
+    return found if len(found) > 1 else None
+
+
+def _chain(graph: Graph, parts: Sequence[Expr]) -> Expr:
+    """log(exp(u) + exp(v) + ...) for several numbers u, v, ..."""
+    found = parts[0]
+    for part in parts[1:]:
+        found = graph.sum([(part, _ONE), (graph.call("softplus", graph.sum([(found, _ONE), (part, -_ONE)])), _ONE)])
+    return found
 
 
 class _Writer:
