@@ -207,6 +207,8 @@ def test_rows_outside_of_the_box_are_counted(network: Path) -> None:
     [
         ("", ["empty"]),
         ("x,Y\n0,1\n", ["no column 'y'", "its columns are 'x', 'Y'"]),
+        ("x;y\n0;1\n", ["no column 'x', 'y'", "separated by commas"]),
+        ("0.5,1\n0,1\n", ["no column 'x', 'y'", "first line must be the names"]),
         ("x,y\n0,one\n", ["line 2, column y", "'one'", "not a number"]),
         ("x,y\n0\n", ["line 2", "1 cells", "header 2"]),
         ("x,y\n0,nan\n", ["row 1", "y = nan", "finite"]),

@@ -50,6 +50,7 @@ BOX = typer.Option("--box", metavar="NAME=LO:HI", help="The interval of one vari
 #: What messages written for Python say of arguments, and the options that they are here.
 IN_PYTHON = {
     "dtype=torch.float64": "--dtype float64",
+    "absolute error as well, eps=": "absolute error as well, --eps ",
     "force=True": "--force",
     "give calibration=batches": "give --texts FILE",
     "max_length = ": "--length ",

@@ -52,6 +52,10 @@ def read_points(path: Path, names: Sequence[str] | None, size: int) -> Array:
         missing = [name for name in names if name not in header]
         if missing:
             hint = closest(missing[0], header)
+            if any(mark in name for name in header for mark in ";\t"):
+                hint = "; columns are separated by commas"
+            elif header and all(map(_is_number, header)):
+                hint = "; its first line must be the names of the columns"
             raise ArgumentError(f"'{path}' has no column {_listed(missing)}{hint}; its columns are {_listed(header)}")
         twice = [name for name in names if header.count(name) > 1]
         if twice:
@@ -149,6 +153,14 @@ def _pyarrow() -> Any:
     except ImportError as error:
         raise MissingExtra("pyarrow", "parquet") from error
     return pyarrow
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _listed(names: Sequence[str]) -> str:
