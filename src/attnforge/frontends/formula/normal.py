@@ -355,15 +355,16 @@ def with_softplus(graph: Graph, roots: Sequence[Expr]) -> list[Expr]:
         if isinstance(node, Call) and node.function.name == "log":
             parts = _exponents(graph, node.argument)
             return node if parts is None else _chain(graph, [*parts.values()])
-        for base, p in node.factors if isinstance(node, Monomial) else ():
+        factors = node.factors if isinstance(node, Monomial) else ()
+        for base, p in factors:
             parts = _exponents(graph, base) if p == -1 else None
-            one = next((term for term, q in node.factors if parts and q == 1 and term in parts), None)
-            if one is None or parts is None:
+            one = next((term for term, q in factors if parts and q == 1 and term in parts), None)
+            if one is None or parts is None or not isinstance(base, Sum):
                 continue
             mine = parts.pop(one)
             share = graph.call("sigmoid", graph.sum([(mine, _ONE), (_chain(graph, [*parts.values()]), -_ONE)]))
-            rest = [(b, q) for b, q in node.factors if b is not one and b is not base]
-            factor = next(c for term, c in base.terms if term is one)  # type: ignore[attr-defined]
+            rest = [(b, q) for b, q in factors if b is not one and b is not base]
+            factor = next(c for term, c in base.terms if term is one)
             return graph.sum([(graph.product([(share, _ONE), *rest]), 1 / factor)])
         return node
 
