@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ...box import Box
 from ...dtypes import Array
@@ -220,7 +220,7 @@ def capture_module(target: nn.Module | Callable[..., Tensor], boxes: Box | tuple
 def _refuse_weightless(net: nn.Module) -> None:
     """Raise for a module whose weights have no values yet."""
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
-        lazy = isinstance(tensor, UninitializedTensorMixin)
+        lazy = isinstance(tensor, (UninitializedBuffer, UninitializedParameter))
         if lazy or tensor.is_meta:
             do = "run it once on an example" if lazy else "give it a device, module.to_empty(device='cpu'), and weights"
             raise ArgumentError(f"'{name}' of {describe(net)} has no values yet: {do}, then compile it")
