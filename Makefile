@@ -51,8 +51,10 @@ ENGINE := tests/lab/test_engine.py
 # Rewritten tests are kept, whatever the shell says: without them every process spends ten seconds before its first test.
 PYTEST := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
+# A file's tests run in one process, so that what it makes is made once; the order is that of tests/conftest.py. (Groups of
+# tests, --dist loadgroup, are silently those of a test each where pytest is newer than pytest-xdist knows: 9.2 and 3.8.)
 test: $(STAMP) $(if $(CI),browser) ## run all tests and the examples in the docstrings
-	$(PYTEST) -n $(JOBS) --dist loadgroup --ignore=$(ENGINE)
+	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder --ignore=$(ENGINE)
 	$(PYTEST) $(ENGINE)
 
 lint: $(STAMP) ## ruff and mypy

@@ -64,7 +64,6 @@ def _structure() -> ModuleType:
 
 
 structure = _structure()
-pytestmark = pytest.mark.xdist_group("architecture")  # every module is parsed once
 
 
 def dotted(path: Path) -> str:

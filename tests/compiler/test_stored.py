@@ -28,7 +28,6 @@ from attnforge.certificates import storage
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.heads.families import FAMILIES
 
-pytestmark = pytest.mark.xdist_group("stored")  # each network is compiled once
 mp = mpmath.mp.clone()
 mp.dps = 60
 Rows = list[list[Any]]  # numbers of 60 digits, (token, channel)

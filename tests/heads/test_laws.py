@@ -45,8 +45,6 @@ from laws import (
     vectors,
 )
 
-pytestmark = pytest.mark.xdist_group("laws")  # each head is made once
-
 # Where each registered function is tried; everything else on [-4, 4].
 INTERVALS = {
     "acos": (-1.0, 1.0),
