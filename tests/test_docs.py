@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from attnforge.cli import app
+from here import verified_here
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md")) + [p for p in (ROOT / "README.md",) if p.is_file()]
@@ -52,6 +53,7 @@ def anchors(text: str) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    verified_here(monkeypatch, "hf")  # in a fresh process: tests/export/test_hf.py
     text = page.read_text("utf-8")
     assert text.count("```") % 2 == 0, "a block is not closed"
     with warnings.catch_warnings():

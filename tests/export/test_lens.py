@@ -20,6 +20,7 @@ from attnforge import theorems
 from attnforge.cli import app
 from attnforge.export import Lens, load_lens, to_lens, to_plain, verify
 from attnforge.export.verification import is_lens_file
+from here import verified_here
 
 ROOT = Path(__file__).resolve().parents[2]
 BOX = af.Box(x=(-1, 1), y=(0.5, 2))
@@ -122,7 +123,8 @@ def test_files_hold_model_and_ground_truth(lens: Lens, tmp_path: Path) -> None:
         load_lens(path)
 
 
-def test_a_broken_weight_is_found() -> None:  # that whole ones are verified, docs/export.md shows
+def test_a_broken_weight_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    verified_here(monkeypatch, "lens")  # a fresh process verifies the one of docs/export.md, which is whole
     net = af.compile("x*y", BOX, 1e-3)
     lens = to_lens(net, verify=False)
     lens.weights["blocks.0.attn.W_O"].mul_(1.01)

@@ -294,14 +294,26 @@ def test_gradients_of_the_compiled_form(p: int, kappa: float, centre: float) -> 
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_inductor_stays_within_the_certificate(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: FastActivation.fit("gelu", -17, 25, anchors=25),
+        lambda: FastActivation.fit("gelu", -17, 25, dtype=torch.bfloat16, anchors=25),
+        lambda: af.AnchorHead.fit("sin", -6.3, 6.3, anchors=24),  # a softmax: what other heads are made of
+    ],
+    ids=["float32", "bfloat16", "softmax"],
+)
+def test_inductor_stays_within_the_certificate(build: Callable[[], Any]) -> None:
     torch.compiler.reset()
-    head = FastActivation.fit("gelu", -17, 25, dtype=dtype, anchors=25)
-    y = torch.cat([torch.linspace(-17, 25, 4001), torch.randn(4000)]).to(dtype)
+    head = build()
+    ((low, high),) = head.box.intervals()
+    y = torch.cat([torch.linspace(low, high, 4001), torch.randn(4000)]).to(head.dtype)
     with torch.no_grad():
         out = torch.compile(head, fullgraph=True)(y)
-    assert out.dtype == dtype and (out.double() - head.function.value(y.double())).abs().max() <= head.bound
+        eager = head(y)
+    assert out.dtype == head.dtype and out.shape == y.shape
+    assert (out.double() - head.function.value(y.double())).abs().max() <= head.bound
+    assert (out.double() - eager.double()).abs().max() <= 2 * head.bound
 
 
 def test_heads_with_other_numbers_share_a_compiled_program() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,6 +23,7 @@ from attnforge.heads.norm.head import NormHead
 from attnforge.heads.product.head import ProductHead
 from attnforge.heads.token.head import TokenHead
 from laws import (
+    FORM_LAWS,
     FUNCTIONS,
     LAWS,
     Instance,
@@ -240,6 +240,17 @@ def test_law(law: Callable[[Instance], None], instance: Instance) -> None:
     law(instance)
 
 
+# The function of an anchor head is in its stored numbers; its operations differ with kinks and relative errors at most.
+TYPICAL = ("anchor-gelu", "anchor-reciprocal", "anchor-rsqrt", "anchor-relu")
+FORMED = [instance for instance in INSTANCES if instance.name in TYPICAL or not instance.name.startswith("anchor-")]
+
+
+@pytest.mark.parametrize("instance", FORMED, ids=str)
+@pytest.mark.parametrize("law", FORM_LAWS, ids=lambda law: law.__name__)
+def test_law_of_a_form(law: Callable[[Instance], None], instance: Instance) -> None:
+    law(instance)
+
+
 @pytest.mark.parametrize("instance", [i for i in INSTANCES if i.name.split("-")[-1] in FORMS], ids=str)
 def test_purity_holds(instance: Instance) -> None:
     purity_holds(instance)
@@ -248,11 +259,6 @@ def test_purity_holds(instance: Instance) -> None:
 @pytest.mark.parametrize("instance", [anchor("gelu"), GATES[1], PRODUCTS[0], NORMS[0], TOKENS[3]], ids=str)
 def test_compiled_equals_eager(instance: Instance) -> None:
     compiled_equals_eager(instance)
-
-
-@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("c++") is None, reason="no C++ compiler")
-def test_inductor_equals_eager() -> None:
-    compiled_equals_eager(anchor("sin"), "inductor", (torch.float32,))
 
 
 def test_a_large_norm_is_sound() -> None:
