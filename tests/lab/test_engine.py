@@ -20,7 +20,7 @@ from joblib.externals.loky import get_reusable_executor
 
 import attnforge as af
 from attnforge.errors import ArgumentError, AttnforgeError
-from attnforge.lab import Experiment, Progress, machine
+from attnforge.lab import Experiment, Progress, engine, machine
 from attnforge.lab.engine import parallel
 from attnforge.lab.store import MARKER, Store
 from lab.toy import BROKEN, COUNTED, DEADLY, SIZES, SLOW, TOY, hoard
@@ -118,9 +118,16 @@ def test_wrong_use_is_said(tmp_path: Path, options: dict[str, Any], words: str) 
 
 
 @pytest.mark.parametrize(
-    "address", ["tcp://127.0.0.1:{port}", "127.0.0.1:{port}", "nowhere", "tcp://nowhere.invalid:8786"]
-)
-def test_an_unreachable_scheduler_is_said_soon(tmp_path: Path, address: str) -> None:
+    ("address", "patience"),
+    [  # one waits as long as users do, the others less
+        ("tcp://127.0.0.1:{port}", 5), ("127.0.0.1:{port}", 1), ("nowhere", 1), ("tcp://nowhere.invalid:8786", 1),
+    ],
+)  # fmt: skip
+def test_an_unreachable_scheduler_is_said_soon(
+    tmp_path: Path, address: str, patience: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine.PATIENCE == 5
+    monkeypatch.setattr(engine, "PATIENCE", patience)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = address.format(port=free.getsockname()[1])
