@@ -2,6 +2,8 @@
 
 python docs/structure.py          writes docs/images/architecture.svg
 python docs/structure.py --list   prints every package with what it imports directly and nothing between them says
+python docs/structure.py --sizes  prints the modules and lines of every package: code, docstrings and comments, blank
+                                  (of another checkout with --root FOLDER)
 """
 
 from __future__ import annotations
@@ -203,6 +205,23 @@ def svg(graph: Graph) -> str:
     )
 
 
+def sizes(package: Path) -> dict[str, tuple[int, int, int, int, int]]:
+    """Package -> modules, lines, and of these: code, docstrings and comments, blank ones outside of them."""
+    found: dict[str, list[int]] = {}
+    for path in sorted(package.rglob("*.py")):
+        source, parts = path.read_text("utf-8"), path.relative_to(package).parts
+        lines, said = source.splitlines(), set[int]()
+        for node in ast.walk(parsed(source)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+                said |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+        said |= {n for n, line in enumerate(lines, 1) if line.lstrip().startswith("#")}
+        blank = sum(not line.strip() for n, line in enumerate(lines, 1) if n not in said)
+        counts = (1, len(lines), len(lines) - len(said) - blank, len(said), blank)
+        for name in (parts[0] if len(parts) > 1 else "(files)", "(all)"):
+            found[name] = [a + b for a, b in zip(found.get(name, [0] * 5), counts, strict=True)]
+    return {name: (a, b, c, d, e) for name, (a, b, c, d, e) in found.items()}
+
+
 def _width(name: str) -> int:
     return max(86, 9 * len(name) + 24, 6 * len(WORDS.get(name, "")) + 20)
 
@@ -211,8 +230,16 @@ def main() -> None:
     """Write the picture, or print the packages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print instead of drawing")
+    parser.add_argument("--sizes", action="store_true", help="print how large the packages are instead")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout whose packages --sizes counts")
+    asked = parser.parse_args()
+    if asked.sizes:
+        sys.stdout.write(f"{'':14s} modules  lines   code  words  blank\n")
+        for name, (count, *lines) in sorted(sizes(asked.root / "src" / "attnforge").items()):
+            sys.stdout.write(f"{name:14s} {count:7d} {' '.join(f'{n:6d}' for n in lines)}\n")
+        return
     graph = package_graph()
-    if parser.parse_args().list:
+    if asked.list:
         for name, targets in sorted(reduced(graph).items()):
             sys.stdout.write(f"{name:14s} {' '.join(sorted(targets))}\n")
         return
