@@ -88,8 +88,9 @@ def _placed(figure: Figure, like: Any) -> Any:
     return made
 
 
+@lru_cache(maxsize=32)
 def svg(figure: Figure) -> Pair:
-    """The figure as SVG, once for light and once for dark pages, on no ground of its own."""
+    """The figure as SVG, once for light and once for dark pages, on no ground of its own; drawn once."""
     with style(LIGHT):
         made = draw(figure, LIGHT)
         light = render(made, "svg")
