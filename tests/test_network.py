@@ -265,6 +265,59 @@ def test_hooks_inside_a_network_are_heard() -> None:
     assert torch.equal(network(Z), plain)
 
 
+def test_hooks_hear_of_a_call_once_and_never_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, _ = rowwise(False, False, True)
+    layer = network.layers[1]
+    Z = torch.randn(40, 3, dtype=torch.float64)
+    wanted = network(Z)
+    chunks(monkeypatch, 61)
+    for module in (network, layer, layer.groups[0]):  # type: ignore[union-attr, index]
+        shapes: list[int] = []
+        handle = module.register_forward_hook(lambda _, given, found, seen=shapes: seen.append(len(found)) or -found)  # type: ignore[func-returns-value, misc]
+        changed = network(Z)
+        handle.remove()
+        assert shapes == [40] and not close(changed, wanted), "asked once, of all rows, and its answer counts"
+        if module is network:
+            assert close(changed, -wanted)
+
+
+def test_torch_func_passes_through_where_chunks_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, _ = rowwise(True, True, True)
+    tables = {name: table.detach() for name, table in network.named_parameters()}
+    Z, tangent = torch.randn(2, 3, 6, 3, dtype=torch.float64)
+
+    def total(x: Tensor) -> Tensor:
+        return network(x).sum()
+
+    def by_tables(given: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(network, given, (Z,)).sum()
+
+    wanted, slopes = network(Z), torch.func.grad(by_tables)(tables)
+    steep = torch.func.jvp(total, (Z,), (tangent,))[1]
+    chunks(monkeypatch, 61)
+    assert close(torch.func.vmap(network)(Z), wanted)
+    assert close((torch.func.grad(total)(Z) * tangent).sum(), steep)
+    assert close(torch.func.jvp(total, (Z,), (tangent,))[1], steep)
+    again = torch.func.grad(by_tables)(tables)
+    assert all(close(again[name], slope) for name, slope in slopes.items())
+
+
+def test_what_is_unrolled_is_what_eager_takes() -> None:
+    network, _ = rowwise(False, False, True)
+    compiled = torch.compile(network, backend="eager", fullgraph=True)
+    Z = torch.randn(5, 3, dtype=torch.float64)
+    with torch.no_grad():
+        assert close(compiled(Z), network(Z))
+        with pytest.raises(RuntimeError, match="dtype"):
+            network(Z.float())
+        with pytest.raises((RuntimeError, TypeError), match="dtype"):
+            compiled(Z.float())
+    group = Heads("self", **weights("self", 2, 3, 2, 2, 3, 2, False, constant_keys=True))  # type: ignore[arg-type]
+    group.b_V = group.b_Q  # one table under two names
+    tied = AttentionOnly([AttentionLayer([group])])
+    assert close(tied.unrolled(Z), tied(Z))
+
+
 def one(*shape: int) -> Tensor:
     return torch.ones(*shape)
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from .dtypes import transformed
 from .errors import ArgumentError
 
 Scope = Literal["memory", "self", "tokens"]
@@ -165,16 +166,14 @@ class Heads(nn.Module):
         """The attention weights, shape (..., head, slot); token slots first, then memory."""
         return torch.softmax(self.scores(Z), dim=-1)
 
-    def forward(self, Z: Tensor, rows: slice | None = None) -> Tensor:
-        """The output for all tokens, in chunks where that saves memory, or for some `rows` of them at once."""
-        if rows is not None:
-            return self._attend(Z, rows)
+    def forward(self, Z: Tensor) -> Tensor:
+        """The output for all tokens, in chunks where that saves memory."""
         if torch.compiler.is_compiling():  # a traced graph has no loops over chunks: its runtime decides
             return self._attend(Z)
         if self.scope == "tokens":
             n, per_row = Z.shape[-2], max(1, Z[..., 0, 0].numel() * self.heads * (Z.shape[-2] + self.slots))
             step = max(1, CHUNK // per_row)
-            return self._attend(Z) if step >= n else _in_chunks(self, Z, step, self.width)
+            return self._attend(Z) if step >= n or _whole(self, Z) else _in_chunks(self, Z, step, self.width)
         return _along_rows(self, Z, [self])
 
     def _attend(self, Z: Tensor, rows: slice = slice(None)) -> Tensor:
@@ -223,7 +222,7 @@ class Heads(nn.Module):
 
     def unrolled(self, columns: Sequence[Tensor]) -> list[Tensor]:
         """The same written out for every head and slot, a tensor for each channel: a compiler makes one loop of it."""
-        tables = {name: table.expand(self.heads, *table.shape[1:]) for name, table in self.named_parameters()}
+        tables = {name: table.expand(self.heads, *table.shape[1:]) for name, table in _tables(self).items()}
         every = []  # what each head and value channel read, and the output table's row for it
         for head in range(self.heads):
             own = {name: table[head] for name, table in tables.items()}
@@ -270,18 +269,30 @@ class Heads(nn.Module):
         )
 
 
+class _Some(nn.Module):
+    """What a module computes of some rows: nobody who watches the module is told of parts."""
+
+    def __init__(self, module: Heads | AttentionLayer | AttentionOnly):
+        super().__init__()
+        self.module = module
+
+    def forward(self, Z: Tensor, rows: slice) -> Tensor:
+        module = cast("Heads | AttentionLayer | AttentionOnly", self.module)
+        return module._attend(Z, rows) if isinstance(module, Heads) else _rows_first(module, Z[rows])
+
+
 class _Chunks(torch.autograd.Function):
     """A module, some rows at a time. Keeps the input and not the weights: going back, it attends again."""
 
     @staticmethod
     def forward(
-        ctx: Any, module: nn.Module, rows: list[slice], width: int, names: list[str], Z: Tensor, *tables: Tensor
+        ctx: Any, part: _Some, rows: list[slice], width: int, names: list[str], Z: Tensor, *tables: Tensor
     ) -> Tensor:
-        ctx.module, ctx.rows, ctx.names = module, rows, names
+        ctx.part, ctx.rows, ctx.names = part, rows, names
         ctx.save_for_backward(Z, *tables)
         out = Z.new_empty(*Z.shape[:-1], width)
         for some in rows:
-            out[..., some, :] = module(Z, some)
+            out[..., some, :] = part(Z, some)
         return out
 
     @staticmethod
@@ -294,7 +305,7 @@ class _Chunks(torch.autograd.Function):
         sums = [torch.zeros_like(t) for t in wanted]
         for some in ctx.rows:
             with torch.enable_grad():
-                out = torch.func.functional_call(ctx.module, tables, (inputs[0], some))
+                out = torch.func.functional_call(ctx.part, tables, (inputs[0], some))
             parts = torch.autograd.grad(out, wanted, grad[..., some, :], allow_unused=True)
             for total, part in zip(sums, parts, strict=True):
                 if part is not None:
@@ -303,10 +314,21 @@ class _Chunks(torch.autograd.Function):
         return None, None, None, None, *(next(found) if need else None for need in needed)
 
 
-def _in_chunks(module: nn.Module, Z: Tensor, step: int, width: int) -> Tensor:
-    tables = dict(module.named_parameters())
+def _tables(module: nn.Module) -> dict[str, Tensor]:
+    """Its parameters by name, also those that have several."""
+    return dict(module.named_parameters(remove_duplicate=False))
+
+
+def _whole(module: nn.Module, Z: Tensor) -> bool:
+    """Whether torch.func is at work: chunks have a gradient, and none of its rules."""
+    return transformed(Z, *module.parameters())
+
+
+def _in_chunks(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor, step: int, width: int) -> Tensor:
+    part = _Some(module)
+    tables = dict(part.named_parameters())
     rows = [slice(i, min(i + step, Z.shape[-2])) for i in range(0, Z.shape[-2], step)]
-    return cast(Tensor, _Chunks.apply(module, rows, width, [*tables], Z, *tables.values()))
+    return cast(Tensor, _Chunks.apply(part, rows, width, [*tables], Z, *tables.values()))
 
 
 def _along_rows(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor, groups: list[Heads]) -> Tensor:
@@ -314,7 +336,7 @@ def _along_rows(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor, group
     flat = Z.reshape(-1, Z.shape[-1])
     most = max((group.heads * (group.slots + 1) for group in groups), default=1)
     step = max(1, (CACHED if Z.device.type == "cpu" else CHUNK) // most)
-    if step >= flat.shape[0]:
+    if step >= flat.shape[0] or _whole(module, Z):
         return module._attend(Z) if isinstance(module, Heads) else _rows_first(module, Z)
     return _in_chunks(module, flat, step, module.width).reshape(*Z.shape[:-1], module.width)
 
@@ -348,16 +370,14 @@ class AttentionLayer(nn.Module):
     @property
     def constant(self) -> bool:
         """Whether every row is computed by itself, by heads as they are: nobody looks at what comes out of them."""
-        return all(type(group) is Heads and group.constant and not _hooked(group) for group in self.groups)
+        return all(type(group) is Heads and group.constant and not hooked(group) for group in self.groups)
 
     @property
     def width(self) -> int:
         """The number of channels that come out."""
         return int((self.heads()[0].W_O if self.S is None else self.S).shape[-1])
 
-    def forward(self, Z: Tensor, rows: slice | None = None) -> Tensor:
-        if rows is not None:
-            return _rows_first(self, Z[rows])
+    def forward(self, Z: Tensor) -> Tensor:
         if len(self.groups) and self.constant and not torch.compiler.is_compiling():
             return _along_rows(self, Z, self.heads())
         terms = [group(Z) for group in self.groups]  # lemmas count on this order: heads, then the skip, then its bias
@@ -406,18 +426,21 @@ class AttentionOnly(nn.Module):
     @property
     def constant(self) -> bool:
         """Whether every row is computed by itself, by layers as they are."""
-        return all(type(layer) is AttentionLayer and layer.constant and not _hooked(layer) for layer in self.layers)
+        return all(type(layer) is AttentionLayer and layer.constant and not hooked(layer) for layer in self.layers)
 
-    def forward(self, Z: Tensor, rows: slice | None = None) -> Tensor:
-        if rows is not None:
-            return _rows_first(self, Z[rows])
+    def forward(self, Z: Tensor) -> Tensor:
         if self.constant and not torch.compiler.is_compiling():
             return _along_rows(self, Z, [*self.groups()])
-        if self.constant and not exporting() and sum(p.numel() for p in self.parameters()) <= UNROLLED:
+        if self.constant and not exporting() and self._small(Z.dtype):
             return self.unrolled(Z)
         for layer in self.layers:
             Z = layer(Z)
         return Z
+
+    def _small(self, dtype: torch.dtype) -> bool:
+        """Whether few numbers of this dtype make the network: mixed with others, products by numbers would hide it."""
+        parameters = list(self.parameters())
+        return all(p.dtype == dtype for p in parameters) and sum(p.numel() for p in parameters) <= UNROLLED
 
     def columns(self, X: Tensor) -> Tensor:
         """The same for heads with constant keys, from and to (channel, row)."""
@@ -433,7 +456,7 @@ class AttentionOnly(nn.Module):
         return torch.stack(torch.broadcast_tensors(*columns), -1)
 
 
-def _hooked(module: nn.Module) -> bool:
+def hooked(module: nn.Module) -> bool:
     """Whether somebody watches or changes what a module computes: then it is called."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hooks) or "forward" in vars(module)
