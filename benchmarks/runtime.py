@@ -5,10 +5,12 @@
     python benchmarks/runtime.py --part compiled     the same under torch.compile, a sample of the formulas
     python benchmarks/runtime.py --part mlp          the MLP 10-64-64-1 with gelu beside the original, by batch
     python benchmarks/runtime.py --part compiling    seconds of `attnforge.compile` and the bounds it reaches
+    python benchmarks/runtime.py --part encoder      a trained sentence encoder, converted, beside the original
     python benchmarks/runtime.py --part context      1,000 ridge regressions in the prompt beside scikit-learn's
 
-One thread; runs are interleaved, a ratio is the least processor time over the least. `--few N` takes every N-th
-formula. Each part is printed and written to benchmarks/results/runtime.json when it is done.
+One thread, where no other number is given; runs are interleaved, a ratio is the least processor time over the least.
+`--few N` takes every N-th formula. Each part is printed and written to benchmarks/results/runtime.json when it is done;
+benchmarks/targets.py puts what was asked beside it.
 """
 
 from __future__ import annotations
@@ -42,20 +44,24 @@ from attnforge.compiler.compiled import CompiledNetwork  # noqa: E402
 RESULTS = Path(__file__).parent / "results" / "runtime.json"
 POINTS = 1_000_000
 ROUNDS = 5  # of interleaved runs
+ENCODED = 9  # the same where a call takes a second
 BATCHES = (1, 64, 1024, 16384)
 Row = dict[str, Any]
 
 
-def clock(works: dict[str, Callable[[], Any]], rounds: int = ROUNDS, least: float = 0.0) -> dict[str, float]:
+def clock(
+    works: dict[str, Callable[[], Any]], rounds: int = ROUNDS, least: float = 0.0,
+    timer: Callable[[], float] = time.process_time,
+) -> dict[str, float]:  # fmt: skip
     """Seconds of processor time for one call of each, the best of several interleaved rounds of at least so long."""
     best = dict.fromkeys(works, float("inf"))
     for _ in range(rounds):
         for name, work in works.items():
-            calls, began = 0, time.process_time()
-            while not calls or time.process_time() - began < least:
+            calls, began = 0, timer()
+            while not calls or timer() - began < least:
                 work()
                 calls += 1
-            best[name] = min(best[name], (time.process_time() - began) / calls)
+            best[name] = min(best[name], (timer() - began) / calls)
     return best
 
 
@@ -146,16 +152,22 @@ def compiling(few: int) -> list[Row]:
             continue
         times.append(time.process_time() - began)
     rows.append({"what": f"{len(times)} formulas, median", "seconds": statistics.median(times), "bound": None})
+    perceptrons = {"MLP 64-256-256-10 with gelu": perceptron((64, 256, 256, 10), torch.float32)}
+    rows += [_compiled_in(what, module, af.Box.cube(-1, 1, shape=64)) for what, module in perceptrons.items()]
     torch.manual_seed(0)
-    module = perceptron((64, 256, 256, 10), torch.float32)
-    rows.append(_compiled_in("MLP 64-256-256-10 with gelu", module, af.Box.cube(-1, 1, shape=64)))
+    block = nn.Sequential(*(transformer_block(64, 4) for _ in range(4))).eval()
+    rows.append(_compiled_in("4 transformer layers, 16 tokens of 64", block, af.Box.cube(-1, 1, shape=(16, 64)), 1e30))
     return rows
 
 
-def _compiled_in(what: str, module: nn.Module, box: af.Box) -> Row:
+def transformer_block(channels: int, heads: int) -> nn.Module:
+    return nn.TransformerEncoderLayer(channels, heads, 2 * channels, activation="gelu", batch_first=True, dropout=0.0)
+
+
+def _compiled_in(what: str, module: nn.Module, box: af.Box, eps: float = 1.0) -> Row:
     began = time.process_time()
     try:
-        net = af.compile(module, box, eps=1.0)
+        net = af.compile(module, box, eps=eps)
     except af.AttnforgeError as error:
         return {"what": what, "seconds": time.process_time() - began, "bound": None, "refused": str(error)[:120]}
     return {"what": what, "seconds": time.process_time() - began, "bound": net.bound}
@@ -189,8 +201,30 @@ def context(few: int) -> list[Row]:
     return rows
 
 
+def encoder(few: int) -> list[Row]:
+    """The encoder of benchmarks/convert.py, 32 sentences: both times of the clock, since two threads share the work."""
+    from convert import Encoder, converted
+
+    given, rows = Encoder(), []
+    for dtype in (torch.float32, torch.bfloat16):
+        original = given.model(dtype).eval()
+        for level in ("ffn", "pure"):
+            model = converted(given, original, level=level)[0].requires_grad_(False)
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                works = {name: lambda m=m: m(**given.middle) for name, m in (("o", original), ("c", model))}
+                with torch.no_grad():
+                    least = clock(works, ENCODED), clock(works, ENCODED, timer=time.perf_counter)
+                rows.append({"what": f"{level} {str(dtype)[6:]}", "threads": threads, "seconds": least[1]["c"],
+                             "ratio": least[0]["c"] / least[0]["o"],
+                             "by the wall": least[1]["c"] / least[1]["o"]})  # fmt: skip
+            torch.set_num_threads(1)
+    return rows
+
+
 PARTS: dict[str, Callable[[int], list[Row]]] = {
     "formulas": formulas, "compiled": compiled, "mlp": mlp, "compiling": compiling, "context": context,
+    "encoder": encoder,
 }  # fmt: skip
 
 

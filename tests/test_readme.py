@@ -88,6 +88,14 @@ def test_the_table_is_that_of_the_last_benchmarks() -> None:
         assert shown.stdout.count("\n") - 2 >= rows
 
 
+def test_the_tables_of_speed_are_those_of_the_last_benchmarks() -> None:
+    shown = subprocess.run([sys.executable, ROOT / "benchmarks/targets.py"], capture_output=True, text=True, check=True)
+    pages = {name: (ROOT / "docs" / name).read_text("utf-8") for name in ("measured.md", "convert.md")}
+    tables = {name: between("speed", page) for name, page in pages.items()}
+    assert shown.stdout.strip() == "\n\n".join(tables.values()), "benchmarks/targets.py --write puts them there"
+    assert tables["measured.md"].count("\n|") >= 20 and "not measured" in tables["measured.md"]
+
+
 def test_it_fits_a_screen_and_a_half() -> None:
     assert len(TEXT.splitlines()) <= 110 and between("summary").count("\n|") == 6
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
@@ -18,6 +19,7 @@ import attnforge as af
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.export import PlainSpec, PlainTransformer, to_plain
 from attnforge.export.plain.spec import FLAG, exclusion, lay_columns
+from attnforge.export.plain.transformer import MANY
 
 FORMULAS = {
     "mixed": ("sin(x*y) + exp(-x**2)/y", {"x": (-1.0, 1.0), "y": (0.5, 2.0)}),
@@ -51,6 +53,31 @@ def built(name: str, dtype: torch.dtype) -> tuple[CompiledNetwork, PlainTransfor
 
 def points(net: CompiledNetwork, count: int = 2000) -> Tensor:
     return torch.cat([net.box.sample(count, dtype=net.dtype), net.box.corners(64, net.dtype)])
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_many_points_at_once_are_those_points_one_by_one(name: str, dtype: torch.dtype) -> None:
+    net, plain = built(name, dtype)
+    x = points(net, 200)
+    slack = (1e-5 if dtype == torch.float32 else 1e-12) * (1 + float(net(x).abs().max()))
+
+    def apart(given: PlainTransformer) -> float:
+        return float((given.core(x) - torch.cat([given.core(part) for part in x.split(MANY - 1)])).abs().max())
+
+    assert plain._settled(x) and not plain._settled(2 * x + 9) and apart(plain) <= slack
+    with torch.enable_grad():
+        assert not plain._settled(x) and plain.core(x[:MANY]).requires_grad
+    for block in plain.blocks:
+        seen: list[Tensor] = []
+        handle = block.attention.register_forward_hook(lambda _, given, found, seen=seen: seen.append(found[1]))  # type: ignore[union-attr, misc]
+        plain.core(x)
+        handle.remove()
+        assert len(torch.cat(seen)) == len(x), "whoever looks inside sees every row"
+    changed = copy.deepcopy(plain)
+    for block in changed.blocks:  # register 0, which nobody may read from, gets values: rows of registers change
+        block.attention.in_proj_weight.data[2 * plain.spec.stream :, 1] = 3.0  # type: ignore[union-attr, operator, index]
+    assert changed._settled(x) == (not plain.blocks) and apart(changed) <= slack
+    assert not torch.equal(changed.core(x), plain.core(x)) or name != "mixed"
 
 
 class Tokens(nn.Module):

@@ -20,15 +20,17 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from ...certificates.certificate import Certificate
+from ...certificates.certificate import Certificate, weights_hash
 from ...certificates.certified import CertifiedModule, load
 from ...certificates.schema import BOX, MOST_TOKENS, Either, Whole
 from ...compiler.compiled import CompiledNetwork
-from ...dtypes import DTYPES, dtype_name, shipped
+from ...dtypes import DTYPES, dtype_name, shipped, transformed
 from ...errors import ArgumentError, CertificateError
 from ...heads.anchor.site import ANCHORS
-from ...network import CHUNK, Heads
+from ...network import CHUNK, Heads, hooked
 from ...rasp.network.compiled import CompiledProgram, token_rows
 from .certificate import recertified
 from .source import Source
@@ -36,6 +38,8 @@ from .spec import PlainHead, PlainSize, PlainSpec
 
 #: Numbers that one tensor of a file may hold: 512 MiB of float32.
 MOST_NUMBERS = 1 << 27
+#: Points from which weights are hashed for a shorter way: as long as a few points take by the long one.
+MANY = 64
 
 
 def load_plain(path: str | Path) -> PlainTransformer:
@@ -159,6 +163,24 @@ class PlainBlock(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return x + self.attend(x, mask)[0]
 
+    def attend_from(self, x: Tensor, registers: Tensor, used: list[int], mask: Tensor | None) -> Tensor:
+        """What the heads `used` add to the tokens x (batch, token, channel), with registers before them in every row
+        of the batch: their keys and values are made once, and nothing is made of what they would see."""
+        attention = self.attention
+        heads, d, before = len(used), attention.head_dim, len(registers)
+        into = attention.in_proj_weight.unflatten(0, (3, -1, d))[:, used]
+        query, key, value = functional.linear(x, into.flatten(0, 2)).unflatten(-1, (3, heads, d)).unbind(-3)
+        fixed = functional.linear(registers, into[1:].flatten(0, 2)).unflatten(-1, (2, heads, d))
+        key_before, value_before = fixed.unbind(1)
+        query = query * d**-0.5  # a power of two
+        seen = torch.cat([torch.einsum("bnhd,rhd->bhnr", query, key_before),
+                          torch.einsum("bnhd,bmhd->bhnm", query, key)], -1)  # fmt: skip
+        weights = torch.softmax(seen if mask is None else seen.masked_fill(mask, -torch.inf), -1)
+        read = torch.einsum("bhnr,rhd->bnhd", weights[..., :before], value_before)
+        read = read + torch.einsum("bhnm,bmhd->bnhd", weights[..., before:], value)
+        out = attention.out_proj.weight.unflatten(1, (-1, d))[:, used]
+        return functional.linear(read.flatten(-2), out.flatten(1))
+
 
 class PlainTransformer(CertifiedModule):
     """A network as a stock transformer; `to_plain` builds it. It takes and returns what the network does.
@@ -263,16 +285,18 @@ class PlainTransformer(CertifiedModule):
         return torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool, device=x.device).triu(1)
 
     def core(self, *inputs: Tensor) -> Tensor:
-        """The network without checks of its input: stream, blocks, read-out."""
+        """The network without checks of its input: stream, blocks, read-out. Of many points certified weights compute
+        the rows of tokens alone: what proved them proved that no head changes a register's row (lemma B6)."""
         tokens = self._lay_in(*inputs)
         flat = tokens.reshape(-1, *tokens.shape[-2:])
-        rows = self.registers + flat.shape[-2]
+        settled = flat.shape[0] >= MANY and self._settled(flat)
+        run, rows = (self._run_tokens if settled else self._run), self.registers + flat.shape[-2]
         most = max((len(row) for row in self.heads), default=1)
-        step = max(1, CHUNK // (rows * rows * most))
+        step = max(1, CHUNK // ((flat.shape[-2] if settled else rows) * rows * most))
         if torch.compiler.is_compiling() or flat.shape[0] <= step:
-            out = self._run(flat)
+            out = run(flat)
         else:
-            out = torch.cat([self._run(part) for part in flat.split(step)])
+            out = torch.cat([run(part) for part in flat.split(step)])
         return self._lay_out(out.reshape((*tokens.shape[:-1], self.spec.outputs)))
 
     def _run(self, tokens: Tensor) -> Tensor:
@@ -281,6 +305,33 @@ class PlainTransformer(CertifiedModule):
         for block in self.blocks:
             x = block(x, mask)
         return cast(Tensor, self.readout(x[..., self.registers :, :]))
+
+    def _settled(self, x: Tensor) -> bool:
+        """Whether these are the weights that were certified, as they were built, at points of the box, and nobody
+        looks inside or asks for their gradients. The weights are hashed, since nothing else sees every change: many
+        points pay for it."""
+        if type(self) is not PlainTransformer or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return False
+        if transformed(x, *self.parameters()):
+            return False
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
+            return False
+        stock = {PlainBlock, nn.MultiheadAttention, NonDynamicallyQuantizableLinear, nn.ModuleList, nn.Linear}
+        if any(hooked(module) or type(module) not in stock for module in self.modules() if module is not self):
+            return False
+        if not bool(self.box.outward(self.dtype).contains(x.detach().reshape(-1, *self.box.shape)).all()):
+            return False
+        made = self._certificate
+        return made is not None and made.kind == "certified" and made.weights == weights_hash(self)
+
+    def _run_tokens(self, tokens: Tensor) -> Tensor:
+        before, n = self.registers, tokens.shape[-2]
+        x = self.embed(tokens) + self.positions[before : before + n]
+        mask = torch.ones(n, before + n, dtype=torch.bool, device=x.device).triu(before + 1) if self.causal else None
+        for block, row in zip(self.blocks, self.heads, strict=True):
+            used = [h for h, head in enumerate(row) if head != PlainHead()]  # the others are padding, of zeros
+            x = x + cast(PlainBlock, block).attend_from(x, self.positions[:before], used, mask)
+        return cast(Tensor, self.readout(x))
 
     def _stream(self, tokens: Tensor) -> Tensor:
         n = tokens.shape[-2]
