@@ -302,6 +302,21 @@ def test_torch_func_passes_through_where_chunks_would_be(monkeypatch: pytest.Mon
     assert all(close(again[name], slope) for name, slope in slopes.items())
 
 
+def test_gradients_of_gradients_pass_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, _ = rowwise(True, True, True)
+    points = torch.randn(4, 6, 3, dtype=torch.float64)
+
+    def penalised() -> tuple[Tensor, ...]:
+        Z = points.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(network(Z).square().sum(), Z, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), [Z, *network.parameters()], allow_unused=True)
+
+    whole = penalised()
+    chunks(monkeypatch, 61)
+    for found, wanted in zip(penalised(), whole, strict=True):
+        assert found is wanted is None or close(found, wanted)
+
+
 def test_what_is_unrolled_is_what_eager_takes() -> None:
     network, _ = rowwise(False, False, True)
     compiled = torch.compile(network, backend="eager", fullgraph=True)

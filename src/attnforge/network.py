@@ -23,7 +23,6 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from .dtypes import transformed
 from .errors import ArgumentError
@@ -282,7 +281,8 @@ class _Some(nn.Module):
 
 
 class _Chunks(torch.autograd.Function):
-    """A module, some rows at a time. Keeps the input and not the weights: going back, it attends again."""
+    """A module, some rows at a time. Keeps the input and not the weights: going back, it attends again, and where
+    derivatives of the gradients are wanted it keeps what they are made of."""
 
     @staticmethod
     def forward(
@@ -296,20 +296,19 @@ class _Chunks(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[4:]
-        inputs = [t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, needed, strict=True)]
+        needed, twice = ctx.needs_input_grad[4:], torch.is_grad_enabled()
+        inputs = [
+            t if twice else t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, needed, strict=True)
+        ]
         tables = dict(zip(ctx.names, inputs[1:], strict=True))
-        wanted = [t for t in inputs if t.requires_grad]
+        wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
         sums = [torch.zeros_like(t) for t in wanted]
         for some in ctx.rows:
             with torch.enable_grad():
                 out = torch.func.functional_call(ctx.part, tables, (inputs[0], some))
-            parts = torch.autograd.grad(out, wanted, grad[..., some, :], allow_unused=True)
-            for total, part in zip(sums, parts, strict=True):
-                if part is not None:
-                    total += part
+            parts = torch.autograd.grad(out, wanted, grad[..., some, :], allow_unused=True, create_graph=twice)
+            sums = [total if part is None else total + part for total, part in zip(sums, parts, strict=True)]
         found = iter(sums)
         return None, None, None, None, *(next(found) if need else None for need in needed)
 
