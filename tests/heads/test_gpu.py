@@ -10,16 +10,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from attnforge.heads import ProductHead
+from attnforge.heads import NormHead, ProductHead
 from attnforge.heads.fast import read as read_operators
 from attnforge.heads.gpu import rows
 from attnforge.heads.norm import fused as norm_operators
+from attnforge.heads.norm.head import by_rows
+from attnforge.heads.product import fused as product_operators
 from attnforge.heads.product.fused import together
 
 HERE = Path(__file__).parent
@@ -66,6 +69,30 @@ def test_operators_keep_the_rules_of_the_library(dtype: torch.dtype) -> None:
     for op, arguments in calls:
         told = torch.library.opcheck(op.default, arguments, raise_exception=False)
         assert set(told.values()) == {"SUCCESS"}, (op, told)
+
+
+def test_gradients_of_operators_have_gradients() -> None:
+    count, wide = torch.zeros((), dtype=torch.int64), torch.float64
+    torch.manual_seed(0)
+    y, value, row, weight, bias = (torch.randn(*n, dtype=wide) for n in ((6,), (9,), (3, 8), (8,), (8,)))
+    numbers, norm = (1.0, 0.25, 0.0, 1.0), NormHead.fit(8, (0.4, 130.0), dtype=wide)
+    table = norm.scale, norm.shift, norm.mix
+    calls: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+        "anchors": (lambda y, v: read_operators.anchor_read(y, v, *numbers), (y, value)),
+        "anchors, watched": (lambda y, v: read_operators.watched_read(y, v, count, *numbers, False, -2, 2), (y, value)),
+        "product": (
+            lambda x, y: product_operators.watched_product(x, y, count, 7, 2.0, (0.0, 0.0), (-4.0, 4.0), (-4.0, 4.0)),
+            (y, y.flip(0)),
+        ),
+        "norm": (
+            lambda x, w, b: norm_operators.watched_norm(x, table, w, b, count, True, False, (0.1, 9.0, 10.0)),
+            (row, weight, bias),
+        ),
+        "norm in pieces": (lambda x, w: by_rows(lambda part, t: part.sin() * t, x, (w,), 2), (row, weight)),
+    }
+    for name, (call, given) in calls.items():
+        inputs = tuple(t.clone().requires_grad_() for t in given)
+        assert torch.autograd.gradcheck(call, inputs) and torch.autograd.gradgradcheck(call, inputs), name
 
 
 @pytest.mark.parametrize("sides", [((-1, 1), (-1, 1)), ((-3, 40), (-20, 22)), ((1, 2), (3, 4)), ((-1e-3, 1e3), (0, 7))])

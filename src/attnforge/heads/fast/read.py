@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...census import allow_custom
 from ...dtypes import transformed
@@ -450,8 +449,18 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(y, value)
 
 
+def _again(grad: Tensor, y: Tensor, value: Tensor, *numbers: float) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients as plain PyTorch makes them: where they are to be differentiated themselves."""
+    wanted = [t for t in (y, value) if t.requires_grad]
+    found = iter(torch.autograd.grad(read(y, value, *numbers), wanted, grad, create_graph=True))
+    of_y, of_value = (next(found) if t.requires_grad else None for t in (y, value))
+    return of_y, of_value
+
+
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     y, value = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        return *_again(grad, y, value, *ctx.numbers), None, None, None, None
     to_y, to_value = torch.ops.attnforge.anchor_read_backward(grad, y, value, *ctx.numbers, ctx.needs_input_grad[1])
     return to_y, to_value if ctx.needs_input_grad[1] else None, None, None, None, None
 
@@ -497,9 +506,10 @@ class _Watched(torch.autograd.Function):
         return _watched(y, value, outside, rate, kappa, centre, gate, even, low, high, ctx.numbers)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         y, value = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *_again(grads[0], y, value, *ctx.arguments), *[None] * 8
         (rate, kappa, centre, gate), of_value = ctx.arguments, ctx.needs_input_grad[1]
         to_y, to_value = _pulled_back(grads[0], y, value, rate, kappa, centre, gate, of_value, ctx.numbers)
         return to_y, to_value if of_value else None, *[None] * 8

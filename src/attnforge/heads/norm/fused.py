@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...dtypes import transformed
 from ..gpu import ready
@@ -82,26 +81,25 @@ class _Watched(torch.autograd.Function):
         return _watched(x, scale, shift, mix, weight, bias, outside, ctx.layer, ctx.unit, *limits)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight, bias, *table = ctx.saved_tensors
-        if ready(x):
+        needed, twice = ctx.needs_input_grad[:3], torch.is_grad_enabled()
+        if ready(x) and not twice:
             from ..gpu import norm
 
-            wanted = any(ctx.needs_input_grad[1:3])
-            of_x, *others = norm.backward(grads[0], x, tuple(table), weight, ctx.layer, ctx.unit, wanted)
-        else:
-            given: list[Any] = [
-                None if t is None else t.detach().to(table[0].dtype).requires_grad_() for t in (x, weight, bias)
-            ]
-            with torch.enable_grad():
-                out = normed_rows(given[0], tuple(table), given[1], given[2], ctx.layer, ctx.unit)[0]
-            there = [t for t in given if t is not None]
-            back = dict(zip(map(id, there), torch.autograd.grad(out, there, grads[0].to(out.dtype)), strict=True))
-            of_x, others = back[id(given[0])], [None if t is None else back[id(t)] for t in given[1:]]
-        pairs = zip((weight, bias), others, strict=True)
-        shaped = (None if t is None or found is None else found.to(t.dtype) for t, found in pairs)
-        return of_x.to(x.dtype), *shaped, *[None] * 9
+            of_x, *others = norm.backward(grads[0], x, tuple(table), weight, ctx.layer, ctx.unit, any(needed[1:]))
+            pairs = zip((weight, bias), others, strict=True)
+            shaped = (None if t is None or found is None else found.to(t.dtype) for t, found in pairs)
+            return of_x.to(x.dtype), *shaped, *[None] * 9
+        given: list[Any] = [
+            t if t is None or twice else t.detach().requires_grad_(need)
+            for t, need in zip((x, weight, bias), needed, strict=True)
+        ]
+        with torch.enable_grad():
+            out = normed_rows(given[0].to(table[0].dtype), tuple(table), given[1], given[2], ctx.layer, ctx.unit)[0]
+        wanted = [t for t, need in zip(given, needed, strict=True) if need]
+        found = iter(torch.autograd.grad(out, wanted, grads[0].to(out.dtype), create_graph=twice))
+        return *(next(found) if need else None for need in needed), *[None] * 9
 
 
 def watched_norm(

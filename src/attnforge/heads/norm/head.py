@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ...arguments import is_number, is_whole
 from ...box import Box
@@ -66,8 +65,8 @@ Rowwise = Callable[..., Tensor]
 def by_rows(function: Rowwise, x: Tensor, tables: tuple[Tensor | None, ...], step: int) -> Tensor:
     """function(x, *tables) for x of shape (..., channels), at most `step` rows at a time, with the shape of x.
 
-    Gradients evaluate the rows again instead of keeping everything alive. Up to `step` rows there is one piece and
-    nothing of this applies; beyond, there are no second derivatives.
+    Gradients evaluate the rows again instead of keeping everything alive, unless they are differentiated themselves.
+    Up to `step` rows there is one piece and nothing of this applies.
 
     >>> x = torch.randn(10, 3)
     >>> torch.equal(by_rows(lambda x, t: x * t, x, (torch.ones(3),), step=4), x)
@@ -90,22 +89,28 @@ class _Pieces(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, *tables = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[2:]
-        slopes = [torch.zeros_like(t) if w else None for t, w in zip((x, *tables), wanted, strict=True)]
-        fresh = [None if t is None else t.detach().requires_grad_(w) for t, w in zip(tables, wanted[1:], strict=True)]
-        for i in range(0, x.shape[0], ctx.step):
-            part = x[i : i + ctx.step].detach().requires_grad_(wanted[0])
-            leaves = [leaf for leaf in (part, *fresh) if leaf is not None and leaf.requires_grad]
+        wanted, twice = ctx.needs_input_grad[2:], torch.is_grad_enabled()
+
+        def fresh(t: Tensor | None, need: bool) -> Tensor | None:
+            return t if t is None or twice else t.detach().requires_grad_(need)
+
+        given = [fresh(t, need) for t, need in zip(tables, wanted[1:], strict=True)]
+        rows: list[Tensor] = []
+        sums: dict[int, Tensor] = {}
+        for part, piece in zip(x.split(ctx.step), slope.split(ctx.step), strict=True):
+            every = [fresh(part, wanted[0]), *given]
+            places = [k for k, need in enumerate(wanted) if need]
             with torch.enable_grad():
-                found = iter(torch.autograd.grad(ctx.function(part, *fresh), leaves, slope[i : i + ctx.step]))
-            for k, slot in enumerate(slopes):
-                if slot is not None:
-                    target = slot[i : i + ctx.step] if k == 0 else slot
-                    target += next(found)
-        return None, None, *slopes
+                out = ctx.function(*every)
+            found = torch.autograd.grad(out, [cast(Tensor, every[k]) for k in places], piece, create_graph=twice)
+            for k, more in zip(places, found, strict=True):
+                if k == 0:
+                    rows.append(more)
+                else:
+                    sums[k] = sums[k] + more if k in sums else more
+        return None, None, torch.cat(rows) if rows else None, *(sums.get(k) for k in range(1, len(wanted)))
 
 
 Kind = Literal["layer", "rms"]

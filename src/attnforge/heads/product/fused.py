@@ -111,14 +111,17 @@ class _Watched(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (x, y), (nodes, gain, a, b) = ctx.saved_tensors, ctx.numbers
-        if ready(x):
+        needed, twice = ctx.needs_input_grad[:2], torch.is_grad_enabled()
+        if ready(x) and not twice:
             from ..gpu import product
 
             return *product.backward(grads[0], x, y, _on(nodes, x.device), gain, nodes, (a, b)), *[None] * 9
+        given = [t if twice else t.detach().requires_grad_(need) for t, need in zip((x, y), needed, strict=True)]
         with torch.enable_grad():
-            one, other = (t.detach().requires_grad_() for t in (x, y))
-            out = _product(one, other, nodes, gain, a, b)
-        return *torch.autograd.grad(out, (one, other), grads[0]), *[None] * 9
+            out = _product(*given, nodes, gain, a, b)
+        wanted = [t for t, need in zip(given, needed, strict=True) if need]
+        found = iter(torch.autograd.grad(out, wanted, grads[0], create_graph=twice))
+        return *(next(found) if need else None for need in needed), *[None] * 9
 
 
 def watched_product(
