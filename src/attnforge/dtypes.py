@@ -32,6 +32,11 @@ def transformed(*tensors: torch.Tensor) -> bool:
     return any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors)
 
 
+def transforming() -> bool:
+    """Whether torch.func is at work around this call: what a tracer asks, whose tensors do not tell."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """The name of a dtype in files and messages.
 

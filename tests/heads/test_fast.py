@@ -316,6 +316,19 @@ def test_inductor_stays_within_the_certificate(build: Callable[[], Any]) -> None
     assert (out.double() - eager.double()).abs().max() <= 2 * head.bound
 
 
+def test_torch_func_passes_what_is_compiled() -> None:
+    torch.compiler.reset()
+    head = FastActivation.fit("gelu", -8, 8, anchors=25).requires_grad_(False)
+    y = torch.linspace(-4, 4, 33)
+    slope = torch.func.vmap(torch.func.grad(torch.nn.functional.gelu))(y)
+    for call in (
+        torch.func.vmap(torch.func.grad(head.core)),
+        lambda y: torch.func.jvp(head.core, (y,), (torch.ones_like(y),))[1],
+    ):
+        found = torch.compile(call, backend="aot_eager")(y)  # type: ignore[arg-type]
+        assert (found - slope).abs().max() < 1e-4
+
+
 def test_heads_with_other_numbers_share_a_compiled_program() -> None:
     torch.compiler.reset()
     heads = [FastActivation.fit("gelu", -17, 25, anchors=most) for most in (21, 25, 33)]

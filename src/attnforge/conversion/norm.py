@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..certificates.rounding import UNIT, gamma, up
-from ..dtypes import dtype_name, transformed
+from ..dtypes import dtype_name, transformed, transforming
 from ..heads.gpu import INPUTS, compiles, rows
 from ..heads.gpu.launch import relaunching
 from ..heads.norm.bound import Roundings
@@ -27,7 +27,8 @@ from ..heads.norm.head import NormHead
 from ..network import exporting, known
 from .site import ROUGHLY, SiteModule, full_precision, tell_unwatched, tracing, working
 
-_kernels_for = known(lambda device: compiles(device))  # while tracing: a constant of the program
+# while tracing: a constant of the program; kernels have no rules for torch.func
+_kernels_for = known(lambda device: compiles(device) and not transforming())
 CHUNK = 1 << 17  # row entries evaluated at once, without gradients: intermediate rows stay in the cache
 
 

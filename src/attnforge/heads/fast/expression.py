@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...census import allow_custom
+from ...dtypes import transforming
 from ...network import known
 from .table import lattice as lattice_of
 from .table import masses, working
@@ -119,8 +120,9 @@ def _read(
 
 @known
 def lowers() -> bool:
-    """Whether Inductor has been told what the operator is; asked while a program is traced, not traced."""
-    return _told()
+    """Whether Inductor has been told what the operator is, and no torch.func is at work, which would take an operator
+    without rules for a constant; asked while a program is traced, not traced."""
+    return not transforming() and _told()
 
 
 @functools.lru_cache(maxsize=1)

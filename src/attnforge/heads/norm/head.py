@@ -27,7 +27,7 @@ from ...certificates.certificate import Certificate, total
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import UNIT, assumptions
 from ...certificates.schema import PAIR, Whole
-from ...dtypes import by_name, dtype_name, shipped
+from ...dtypes import by_name, dtype_name, shipped, transformed
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...progress import shown
 from ..stored import refuse_beyond
@@ -72,7 +72,7 @@ def by_rows(function: Rowwise, x: Tensor, tables: tuple[Tensor | None, ...], ste
     >>> torch.equal(by_rows(lambda x, t: x * t, x, (torch.ones(3),), step=4), x)
     True
     """
-    if x.numel() <= step * x.shape[-1]:
+    if x.numel() <= step * x.shape[-1] or transformed(x, *(t for t in tables if t is not None)):
         return function(x, *tables)
     out: Tensor = _Pieces.apply(function, step, x.reshape(-1, x.shape[-1]), *tables)
     return out.reshape(x.shape)
