@@ -6,6 +6,7 @@
     python benchmarks/runtime.py --part mlp          the MLP 10-64-64-1 with gelu beside the original, by batch
     python benchmarks/runtime.py --part compiling    seconds of `attnforge.compile` and the bounds it reaches
     python benchmarks/runtime.py --part encoder      a trained sentence encoder, converted, beside the original
+    python benchmarks/runtime.py --part plain        plain exports beside their networks
     python benchmarks/runtime.py --part context      1,000 ridge regressions in the prompt beside scikit-learn's
 
 One thread, where no other number is given; runs are interleaved, a ratio is the least processor time over the least.
@@ -16,6 +17,7 @@ benchmarks/targets.py puts what was asked beside it.
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import resource
@@ -45,6 +47,8 @@ RESULTS = Path(__file__).parent / "results" / "runtime.json"
 POINTS = 1_000_000
 ROUNDS = 5  # of interleaved runs
 ENCODED = 7  # the same where a call takes a second
+CACHED = 1 << 17  # numbers whose exponentials stay in the cache
+PLAIN = 512  # points of a plain transformer
 BATCHES = (1, 64, 1024, 16384)
 Row = dict[str, Any]
 
@@ -132,13 +136,15 @@ def mlp(few: int) -> list[Row]:
         module, box = perceptron((10, 64, 64, 1), dtype), af.Box.cube(-1, 1, shape=10)
         net = af.compile(module, box, eps=eps, dtype=dtype)
         for batch in BATCHES:
-            x = box.sample(batch, dtype=dtype)
+            x, entries = box.sample(batch, dtype=dtype), slots(net) * batch
+            some = torch.rand(min(entries, CACHED), dtype=dtype)
             with torch.no_grad():
                 took = clock({"network": lambda n=net, x=x: n(x), "core": lambda n=net, x=x: n.core(x),
-                              "original": lambda m=module, x=x: m(x)}, 7, 0.02)  # fmt: skip
+                              "original": lambda m=module, x=x: m(x), "exp": some.exp}, 7, 0.02)  # fmt: skip
             rows.append({"what": str(dtype)[6:], "points": batch, "us": 1e6 * took["network"],
                          "ratio": took["network"] / took["original"],
-                         "without the range check": took["core"] / took["original"]})  # fmt: skip
+                         "without the range check": took["core"] / took["original"],
+                         "exponentials alone": took["exp"] * entries / len(some) / took["original"]})  # fmt: skip
     return rows
 
 
@@ -225,9 +231,32 @@ def encoder(few: int) -> list[Row]:
     return rows
 
 
+def plain(few: int) -> list[Row]:
+    """Plain exports (the cases of benchmarks/export.py, float32) beside the networks they were made from: as they run
+    here, of many points the rows of tokens alone, and as stock modules run everywhere, all rows."""
+    from export import cases, domain
+
+    rows = []
+    for name, (kind, build) in list(cases().items())[:: 2 * few]:
+        net = build(torch.float32)
+        stock, where = af.export.to_plain(net), domain(net)
+        inputs = where.split(where.sample(PLAIN, dtype=torch.float32))
+        watched = copy.deepcopy(stock)
+        for block in watched.blocks:  # whoever looks inside sees every row
+            block.register_forward_hook(lambda *_: None)
+        forms = {"network": net, "plain": stock, "stock": watched}
+        with torch.no_grad():
+            took = clock({form: lambda m=m, x=inputs: m.core(*x) for form, m in forms.items()}, 3)
+        numbers = [sum(p.numel() for p in m.parameters()) for m in (stock, net)]
+        rows.append({"what": name, "kind": kind, "registers": stock.registers, "us": 1e6 * took["network"] / PLAIN,
+                     "ratio": took["plain"] / took["network"], "stock": took["stock"] / took["network"],
+                     "parameters": numbers[0] / numbers[1]})  # fmt: skip
+    return rows
+
+
 PARTS: dict[str, Callable[[int], list[Row]]] = {
     "formulas": formulas, "compiled": compiled, "mlp": mlp, "compiling": compiling, "context": context,
-    "encoder": encoder,
+    "encoder": encoder, "plain": plain,
 }  # fmt: skip
 
 

@@ -98,6 +98,8 @@ def on_a_processor(runtime: Data) -> list[Line]:
         line("the same, compiled", 15.0, median("compiled")),
         line("MLP 10-64-64-1 with gelu", 2.0, of("mlp", naming=("what", "points"))),
         line("1,000 ridge regressions, of a loop over scikit-learn", 1.0, of("context")),
+        line("plain exports: time, of that of all rows", 0.5, {
+            row["what"]: row["ratio"] / row["stock"] for row in runtime.get("plain", [])} or {"plain": None}),
         line("seconds to compile a formula, median (half of 0.2)", 0.1, {"median": formula}),
     ]  # fmt: skip
 
