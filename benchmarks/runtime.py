@@ -2,6 +2,7 @@
 
     python benchmarks/runtime.py                     everything
     python benchmarks/runtime.py --part formulas     every formula beside the numpy expression, a million points
+    python benchmarks/runtime.py --part readme       the README's formula, eager and compiled
     python benchmarks/runtime.py --part compiled     the same under torch.compile, a sample of the formulas
     python benchmarks/runtime.py --part mlp          the MLP 10-64-64-1 with gelu beside the original, by batch
     python benchmarks/runtime.py --part compiling    seconds of `attnforge.compile` and the bounds it reaches
@@ -98,6 +99,20 @@ def formulas(few: int) -> list[Row]:
                      "numpy ns": 1e9 * took["numpy"] / POINTS, "ratio": took["network"] / took["numpy"],
                      "megabytes": rise})  # fmt: skip
     return rows
+
+
+def readme(few: int) -> list[Row]:
+    """The formula of the README, eager and compiled."""
+    net = af.compile("sin(x*y) + exp(-x**2)/y", af.Box(x=(-1, 1), y=(0.5, 2)), eps=1e-3)
+    x = net.box.sample(POINTS, dtype=torch.float32)
+    columns, fast = x.numpy().T, torch.compile(net.core, fullgraph=True)
+    with torch.no_grad():
+        gap = float((fast(x) - net.core(x)).abs().max())
+        took = clock({"eager": lambda: net(x), "compiled": lambda: fast(x),
+                      "numpy": lambda: np.sin(columns[0] * columns[1]) + np.exp(-(columns[0] ** 2)) / columns[1]}, 3)
+    return [{"what": form, "network ns": 1e9 * took[form] / POINTS, "numpy ns": 1e9 * took["numpy"] / POINTS,
+             "ratio": took[form] / took["numpy"], "gap/bound": gap / float(net.bound)}
+            for form in ("eager", "compiled")]  # fmt: skip
 
 
 def slots(net: CompiledNetwork) -> int:
@@ -255,8 +270,8 @@ def plain(few: int) -> list[Row]:
 
 
 PARTS: dict[str, Callable[[int], list[Row]]] = {
-    "formulas": formulas, "compiled": compiled, "mlp": mlp, "compiling": compiling, "context": context,
-    "encoder": encoder, "plain": plain,
+    "formulas": formulas, "readme": readme, "compiled": compiled, "mlp": mlp, "compiling": compiling,
+    "context": context, "encoder": encoder, "plain": plain,
 }  # fmt: skip
 
 

@@ -94,6 +94,8 @@ def on_a_processor(runtime: Data) -> list[Line]:
     return [
         line("sentence encoder, level ffn", 1.10, of("encoder", holding="ffn", naming=("what", "threads"))),
         line("the same, level pure", 1.15, of("encoder", holding="pure", naming=("what", "threads"))),
+        line("the README's formula, eager (was 71)", 30.0, of("readme", holding="eager")),
+        line("the same, compiled", 15.0, of("readme", holding="compiled")),
         line("formulas, eager, median, a million points", 30.0, median("formulas")),
         line("the same, compiled", 15.0, median("compiled")),
         line("MLP 10-64-64-1 with gelu", 2.0, of("mlp", naming=("what", "points"))),

@@ -276,7 +276,7 @@ class _Some(nn.Module):
         self.module = module
 
     def forward(self, Z: Tensor, rows: slice) -> Tensor:
-        module = cast("Heads | AttentionLayer | AttentionOnly", self.module)
+        module = self.module
         return module._attend(Z, rows) if isinstance(module, Heads) else _rows_first(module, Z[rows])
 
 

@@ -449,10 +449,13 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(y, value)
 
 
-def _again(grad: Tensor, y: Tensor, value: Tensor, *numbers: float) -> tuple[Tensor | None, Tensor | None]:
+def _again(
+    grad: Tensor, y: Tensor, value: Tensor, rate: float, kappa: float, centre: float, gate: float
+) -> tuple[Tensor | None, Tensor | None]:
     """The gradients as plain PyTorch makes them: where they are to be differentiated themselves."""
     wanted = [t for t in (y, value) if t.requires_grad]
-    found = iter(torch.autograd.grad(read(y, value, *numbers), wanted, grad, create_graph=True))
+    out = read(y, value, rate, kappa, centre, gate)
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     of_y, of_value = (next(found) if t.requires_grad else None for t in (y, value))
     return of_y, of_value
 
