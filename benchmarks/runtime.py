@@ -5,7 +5,8 @@
     python benchmarks/runtime.py --part readme       the README's formula, eager and compiled
     python benchmarks/runtime.py --part compiled     the same under torch.compile, a sample of the formulas
     python benchmarks/runtime.py --part mlp          the MLP 10-64-64-1 with gelu beside the original, by batch
-    python benchmarks/runtime.py --part compiling    seconds of `attnforge.compile` and the bounds it reaches
+    python benchmarks/runtime.py --part compiling    seconds of `attnforge.compile`, the median over the formulas
+    python benchmarks/runtime.py --part modules      the same for two modules, and the bounds it reaches
     python benchmarks/runtime.py --part encoder      a trained sentence encoder, converted, beside the original
     python benchmarks/runtime.py --part plain        plain exports beside their networks
     python benchmarks/runtime.py --part context      1,000 ridge regressions in the prompt beside scikit-learn's
@@ -164,7 +165,6 @@ def mlp(few: int) -> list[Row]:
 
 
 def compiling(few: int) -> list[Row]:
-    rows = []
     times = []
     for formula, sides in list(FORMULAS.values())[::few]:
         box = af.Box(sides)
@@ -175,9 +175,12 @@ def compiling(few: int) -> list[Row]:
         except af.AttnforgeError:
             continue
         times.append(time.process_time() - began)
-    rows.append({"what": f"{len(times)} formulas, median", "seconds": statistics.median(times), "bound": None})
+    return [{"what": f"{len(times)} formulas, median", "seconds": statistics.median(times), "most": max(times)}]
+
+
+def modules(few: int) -> list[Row]:
     perceptrons = {"MLP 64-256-256-10 with gelu": perceptron((64, 256, 256, 10), torch.float32)}
-    rows += [_compiled_in(what, module, af.Box.cube(-1, 1, shape=64)) for what, module in perceptrons.items()]
+    rows = [_compiled_in(what, module, af.Box.cube(-1, 1, shape=64)) for what, module in perceptrons.items()]
     torch.manual_seed(0)
     block = nn.Sequential(*(transformer_block(64, 4) for _ in range(4))).eval()
     rows.append(_compiled_in("4 transformer layers, 16 tokens of 64", block, af.Box.cube(-1, 1, shape=(16, 64)), 1e30))
@@ -270,7 +273,7 @@ def plain(few: int) -> list[Row]:
 
 
 PARTS: dict[str, Callable[[int], list[Row]]] = {
-    "formulas": formulas, "readme": readme, "compiled": compiled, "mlp": mlp, "compiling": compiling,
+    "formulas": formulas, "readme": readme, "compiled": compiled, "mlp": mlp, "compiling": compiling, "modules": modules,
     "context": context, "encoder": encoder, "plain": plain,
 }  # fmt: skip
 

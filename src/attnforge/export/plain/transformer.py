@@ -310,7 +310,7 @@ class PlainTransformer(CertifiedModule):
         """Whether these are the weights that were certified, as they were built, at points of the box, and nobody
         looks inside or asks for their gradients. The weights are hashed, since nothing else sees every change: many
         points pay for it."""
-        if type(self) is not PlainTransformer or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if type(self) is not PlainTransformer or torch.compiler.is_compiling() or torch._C._is_tracing():
             return False
         if transformed(x, *self.parameters()):
             return False

@@ -116,10 +116,11 @@ class _Watched(torch.autograd.Function):
             from ..gpu import product
 
             return *product.backward(grads[0], x, y, _on(nodes, x.device), gain, nodes, (a, b)), *[None] * 9
-        given = [t if twice else t.detach().requires_grad_(need) for t, need in zip((x, y), needed, strict=True)]
+        pairs = zip((x, y), needed, strict=True)
+        one, other = (t if twice else t.detach().requires_grad_(need) for t, need in pairs)
         with torch.enable_grad():
-            out = _product(*given, nodes, gain, a, b)
-        wanted = [t for t, need in zip(given, needed, strict=True) if need]
+            out = _product(one, other, nodes, gain, a, b)
+        wanted = [t for t, need in zip((one, other), needed, strict=True) if need]
         found = iter(torch.autograd.grad(out, wanted, grads[0], create_graph=twice))
         return *(next(found) if need else None for need in needed), *[None] * 9
 
