@@ -273,8 +273,8 @@ def plain(few: int) -> list[Row]:
 
 
 PARTS: dict[str, Callable[[int], list[Row]]] = {
-    "formulas": formulas, "readme": readme, "compiled": compiled, "mlp": mlp, "compiling": compiling, "modules": modules,
-    "context": context, "encoder": encoder, "plain": plain,
+    "formulas": formulas, "readme": readme, "compiled": compiled, "mlp": mlp, "compiling": compiling,
+    "modules": modules, "context": context, "encoder": encoder, "plain": plain,
 }  # fmt: skip
 
 
