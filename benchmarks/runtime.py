@@ -258,7 +258,7 @@ def plain(few: int) -> list[Row]:
     for name, (kind, build) in list(cases().items())[:: 2 * few]:
         net = build(torch.float32)
         stock, where = af.export.to_plain(net), domain(net)
-        inputs = where.split(where.sample(PLAIN, dtype=torch.float32))
+        inputs = where.split(where.sample(PLAIN))
         watched = copy.deepcopy(stock)
         for block in watched.blocks:  # whoever looks inside sees every row
             block.register_forward_hook(lambda *_: None)
