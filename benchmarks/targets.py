@@ -42,7 +42,7 @@ def line(what: str, most: float, found: dict[str, float | None]) -> Line:
     """One target: the cases by name, None for those that nobody measured."""
     known = {name: value for name, value in found.items() if value is not None}
     missed = {name: value for name, value in sorted(known.items(), key=lambda pair: -pair[1]) if value > most}
-    ends = sorted({f"{value:.2f}" for value in (min(known.values()), max(known.values()))}) if known else ["-"]
+    ends = list(dict.fromkeys(f"{value:.2f}" for value in (min(known.values()), max(known.values())))) if known else ["-"]
     said = "not measured" if not known else "met" if not missed else f"{len(known) - len(missed)} of {len(known)} met"
     if known and len(known) < len(found):
         said += f"; {len(found) - len(known)} of {len(found)} not measured"
