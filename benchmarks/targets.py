@@ -42,13 +42,13 @@ def line(what: str, most: float, found: dict[str, float | None]) -> Line:
     """One target: the cases by name, None for those that nobody measured."""
     known = {name: value for name, value in found.items() if value is not None}
     missed = {name: value for name, value in sorted(known.items(), key=lambda pair: -pair[1]) if value > most}
-    ends = list(dict.fromkeys(f"{value:.2f}" for value in (min(known.values()), max(known.values())))) if known else ["-"]
+    ends = [f"{end(known.values()):.2f}" for end in (min, max)] if known else ["-"]
     said = "not measured" if not known else "met" if not missed else f"{len(known) - len(missed)} of {len(known)} met"
     if known and len(known) < len(found):
         said += f"; {len(found) - len(known)} of {len(found)} not measured"
     named = [f"{name} {value:.2f}" for name, value in missed.items()]
     more = [f"{len(named) - SHOWN} more"] if len(named) > SHOWN else []
-    return what, f"{most:.2f}", " to ".join(ends), said, ", ".join(named[:SHOWN] + more)
+    return what, f"{most:.2f}", " to ".join(dict.fromkeys(ends)), said, ", ".join(named[:SHOWN] + more)
 
 
 def on_a_gpu(speed: Data) -> list[Line]:
@@ -92,8 +92,8 @@ def on_a_processor(runtime: Data) -> list[Line]:
     seconds = {row["what"]: row["seconds"] for row in runtime.get("compiling", [])}
     formula = next((s for what, s in seconds.items() if "median" in what), None)
     return [
-        line("sentence encoder, level ffn", 1.10, of("encoder", holding="ffn", naming=("what", "threads"))),
-        line("the same, level pure", 1.15, of("encoder", holding="pure", naming=("what", "threads"))),
+        line("sentence encoder, level ffn", 1.10, of("encoder ffn", naming=("what", "threads"))),
+        line("the same, level pure", 1.15, of("encoder pure", naming=("what", "threads"))),
         line("the README's formula, eager (was 71)", 30.0, of("readme", holding="eager")),
         line("the same, compiled", 15.0, of("readme", holding="compiled")),
         line("formulas, eager, median, a million points", 30.0, median("formulas")),
