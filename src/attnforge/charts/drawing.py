@@ -412,6 +412,7 @@ def _legend_inside(axes: Axes, handles: Handles, where: str, room: float) -> Non
 
 
 HEIGHT = 400  # pixels of a row of panels
+BUTTONS = 28  # pixels above the legend, for plotly's own buttons
 BAR_ROOM = 0.07  # of the width of a figure: for a colour bar, its numbers and its label, beside its own panel
 EXPLORED = ("line", "points", "bound")  # styles of series; the others, and marks, are for pictures only
 
@@ -441,10 +442,12 @@ def interactive(figure: Figure) -> Any:
         axis = "" if number == 0 else str(number + 1)  # a title stays with its axes, wherever the page puts them
         drawn.add_annotation(text=panel.title, x=0.5, y=1.02, xref=f"x{axis} domain", yref=f"y{axis} domain",
                              xanchor="center", yanchor="bottom", showarrow=False, font={"size": 14})  # fmt: skip
-    legend = {"orientation": "h", "yref": "container", "yanchor": "top", "y": 1, "x": 0, "xanchor": "left"}
     lines = -(-len(shown) // 4)
-    above = 34 + 24 * lines
-    drawn.update_layout(template="none", height=HEIGHT * rows + above, legend=legend, hovermode="closest",
+    above = BUTTONS + 34 + 24 * lines
+    height = HEIGHT * rows + above
+    legend = {"orientation": "h", "yref": "container", "yanchor": "top", "y": 1 - BUTTONS / height, "x": 0,
+              "xanchor": "left"}  # fmt: skip
+    drawn.update_layout(template="none", height=height, legend=legend, hovermode="closest",
                         margin={"l": 64, "r": 20, "t": above, "b": 56}, meta={"row": HEIGHT})  # fmt: skip
     return drawn
 

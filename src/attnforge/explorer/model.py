@@ -40,7 +40,7 @@ from ..network import AttentionLayer, Heads
 from ..programs.program import Builder, Program
 from ..rasp.language import Node
 from ..rasp.network.compiled import CompiledProgram
-from ..report.structure import structure
+from ..report.structure import MEANING, structure
 from ..theorems.partition import Cross, MaxAffine
 from ..theorems.ramps import Ramp
 from ..theorems.result import Construction
@@ -157,9 +157,11 @@ def _compiled(net: CompiledNetwork) -> Model:
             unit, layer = found[site.op], 2 * number + 1
             heads = tuple((p.group, p.first + h) for p in step.places(site) for h in range(p.heads))
             facts = [("computes", unit.operation), ("of arguments in", unit.interval),
-                     ("temperature", unit.temperature), ("lemmas", ", ".join(site.lemmas)),
+                     ("temperature", unit.temperature),
+                     *((word, meaning) for word, meaning in MEANING.items() if word in unit.temperature),
+                     ("lemmas", ", ".join(site.lemmas)),
                      ("its own error is at most", upper_text(unit.error)),
-                     ("of the bound", upper_text(unit.share))]  # fmt: skip
+                     ("its share of the bound", upper_text(unit.share))]  # fmt: skip
             named = tuple(hooks.get((layer, *head), "") for head in heads)
             units.append(Unit(layer, unit.name, unit.family, heads, tuple(f for f in facts if f[1]), named))
     at = {unit.number: i for i, unit in enumerate(parts.units)}

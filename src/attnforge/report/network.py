@@ -27,7 +27,7 @@ from ..programs.ops import Apply, Op
 from ..progress import shown
 from .html import Page
 from .mathml import typeset
-from .structure import Structure, Unit, structure
+from .structure import MEANING, Structure, Unit, structure
 
 LONGEST_TITLE = 70  # letters: what stands on one line of a page
 LISTED = 12  # coordinates of a tensor's box that are worth a line each
@@ -43,16 +43,8 @@ WIDE, TALL, BESIDE, BELOW = 184.0, 50.0, 58.0, 16.0
 TOP, EDGE = 44.0, 10.0
 MOST = 14  # boxes in a column, as many as a screen holds; the rest is counted
 LETTER = 7.7  # width of a letter of the larger type, roughly
-#: Families in the order of the theme's colours; what does not depend on other tokens first.
 FONT = "font-family=\"system-ui, 'Segoe UI', 'Noto Sans', 'Liberation Sans', 'DejaVu Sans', sans-serif\""
 CENTRE, DIAGONAL = "the centre", "from the lowest corner (0) to the highest (1)"
-#: Words that stand in the tables of a page, and what they mean.
-MEANING = {
-    "kappa": "the inverse temperature of a head with anchors: well below 1 it interpolates, above it selects one",
-    "nodes": "points of the quadrature rule behind a product; its error falls geometrically with their number",
-    "sharpness": "the factor of the logits: the larger, the narrower the stretch around a kink where weights change",
-    "exact": "no approximation: all that is left is rounding",
-}
 
 
 @shown("drawing")

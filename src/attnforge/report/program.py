@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from ..certificates.certificate import upper_text
 from ..errors import UnsupportedOperation
 from ..network import AttentionLayer
 from ..rasp.network.compiled import CompiledProgram
@@ -21,10 +22,11 @@ def program_page(net: CompiledProgram) -> Page:
     page = Page(title, f"As an attention-only network, {certificate.dtype}.")
     least = certificate.margin
     exact = certificate.kind == "exact"
-    proved = ("certificate", "exact" if exact else f"error at most {certificate.bound:.3g}", "for every sequence")
-    cards = [proved, ("attention layers", size.layers, f"{size.heads} heads, no MLP")]
-    cards += [("least to spare", f"{least.margin - least.needed:.4g}", least.site)] if least is not None else []
-    cards += [("parameters", f"{size.parameters:,}", f"{size.slots} memory slots")]
+    bound = upper_text(certificate.bound or 0.0)
+    proved = ("certificate", "exact" if exact else f"error at most {bound}", "for every sequence")
+    cards = [proved, ("attention layers", size.layers, f"{_counted(size.heads, 'head')}, no MLP")]
+    cards += [("smallest margin to spare", f"{least.margin - least.needed:.4g}", least.site)] if least else []
+    cards += [("parameters", f"{size.parameters:,}", _counted(size.slots, "memory slot"))]
     page.cards(cards)
     page.section("What it computes")
     page.code(_text(net))
@@ -40,7 +42,11 @@ def program_page(net: CompiledProgram) -> Page:
             heads.append((number, group.purpose, sees, group.slots))
     page.table(["layer", "head", "sees", "slots"], heads[:LINES], "Heads in the order of layers.", "rllr")
     page.section("The certificate")
-    page.text(str(certificate).split("\n\n", 1)[0])
+    page.text(
+        f"On every sequence of the domain, in {certificate.dtype} and with any order of summation, the network's answer "
+        + ("**is** the program's: " if exact else f"differs from the program's by at most **{bound}**: ")
+        + "the right slot of every head is so far ahead that the weights of all others vanish."
+    )
     ledger = [(m.site, f"{m.margin:.5g}", f"{m.needed:.5g}", f"{m.eaten:.3g}", m.note) for m in certificate.margins]
     caption = "By how much the right slot of each head is ahead of the others, errors of codes and rounding taken off."
     page.table(["head", "ahead by", "needed", "eaten by errors", "note"], ledger[:LINES], caption, "lrrrl")
@@ -53,6 +59,10 @@ def program_page(net: CompiledProgram) -> Page:
     header = ["op", "layer", "in the interpreter", "in the network", "the same"]
     page.table(header, traced[:LINES], "Program and network beside each other: decoded columns.", "lrlll")
     return page
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def _text(net: CompiledProgram) -> str:

@@ -14,6 +14,14 @@ from ..programs.affine import forms
 from ..programs.ops import Apply, Op
 from ..programs.positions import reads
 
+#: Words that stand in the tables of a page, and what they mean.
+MEANING = {
+    "kappa": "the inverse temperature of a head with anchors: well below 1 it interpolates, above it selects one",
+    "nodes": "points of the quadrature rule behind a product; its error falls geometrically with their number",
+    "sharpness": "the factor of the logits: the larger, the narrower the stretch around a kink where weights change",
+    "exact": "no approximation: all that is left is rounding",
+}
+
 
 @dataclass(frozen=True)
 class Unit:

@@ -18,6 +18,28 @@ function make(tag, attributes = {}, ...children) {
   node.append(...children.filter((child) => child !== null && child !== undefined));
   return node;
 }
+// An exponent as JavaScript writes it: Python puts a zero before it.
+const plainly = (text) => text.replace(/e([-+])0(?=\d)/g, "e$1");
+// A name that is too long without its middle: names of columns often differ at their ends.
+const shortened = (name) => (name.length > 20 ? `${name.slice(0, 10)}…${name.slice(-8)}` : name);
+// A button that can be pressed or not; where it had the focus and cannot, the focus goes to its neighbour.
+function allow(id, can, neighbour) {
+  const node = byId(id), held = document.activeElement === node;
+  node.disabled = !can;
+  if (held && !can) byId(neighbour)?.focus();
+}
+// A part with a name, which says so where it is wider than the screen, and which keys can scroll then.
+function scroller(name, ...children) {
+  const node = make("div", { className: "scroller" }, ...children),
+    cue = make("p", { className: "cue", textContent: "Wider than the screen: scroll sideways.", hidden: true });
+  node.setAttribute("role", "group");
+  node.setAttribute("aria-label", name);
+  new ResizeObserver(() => {
+    cue.hidden = node.scrollWidth <= node.clientWidth + 1;
+    if (cue.hidden) node.removeAttribute("tabindex"); else node.tabIndex = 0;
+  }).observe(node);
+  return make("div", {}, cue, node);
+}
 function show(x, digits = 6) {
   if (!Number.isFinite(x)) return String(x);
   if (x === 0) return "0";
@@ -44,7 +66,7 @@ function spread([lo, hi]) {
 
 // A panel: axes and, over them, what `draw(x, y)` returns for the two scales.
 function panel({ width = 640, height = 220, x, y, label, xName = "", yName = "", draw, log = false }) {
-  const left = 64, right = 12, top = 12, bottom = xName ? 40 : 24;
+  const left = 64, right = 12, top = yName ? 26 : 12, bottom = xName ? 40 : 24;
   const [x0, x1] = spread(x), [y0, y1] = spread(y);
   const sx = (v) => left + ((v - x0) / (x1 - x0)) * (width - left - right);
   const sy = (v) => height - bottom - ((v - y0) / (y1 - y0)) * (height - top - bottom);
@@ -69,18 +91,20 @@ function panel({ width = 640, height = 220, x, y, label, xName = "", yName = "",
     ...draw(sx, sy, { left, right: width - right, top, bottom: height - bottom })));
   return node;
 }
-function curve(xs, ys, sx, sy, colour, width = 2, dash = "") {
+function curve(xs, ys, sx, sy, colour, width = 2) {
   let path = "", pen = "M";
   xs.forEach((x, i) => {
     if (Number.isFinite(ys[i])) { path += `${pen}${sx(x).toFixed(1)} ${sy(ys[i]).toFixed(1)}`; pen = "L";
       } else pen = "M";
   });
-  return svg("path", { d: path, fill: "none", stroke: colour, "stroke-width": width, "stroke-dasharray": dash,
+  return svg("path", { d: path, fill: "none", stroke: colour, "stroke-width": width,
     "stroke-linejoin": "round" });
 }
 const upright = (x, sx, frame, colour = "var(--soft)") => svg("line",
   { x1: sx(x), x2: sx(x), y1: frame.top, y2: frame.bottom, stroke: colour, "stroke-dasharray": "3 3" });
 
+// Letters on a shade of that depth, white or black, whichever can be read: the two change over at these depths.
+const deepness = (w) => (w > 0.93 ? "deep" : w > 0.645 ? "middling" : "");
 // Viridis, by five of its colours.
 const SHADES = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 function shade(t) {

@@ -39,15 +39,15 @@ function drawCurves() {
     const all = [...net, ...meant].filter(Number.isFinite), here = now.point[now.x], width = widthOf("curves");
     const low = Math.min(...all), high = Math.max(...all), pad = 0.06 * (high - low || 1),
       out = scene.outputs[now.drawn];
-    const colour = { net: "var(--net)", goal: "var(--goal)" };
+    const colour = { net: "var(--net)", goal: "color-mix(in srgb, var(--goal) 60%, var(--surface))" };
     const parts = [make("div", { className: "legend" },
       make("span", {}, make("i", { style: `color: ${colour.net}` }), "network"), meant.length
-      ? make("span", {}, make("i", { style: `color: ${colour.goal}; border-top-style: dashed` }), "target") : ""),
+      ? make("span", {}, make("i", { style: `color: ${colour.goal}; border-top-width: 8px` }), "target") : ""),
       panel({ width, height: 260, x: [lo, hi], y: [low - pad, high + pad],
         label: `${out} along ${name}: network${meant.length ? " and target" : ""}`, xName: meant.length ? "" : name,
         yName: out.length < 40 ? out : "output",
-        draw: (sx, sy, frame) => [curve(xs, net, sx, sy, colour.net, 3),
-          curve(xs, meant, sx, sy, colour.goal, 2, "7 5"), upright(here, sx, frame)] })];
+        draw: (sx, sy, frame) => [curve(xs, meant, sx, sy, colour.goal, 8), curve(xs, net, sx, sy, colour.net, 2.5),
+          upright(here, sx, frame)] })];
     if (meant.length) {
       const error = net.map((v, i) => v - meant[i]), size = Math.max(...error.filter(Number.isFinite).map(Math.abs), 0),
         bound = scene.relative ? 0 : scene.bound ?? 0, most = 1.15 * Math.max(size, bound) || 1;

@@ -13,6 +13,9 @@ function buildProgram() {
       place.append(make("div", { className: "line source" }, ...terms(text)));
     } else place.append(make("div", { className: "line", textContent: text || " " }));
   });
+  if (scene.lines.some(({ text }) => /%\d/.test(text))) place.append(make("p", { className: "quiet",
+    textContent: `A name such as %5 is the value of the line that begins with it${scene.lines.some(({ text }) =>
+      /%\d.* # /.test(text)) ? "; after # stands the same value in full" : ""}.` }));
 }
 // A formula with the parts that heads compute as buttons, one within another.
 function terms(text) {
@@ -32,11 +35,15 @@ function terms(text) {
       const within = inside.filter((s) => s.from >= span.from && s.to <= span.to);
       inside = inside.filter((s) => !within.includes(s));
       parts.push(text.slice(at, span.from));
-      const term = make("span", { tabIndex: 0, className: `term ${colourOf(scene.units[span.u])}` },
-        ...build(span.from, span.to, within));
-      term.setAttribute("role", "button");
+      // Buttons stand in no buttons: the first letters that are the term's own are the one for keys and readers.
+      const inner = build(span.from, span.to, within), own = inner.findIndex((part) => part && typeof part === "string");
+      const named = make("span", { tabIndex: 0, className: "named", textContent: inner[own] ?? "" });
+      named.setAttribute("role", "button");
+      named.setAttribute("aria-label", scene.units[span.u].label);
+      if (own >= 0) inner[own] = named;
+      const term = make("span", { className: `term ${colourOf(scene.units[span.u])}` }, ...inner);
       term.dataset.units = span.u;
-      wire(term, [span.u]);
+      wire(term, [span.u], named);
       parts.push(term);
       at = span.to;
     }
@@ -44,17 +51,17 @@ function terms(text) {
   };
   return build(0, text.length, spans);
 }
-function wire(node, units) {
+function wire(node, units, keyed = node) {
   const [unit] = units, over = (event) => { event.stopPropagation(); light(units); }, away = () => light([]);
   node.addEventListener("mouseover", over);
-  node.addEventListener("focus", over);
+  keyed.addEventListener("focus", over);
   node.addEventListener("mouseleave", away);
-  node.addEventListener("blur", away);
+  keyed.addEventListener("blur", away);
   const pick = (event) => { event.stopPropagation(); choose(unit); };
   node.addEventListener("click", pick);
-  node.addEventListener("keydown", (event) => {
+  keyed.addEventListener("keydown", (event) => {
     if (event.key === "a" || event.key === "Delete") { event.preventDefault(); toggle(unit); }
-    else if ((event.key === "Enter" || event.key === " ") && node.getAttribute("role") === "button") {
+    else if ((event.key === "Enter" || event.key === " ") && keyed.getAttribute("role") === "button") {
       event.preventDefault();
       pick(event);
     }
@@ -143,8 +150,8 @@ function drawFacts() {
   const add = (name, ...value) => list.append(make("dt", { textContent: name }), make("dd", {}, ...value));
   add("family", `${unit.family}, ${unit.heads.length} head${unit.heads.length > 1 ? "s" : ""}, layer ${layerNumbers.indexOf(unit.layer) + 1}`);
   if (!unit.facts.some(([name]) => name === "sees")) add("sees",
-    `${sees}${group.slots ? `, ${group.slots} slots` : ""}`);
-  for (const [name, value] of [...unit.facts, ...readsAndWrites(at)]) add(name, value);
+    `${sees}${group.slots ? `, ${group.slots} slot${group.slots > 1 ? "s" : ""}` : ""}`);
+  for (const [name, value] of [...unit.facts, ...readsAndWrites(at)]) add(name, plainly(value));
   const hooks = unit.hooks.filter(Boolean);
   if (unit.hooks[which]) {
     const name = unit.hooks[which], copy = make("button",
@@ -250,7 +257,7 @@ function matrix(watched, rows, label, group) {
   const caption = make("p",
     { className: "small", textContent: `Rows look at columns${signs.length ? `; ${signs.join(", ")}` : ""}.` });
   table.setAttribute("aria-label", "attention weights");
-  table.append(make("thead", {}, make("tr", {}, make("th"),
+  table.append(make("thead", {}, make("tr", {}, make("th", { scope: "col", textContent: "row" }),
     ...Array.from({ length: keys }, (_, j) => make("th", { scope: "col", textContent: name(j) })))));
   // A head that counts gives its tokens tiny weights, and it is their sum that matters: then shades are logarithms.
   const largest = Math.max(...watched.weights.slice(0, count).map((row) => Math.max(0, ...row.slice(0, rows)))),
@@ -265,7 +272,7 @@ function matrix(watched, rows, label, group) {
       make("th", { scope: "row", textContent: name(i) }));
     for (let j = 0; j < keys; j += 1) {
       const w = watched.weights[i][j];
-      const cell = make("td", { className: depth(w) > 0.55 ? "deep" : "", textContent: w > 0.995 ? "1" : w >= 0.05
+      const cell = make("td", { className: deepness(depth(w)), textContent: w > 0.995 ? "1" : w >= 0.05
         ? w.toFixed(1).replace("0.", ".") : "", style: `--w: ${depth(w).toFixed(3)}`, title: show(w, 5),
         onmouseenter: () => note(i, j, w) });
       line.append(cell);
@@ -274,7 +281,7 @@ function matrix(watched, rows, label, group) {
   }
   table.append(body);
   const cut = rows > ROWS || rows + group.slots > ROWS;
-  return make("div", {}, caption, make("div", { className: "scroller", tabIndex: 0 }, table), cut
+  return make("div", {}, caption, scroller("attention weights", table), cut
     ? make("p", { className: "quiet",
     textContent: `The first ${count} rows and ${keys} columns of ${rows} by ${rows + group.slots}.` }) : "");
 }
@@ -347,7 +354,7 @@ function drawChange() {
     v = Math.log2(factor);
   byId("ablate").textContent = off ? "Switch on again" : "Switch off";
   byId("ablate").setAttribute("aria-pressed", off);
-  byId("mend").disabled = !changed();
+  allow("mend", changed(), "ablate");
   byId("heat").value = v;
   byId("heat-text").textContent = heatText(v);
 }

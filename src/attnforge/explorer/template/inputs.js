@@ -52,13 +52,16 @@ function buildSequence(place) {
   const typed = make("input", { type: "text", id: "typed", className: "typed", spellcheck: false,
     autocomplete: "off" });
   typed.addEventListener("change", () => {
-    const parts = single && !typed.value.includes(" ") ? [...typed.value] : typed.value.split(/\s+/).filter(Boolean);
-    const places = parts.map((part) => texts.indexOf(part)), bad = places.indexOf(-1), note = byId("typed-note");
-    if (bad >= 0) note.textContent = `“${parts[bad]}” is not in the vocabulary.`;
-    else if (!places.length
-      || places.length > scene.tokens) note.textContent = `A sequence has 1 to ${scene.tokens} tokens; this one has ${places.length}.`;
-    else { note.textContent = ""; go(places); }
+    const blank = texts.some((text) => /\s/.test(text)); // then a space is a token, or a part of one
+    const parts = single && (blank || !/\s/.test(typed.value)) ? [...typed.value]
+      : typed.value.split(/\s+/).filter(Boolean);
+    const places = parts.map((part) => texts.indexOf(part)), bad = places.indexOf(-1);
+    if (bad >= 0) refuse(`“${parts[bad]}” is not in the vocabulary.`);
+    else if (!places.length || places.length > scene.tokens) {
+      refuse(`A sequence has 1 to ${scene.tokens} tokens; this one has ${places.length}.`);
+    } else go(places);
   });
+  typed.setAttribute("aria-describedby", "typed-note");
   place.append(
     make("label", { htmlFor: "typed", className: "small", textContent: single
       ? "Type a sequence, or change a token below." : "Type tokens with spaces between them, or change one below." }),
@@ -74,10 +77,16 @@ function buildSequence(place) {
       textContent: `Vocabulary: ${texts.slice(0, 40).join("  ")}${texts.length > 40 ? " …" : ""}. Up to ${scene.tokens} tokens.` }));
   drawSequence();
 }
+// Why what was typed is not the sequence on the page; nothing once there is another one.
+function refuse(why) {
+  byId("typed-note").textContent = why;
+  byId("typed").setAttribute("aria-invalid", why !== "");
+}
 function drawSequence() {
   const texts = words.map(plainValue), single = texts.every((t) => [...t].length === 1),
     held = document.activeElement?.id;
   byId("typed").value = now.point.map((i) => texts[i]).join(single ? "" : " ");
+  refuse("");
   byId("tokens").replaceChildren(...now.point.map((token, t) => {
     const pick = make("select", { id: `token${t}`, onchange: () => go(now.point.map((x, j) => (j === t
       ? pick.selectedIndex : x))) },
@@ -86,6 +95,6 @@ function drawSequence() {
     return pick;
   }));
   if (held?.startsWith("token")) byId(held)?.focus();
-  byId("longer").disabled = now.point.length >= scene.tokens;
-  byId("shorter").disabled = now.point.length <= 1;
+  allow("longer", now.point.length < scene.tokens, "shorter");
+  allow("shorter", now.point.length > 1, "longer");
 }

@@ -12,8 +12,9 @@ function drawOutputs(seen) {
         make("td", { className: "goal", textContent: say(seen.meant[t]) }),
       make("td", { className: seen.each[t] > (scene.bound ?? 0) ? "wrong" : "", textContent: outputs
         ? (seen.each[t] ? "differs" : "the same") : show(seen.each[t], 4) }))));
-    byId("outputs").replaceChildren(make("div", { className: "scroller" },
-      make("table", { className: "plain" }, head(["at"], ["token", ""], ["network", ""], ["program", ""], ["", ""]),
+    byId("outputs").replaceChildren(scroller("outputs, token by token",
+      make("table", { className: "plain" }, head(["at"], ["token", ""], ["network", ""], ["program", ""],
+        [outputs ? "verdict" : "off by", ""]),
       make("tbody", {}, ...rows))));
     return;
   }
@@ -21,9 +22,9 @@ function drawOutputs(seen) {
     make("th", { scope: "row", textContent: name }),
     make("td", { className: "number net", textContent: show(seen.values[i], shownDigits) }),
     ...(seen.meant ? [make("td", { className: "number goal", textContent: show(seen.meant[i], shownDigits) }),
-      make("td", { className: "number", textContent: show(seen.values[i] - seen.meant[i], 5) })] : []))));
-  const names = [["", ""], ["network"], ...(seen.meant ? [["target"], ["off by"]] : [])];
-  byId("outputs").replaceChildren(make("div", { className: "scroller" },
+      make("td", { className: "number", textContent: show(seen.values[i] - seen.meant[i], innerWidth < 480 ? 3 : 5) })] : []))));
+  const names = [["value", ""], ["network"], ...(seen.meant ? [["target"], ["off by"]] : [])];
+  byId("outputs").replaceChildren(scroller("outputs",
     make("table", { className: "plain" }, head(...names), make("tbody", {}, ...rows))),
     ...(scene.outputs.length > 16 ? [make("p", { className: "quiet",
       textContent: `16 of ${scene.outputs.length} outputs; the verdict is for all of them.` })] : []),
@@ -107,9 +108,13 @@ function drawWorst(progress = 0) {
         onclick: () => go([...now.worst.point]) }),
       running ? make("progress", { max: 1, value: progress, "aria-label": "the hunt" }) : null,
       !running && hunted ? make("span", { className: "quiet", id: "hunt-text", textContent: hunted }) : null));
-  if (held === "hunt" || held === "visit") byId(held)?.focus();
+  if (held === "hunt" || held === "visit") byId(byId(held).disabled ? "hunt" : held).focus();
 }
-function endHunt(text) { hunted = text; drawWorst(); }
+function endHunt(text) {
+  hunted = text;
+  drawWorst();
+  byId("said").textContent = `The hunt has ended: ${text}. ${byId("worst-text").textContent}`;
+}
 function stopHunt() { jobs.get("hunt")(); jobs.delete("hunt"); endHunt("stopped"); }
 function hunt() {
   const count = affordable(HUNTED);

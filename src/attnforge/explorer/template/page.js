@@ -19,20 +19,20 @@ function drawStream(states) {
     : rows - first > 1 ? `token ${r - first}` : "value");
   const down = rows === 1; // one token: a list reads better than a row
   const cell = (r, c) => { const v = state[r * columns + c], w = Math.sqrt(Math.abs(v) / most) || 0;
-    return make("td", { className: `${v < 0 ? "minus" : ""} ${w > 0.7 ? "deep" : ""}`, style: `--w: ${w.toFixed(3)}`,
+    return make("td", { className: `${v < 0 ? "minus" : ""} ${deepness(w)}`, style: `--w: ${w.toFixed(3)}`,
     textContent: show(v, 4), title: `${names[c]}: ${show(v, 9)}` }); };
   const table = make("table", { className: "cells" });
   if (down) table.append(make("tbody", {}, ...some.map((c) => make("tr", {},
     make("th", { scope: "row", textContent: names[c], style: "text-align: left; white-space: normal" }), cell(0, c)))));
   else {
-    table.append(make("thead", {}, make("tr", {}, make("th"),
-      ...some.map((c) => make("th", { scope: "col", className: "tall", textContent: names[c], title: names[c] })))),
+    table.append(make("thead", {}, make("tr", {}, make("th", { scope: "col", textContent: "row" }),
+      ...some.map((c) => make("th", { scope: "col", className: "tall", textContent: shortened(names[c]), title: names[c] })))),
       make("tbody", {}, ...Array.from({ length: Math.min(rows, ROWS) },
         (_, r) => make("tr", {}, make("th", { scope: "row", textContent: label(r) }),
         ...some.map((c) => cell(r, c))))));
   }
   const cut = some.length < names.length || rows > ROWS;
-  byId("columns").replaceChildren(make("div", { className: "scroller", tabIndex: 0 }, table),
+  byId("columns").replaceChildren(scroller("the residual stream", table),
     cut ? make("p", { className: "quiet",
       textContent: `${some.length} of ${names.length} columns (zeros left out first) and ${Math.min(rows, ROWS)} of ${rows} rows.` })
       : "");

@@ -15,6 +15,7 @@ const ROWS = 40, COLUMNS = 48;  // of a matrix of weights, or of the stream, tha
 
 // Weights that are too many are not in the page: there is nothing to run, and the structure is shown.
 const carried = scene.numbers <= scene.mostNumbers;
+if (scene.boundText) scene.boundText = plainly(scene.boundText);
 const network = carried ? makeNetwork(scene) : { layers: [], round: (x) => x, handed: (x) => x, cost: Infinity };
 const tokenProgram = scene.vocabulary !== null;
 const goal = scene.target && (tokenProgram ? makeTokenProgram(scene.target) : makeProgram(scene.target));

@@ -20,6 +20,8 @@ from .handlers import TABLE
 from .handlers.table import REFUSED, Operation, reason
 from .values import SYMBOLS, Unknown, Value, is_data, leaves, shape, substitute
 
+CODE = 40  # letters of a line of code that stand for an operation
+
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
 
@@ -144,7 +146,10 @@ class Execution:
         if module:
             return f"{module}.{operator_name(node)}"
         code = self.places.source(node).partition("  ")[2].removeprefix("return ")
-        return f"{operator_name(node)}: {code[:40]}" if code else operator_name(node)
+        name, code = operator_name(node), code.rstrip("( ")  # a call may go on in the next line
+        if not code or code.endswith(name):
+            return name
+        return f"{name}: {code if len(code) <= CODE else f'{code[: CODE - 1].rstrip()}…'}"
 
 
 def _is_random(node: Node) -> bool:

@@ -80,7 +80,10 @@
 
   // What is wider than its frame says so: the shade alone is easily missed.
   const frames = [...document.querySelectorAll(".scroll")];
-  const mark = () => frames.forEach((frame) => frame.classList.toggle("more", frame.scrollWidth > frame.clientWidth + 1));
+  const mark = () => frames.forEach((frame) => {
+    const more = frame.classList.toggle("more", frame.scrollWidth > frame.clientWidth + 1);
+    if (more) frame.tabIndex = 0; else frame.removeAttribute("tabindex");  // what fits needs no stop for keys
+  });
   addEventListener("resize", mark);
   addEventListener("load", mark);
   for (const part of document.querySelectorAll("details")) part.addEventListener("toggle", mark);
@@ -102,7 +105,7 @@
     layout.margin = { ...layout.margin, l: 52, r: 10, t: 52 + 21 * names.size };
     layout.height = total + layout.margin.t + layout.margin.b;
     layout.dragmode = false;
-    layout.legend = { ...layout.legend, orientation: "v", tracegroupgap: 0 };
+    layout.legend = { ...layout.legend, y: 1, orientation: "v", tracegroupgap: 0 };
   };
 
   for (const place of document.querySelectorAll(".plot")) {
@@ -116,7 +119,7 @@
     const ours = { margin, height: solid ? 520 : 440 };
     Plotly.newPlot(
       place, data, { ...ours, ...layout, font: { family, size: 13, ...layout.font }, autosize: true },
-      { responsive: true, displaylogo: false },
+      { responsive: true, displaylogo: false, displayModeBar: place.clientWidth < NARROW ? false : undefined },
     );
     plots.push(place);
     // Inside a folded part a plot has no width to fit; it gets one when the part opens.
