@@ -98,8 +98,11 @@ class _Reader:
                 above = self.argument()
             else:
                 below = self.argument()
-        if primes:
-            above = _group([f"<mo>{'′' * primes}</mo>", above]) if above else f"<mo>{'′' * primes}</mo>"
+        if primes:  # the sign is a raised one already
+            base = _group([base, f'<mo lspace="0" rspace="0">{"′" * primes}</mo>'])
+            if not below and not above:
+                parts.append(base)
+                return
         limits = "movablelimits" in base
         low, high, both = ("munder", "mover", "munderover") if limits else ("msub", "msup", "msubsup")
         tag = both if below and above else low if below else high

@@ -432,7 +432,8 @@ def test_lines_light_up_heads_and_heads_tell_what_they_are(browser: Driven) -> N
         assert told in facts
     page.hover("#program .term >> nth=0")
     assert "sin(x*y)" in page.inner_text("#facts h3")
-    page.focus("#program .term >> nth=0")
+    assert page.locator("[role=button] [role=button], button button, button [tabindex]").count() == 0
+    page.focus("#program .term [role=button] >> nth=0")
     page.keyboard.press("Space")  # a part of the formula is a button, and keys work as on any other
     until(page, "attnforge.scene.units[attnforge.now.unit].label === 'sin(x*y)'")
     page.focus("#unit2")
@@ -510,7 +511,14 @@ def test_sequences_are_edited(browser: Driven) -> None:
     page.fill("#typed", "axb")
     page.keyboard.press("Tab")
     assert "not in the vocabulary" in page.inner_text("#typed-note")
+    assert page.get_attribute("#typed", "aria-invalid") == "true"
     page.click("#longer")
+    until(page, "attnforge.now.point.length === 5")
+    assert page.inner_text("#typed-note") == "", "what was refused is gone, and so is the reason"
+    page.focus("#longer")
+    page.keyboard.press("Enter")  # to six, which is the most: the button can no longer be pressed
+    until(page, "document.activeElement.id === 'shorter'")
+    page.click("#shorter")
     until(page, "attnforge.now.point.length === 5")
     page.click("#unit3")
     page.wait_for_selector("#matrix")
@@ -524,6 +532,29 @@ def test_sequences_are_edited(browser: Driven) -> None:
     browser.clean()
 
 
+#: Letters that can hardly be read, by the rule of WCAG 2.1: (contrast, text) of every one below 4.5.
+PALE = """() => {
+  const numbers = (c) => c.match(/[\\d.e-]+/g).map(Number), scale = (c) => (c.startsWith("color") ? 255 : 1);
+  const read = (c) => { const [r, g, b, a = 1] = numbers(c); return [r, g, b].map((v) => v * scale(c)).concat(a); };
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255).map((v) => (v <= 0.03928 ? v / 12.92
+    : ((v + 0.055) / 1.055) ** 2.4)).reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0.05);
+  const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const node = walk.currentNode.parentElement, text = walk.currentNode.textContent.trim();
+    if (!text || !node.checkVisibility() || node.closest("script, style, .unseen, :disabled")) continue;
+    let behind = null;
+    for (let e = node; e && !behind; e = e.parentElement) {
+      const colour = read(getComputedStyle(e).backgroundColor);
+      if (colour[3] === 1) behind = colour;
+    }
+    const style = getComputedStyle(node), ink = read(node instanceof SVGElement ? style.fill : style.color);
+    const [a, b] = [light(ink), light(behind)].sort((x, y) => y - x);
+    if (a / b < 4.5) found.push([(a / b).toFixed(2), text]);
+  }
+  return found;
+}"""
+
+
 @pytest.mark.parametrize("name", ["formula", "tokens", "plain"])
 def test_pages_fit_a_phone(browser: Driven, name: str) -> None:
     page = browser.open(built(name), width=NARROW)
@@ -534,8 +565,11 @@ def test_pages_fit_a_phone(browser: Driven, name: str) -> None:
         "all => all.filter((n) => !(n.textContent.trim() || n.ariaLabel || n.labels?.length)).length",
     )
     assert unnamed == 0, "every control has a name that can be read aloud"
+    assert page.eval_on_selector_all("th", "all => all.filter((n) => !n.textContent.trim()).length") == 0
+    assert page.evaluate(PALE) == [], "letters have a contrast of 4.5 to what is behind them, on every shade of a table"
     browser.page.click("#theme")
     assert page.evaluate("document.documentElement.dataset.theme") in ("light", "dark")
+    assert page.evaluate(PALE) == []
     browser.clean()
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..certificates.certificate import upper_text
 from ..charts.chart import Figure, Level, Panel, Series, Spans
 from ..report.html import Page
+from ..report.structure import MEANING
 
 if TYPE_CHECKING:
     from .record import Conversion, Replacement
@@ -97,6 +98,9 @@ def _certified(found: Page, conversion: Conversion) -> None:
         "What stands at each site now; numbers: what the heads add to the model. Bounds are rounded up, also here.",
         "lllrrrrr",
     )
+    words = {"fast": "anchor heads that are read with one exponential for each number", "kappa": MEANING["kappa"]}
+    used = {site.family for site in conversion.sites} | {"kappa" for site in conversion.sites if site.kappa is not None}
+    found.text("\n\n".join(f"`{word}`: {meaning}." for word, meaning in words.items() if word in used))
     shared = [site for site in conversion.sites if site.aliases]
     if shared:
         alike = [(site.path, ", ".join(site.aliases), site.calls) for site in shared]

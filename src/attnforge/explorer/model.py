@@ -40,7 +40,7 @@ from ..network import AttentionLayer, Heads
 from ..programs.program import Builder, Program
 from ..rasp.language import Node
 from ..rasp.network.compiled import CompiledProgram
-from ..report.structure import MEANING, structure
+from ..report.structure import MEANING, structure, title
 from ..theorems.partition import Cross, MaxAffine
 from ..theorems.ramps import Ramp
 from ..theorems.result import Construction
@@ -167,7 +167,7 @@ def _compiled(net: CompiledNetwork) -> Model:
     at = {unit.number: i for i, unit in enumerate(parts.units)}
     rows = str(program).split("\n")[1:-1]
     lines = (Line(t.strip(), (at[i],) if i in at else ()) for i, t in enumerate(rows))
-    return replace(_compiled_frame(net), units=tuple(units), lines=(Line(program.source), *lines))
+    return replace(_compiled_frame(net), units=tuple(units), lines=(Line(program.source), *lines), title=title(net))
 
 
 def _compiled_frame(net: CompiledNetwork) -> Model:
@@ -318,6 +318,7 @@ def _plain(net: PlainTransformer) -> Model:
     return replace(
         frame, layers=tuple(layers), columns=net.channels, units=tuple(units), lines=(*frame.lines, Line(""), *lines),
         constants=None, embed=net.embed.weight.detach(), positions=net.positions.detach(), registers=net.registers,
+        title=f"{net.certificate.target}, as a plain transformer",
     )  # fmt: skip
 
 

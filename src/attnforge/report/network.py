@@ -23,13 +23,11 @@ from ..dtypes import Array
 from ..heads.families import FAMILIES
 from ..network import AttentionLayer
 from ..programs.interpret import values
-from ..programs.ops import Apply, Op
 from ..progress import shown
 from .html import Page
 from .mathml import typeset
-from .structure import MEANING, Structure, Unit, structure
+from .structure import LONGEST_TITLE, MEANING, Structure, Unit, structure, title
 
-LONGEST_TITLE = 70  # letters: what stands on one line of a page
 LISTED = 12  # coordinates of a tensor's box that are worth a line each
 POINTS = 20_000  # where errors are looked for: a second of work for a small network
 AT_ONCE = 4096  # points that are evaluated together, so that large networks keep to little memory
@@ -53,7 +51,7 @@ def network_page(net: CompiledNetwork) -> Page:
     certificate, size = net.certificate, net.size
     parts, found = structure(net), measure(net)
     bound = certificate.bound or 0.0
-    page = Page(_title(net), f"An attention-only network with a certificate, {certificate.dtype}.")
+    page = Page(title(net), f"An attention-only network with a certificate, {certificate.dtype}.")
     asked = f"asked for {net.eps:g}" + (f" + {net.rtol:g} of the target's size" if net.rtol else "")
     page.cards(
         [
@@ -91,22 +89,6 @@ def network_page(net: CompiledNetwork) -> Page:
 def _left_out(net: CompiledNetwork, along: list[Slice]) -> str:
     drawn, all_ = len({s.label for s in along} - {DIAGONAL}), net.program.box.dim
     return f"; {drawn} of {all_} coordinates are shown" if drawn < all_ else ""
-
-
-def _title(net: CompiledNetwork) -> str:
-    """A formula as it is; a module by its name, what goes in and out, and the functions within."""
-    program, title = net.program, net.certificate.target
-    if net.box.names is None:
-        sizes = (" × ".join(map(str, shape)) or "1" for shape in (program.box.shape, program.output_shape))
-        used = dict.fromkeys(op.function.name if isinstance(op, Apply) else op.word for op in _carried_out(net))
-        within = f", with {', '.join(w.removeprefix('expr: ') for w in used)}" if used else ""
-        title = f"{program.source}: {' to '.join(sizes)}{within}"
-    return title if len(title) <= LONGEST_TITLE else title[: LONGEST_TITLE - 1] + "…"
-
-
-def _carried_out(net: CompiledNetwork) -> list[Op]:
-    """The operations that heads carry out."""
-    return [net.program.ops[site.op] for site in net.layout.sites]
 
 
 def _target(page: Page, net: CompiledNetwork) -> None:

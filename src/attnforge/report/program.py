@@ -43,8 +43,8 @@ def program_page(net: CompiledProgram) -> Page:
     page.table(["layer", "head", "sees", "slots"], heads[:LINES], "Heads in the order of layers.", "rllr")
     page.section("The certificate")
     page.text(
-        f"On every sequence of the domain, in {certificate.dtype} and with any order of summation, the network's answer "
-        + ("**is** the program's: " if exact else f"differs from the program's by at most **{bound}**: ")
+        f"On every sequence of the domain, in {certificate.dtype} and with any order of summation, the network's "
+        + ("answer **is** the program's: "if exact else f"answer differs from the program's by at most **{bound}**: ")
         + "the right slot of every head is so far ahead that the weights of all others vanish."
     )
     ledger = [(m.site, f"{m.margin:.5g}", f"{m.needed:.5g}", f"{m.eaten:.3g}", m.note) for m in certificate.margins]

@@ -14,6 +14,7 @@ from ..programs.affine import forms
 from ..programs.ops import Apply, Op
 from ..programs.positions import reads
 
+LONGEST_TITLE = 70  # letters: what stands on one line of a page
 #: Words that stand in the tables of a page, and what they mean.
 MEANING = {
     "kappa": "the inverse temperature of a head with anchors: well below 1 it interpolates, above it selects one",
@@ -110,3 +111,14 @@ def structure(net: CompiledNetwork) -> Structure:
 def _operation(op: Op) -> str:
     """What an operation does, in a word or as a function of y."""
     return op.function.name.removeprefix("expr: ") if isinstance(op, Apply) else op.word
+
+
+def title(net: CompiledNetwork) -> str:
+    """A formula as it is; a module by its name, what goes in and out, and the functions within."""
+    program, text = net.program, net.certificate.target
+    if net.box.names is None:
+        sizes = (" × ".join(map(str, shape)) or "1" for shape in (program.box.shape, program.output_shape))
+        used = dict.fromkeys(_operation(program.ops[site.op]) for site in net.layout.sites)
+        within = f", with {', '.join(used)}" if used else ""
+        text = f"{program.source}: {' to '.join(sizes)}{within}"
+    return text if len(text) <= LONGEST_TITLE else text[: LONGEST_TITLE - 1] + "…"

@@ -21,7 +21,7 @@ function make(tag, attributes = {}, ...children) {
 // An exponent as JavaScript writes it: Python puts a zero before it.
 const plainly = (text) => text.replace(/e([-+])0(?=\d)/g, "e$1");
 // A name that is too long without its middle: names of columns often differ at their ends.
-const shortened = (name) => (name.length > 20 ? `${name.slice(0, 10)}…${name.slice(-8)}` : name);
+const shortened = (name) => (name.length > 60 ? `${name.slice(0, 40)}…${name.slice(-16)}` : name);
 // A button that can be pressed or not; where it had the focus and cannot, the focus goes to its neighbour.
 function allow(id, can, neighbour) {
   const node = byId(id), held = document.activeElement === node;

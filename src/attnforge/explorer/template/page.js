@@ -115,7 +115,13 @@ buildAxes();
 buildStream();
 update();
 sweep();
-addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(drawCurves, 150); });
+let wide = innerWidth, turned = 0; // a telephone's bars come and go as it scrolls: that changes the height alone
+addEventListener("resize", () => {
+  if (innerWidth === wide) return;
+  wide = innerWidth;
+  clearTimeout(turned);
+  turned = setTimeout(() => { update(); sweep(); }, 150);
+});
 
 // A notebook or a page that shows this one in a frame may move it, and make it light or dark.
 function isPoint(given) {
