@@ -91,7 +91,9 @@
   // On a narrow screen panels stand below one another, each with its colour bar, under a legend of one name a line.
   const NARROW = 560;
   const stacked = (data, layout) => {
-    const axes = Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key)).map((key) => key.slice(5));
+    const drawn = new Set(data.map((trace) => (trace.xaxis ?? "x").slice(1)));  // a grid may have a place for nothing
+    const axes = Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key)).map((key) => key.slice(5))
+      .filter((number) => drawn.has(number));
     const panel = 0.75 * layout.meta.row, gap = 0.26 * layout.meta.row;  // the gap holds an axis, its name, and a title
     const total = axes.length * panel + (axes.length - 1) * gap;
     axes.forEach((number, i) => {
@@ -99,6 +101,7 @@
       const top = 1 - (i * (panel + gap)) / total, bottom = Math.max(0, top - panel / total);
       layout[`xaxis${number}`].domain = [0, bars.length ? 0.82 : 1];
       layout[`yaxis${number}`].domain = [bottom, top];
+      if (layout[`yaxis${number}`].title) layout[`yaxis${number}`].title.standoff = 6;
       for (const { colorbar } of bars) Object.assign(colorbar, { x: 0.84, y: (top + bottom) / 2, len: top - bottom });
     });
     const names = new Set(data.filter((trace) => trace.name && trace.showlegend !== false).map((trace) => trace.name));
