@@ -588,6 +588,10 @@ def test_networks_that_are_too_large_say_so(browser: Driven) -> None:
     assert "does not run here" in browser.page.inner_text("#trouble")
     assert browser.page.locator(".unit").count() == len(read(net).units)
     assert not browser.page.is_visible("#try")
+    page = browser.open(af.TokenHead.max(tokens=1200, channels=1, lo=-1, hi=1, eps=1e-2))
+    assert 1e7 < page.evaluate("attnforge.cost") < 5e7
+    until(page, "['sweep', 'curves'].every((id) => document.getElementById(id).innerText.includes('Not drawn'))")
+    assert "within the certified" in page.inner_text("#verdict")
     packed = Packed("float32")
     assert packed.add(torch.ones(MOST_NUMBERS)) == {"at": 0, "shape": [MOST_NUMBERS]} and packed.runs
     assert packed.add(torch.zeros(5000)) == {"at": MOST_NUMBERS, "shape": [5000], "kept": 0, "places": 0}

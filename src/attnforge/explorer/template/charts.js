@@ -22,6 +22,8 @@ function make(tag, attributes = {}, ...children) {
 const plainly = (text) => text.replace(/e([-+])0(?=\d)/g, "e$1");
 // A name that is too long without its middle: names of columns often differ at their ends.
 const shortened = (name) => (name.length > 60 ? `${name.slice(0, 40)}…${name.slice(-16)}` : name);
+const tooSlow = () => make("p", { className: "quiet",
+  textContent: `Not drawn: one pass is more than ${SWEEPS.toExponential(0)} multiplications, and a page must not stand still.` });
 // A button that can be pressed or not; where it had the focus and cannot, the focus goes to its neighbour.
 function allow(id, can, neighbour) {
   const node = byId(id), held = document.activeElement === node;

@@ -15,6 +15,7 @@ function buildAxes() {
 const at = (x, y) => now.point.map((v, i) => (i === now.x ? rounded(i, x) : i === now.y ? rounded(i, y) : v));
 function drawCurves() {
   if (tokenProgram || network.cost > RUNS) return;
+  if (network.cost > SWEEPS) { byId("curves").replaceChildren(tooSlow()); return; }
   if (now.y >= 0 && now.y !== now.x) { drawMaps(); return; }
   const { lo, hi, name } = scene.inputs[now.x], count = affordable(DRAWN);
   function* work() {

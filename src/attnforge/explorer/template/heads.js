@@ -362,6 +362,7 @@ function drawChange() {
 function sweep() {
   const place = byId("sweep");
   if (!scene.units.length || !goal || network.cost > RUNS) return;
+  if (network.cost > SWEEPS) { place.replaceChildren(tooSlow()); return; }
   const names = chosen(), count = Math.max(3, Math.min(SWEPT, Math.floor(WORK / network.cost / 41))), gen = random(7);
   const points = Array.from({ length: count }, () => (tokenProgram ? somewhere()
     : fitted(scene.inputs.map(({ lo, hi }, i) => rounded(i, lo + gen() * (hi - lo))), gen)));

@@ -77,7 +77,7 @@ function buildWords() {
     ? "The weights are those of the file, and every sum, product, quotient and exponential is rounded to float32, as the network’s own are: an exponential below −104 is 0."
     : "The weights are those of the file, and the arithmetic is that of doubles, which is the network’s own.",
     ` Sums of up to 16 terms are made one after the other, longer ones in halves${scene.rows ? "" : "; PyTorch may add in another order, which the certificate allows"}. The target is evaluated in doubles. Switching heads off or warming them leaves what is certified: the bound is for the network as built.`);
-  say(`${carried ? `One pass takes about ${Math.round(network.cost).toLocaleString("en")} multiplications. ` : ""}Up to ${FOLLOWS.toExponential(0)} the page follows a slider, up to ${RUNS.toExponential(0)} it runs when the slider rests, beyond that it shows the structure only. A hunt looks at up to ${HUNTED.toLocaleString("en")} points, fewer for large networks, and can be stopped.`);
+  say(`${carried ? `One pass takes about ${Math.round(network.cost).toLocaleString("en")} multiplications. ` : ""}Up to ${FOLLOWS.toExponential(0)} the page follows a slider, up to ${RUNS.toExponential(0)} it runs when the slider rests, without curves from ${SWEEPS.toExponential(0)} on; beyond that it shows the structure only. A hunt looks at up to ${HUNTED.toLocaleString("en")} points, fewer for large networks, and can be stopped.`);
   if (scene.certificate) byId("words").append(make("pre", { tabIndex: 0 },
     make("code", { textContent: scene.certificate })));
   if (network.cost > RUNS) {

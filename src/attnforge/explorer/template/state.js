@@ -5,6 +5,7 @@ const scene = JSON.parse(byId("scene").textContent);
 
 // Limits, in multiplications of one pass (a browser does about 1e8 a second) and in points.
 const FOLLOWS = 2e6;      // below this the page follows a slider as it moves
+const SWEEPS = 1e7;     // up to this it draws curves and sweeps temperatures unasked, a tenth of a second for a point
 const RUNS = 5e7;         // up to this it runs when a slider comes to rest; beyond it does not run
 const WORK = 4e9;         // of one hunt or one drawing: half a minute, in slices that leave the page alive
 const SLICE = 12;         // milliseconds of such work at a time
