@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 import attnforge as af
 from attnforge import theorems
+from attnforge.certificates.certificate import upper_text
 from attnforge.certificates.certified import CertifiedModule
 from attnforge.charts.chart import Series
 from attnforge.heads.fast.activation import FastActivation
@@ -54,8 +56,18 @@ def _is_error(series: Series) -> bool:
 
 
 def test_reports_show_the_figure() -> None:
-    html = report(NETWORKS["paper's theorem"]()).html()
+    net = NETWORKS["paper's theorem"]()
+    html = report(net).html()
     assert "Function and network" in html and html.count("<img") >= 2, "light and dark"
+    assert f"<dd>{upper_text(net.bound)}</dd>" in html and all(f">{t.site}<" in html for t in net.certificate.terms)
+    frames = html.count('class="scroll"')
+    assert frames == len(re.findall(r'class="scroll" role="group" aria-label="[^"]+"', html)) >= 2, "read aloud by name"
+
+
+def test_bounds_of_programs_are_rounded_up() -> None:
+    net = af.compile(af.rasp.library.frac_prevs(), af.rasp.Sequences("abc", max_length=6))
+    shown = re.findall(r"at most (?:<strong>)?([\d.e-]+)", report(net).html())
+    assert len(shown) == 2 and all(float(text) >= net.bound for text in shown)
 
 
 def test_what_cannot_be_drawn_says_nothing() -> None:

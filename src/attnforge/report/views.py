@@ -52,14 +52,35 @@ def report(net: CertifiedModule, path: str | Path | None = None, *, force: bool 
     elif isinstance(net, CompiledProgram):
         page = program_page(net)
     else:
-        kind = "an attention head" if isinstance(net, HEADS) else "a network"
-        page = Page(f"{net.certificate.target}: {kind}", f"Of the family '{net.family}', {net.certificate.dtype}.")
-        page.code(explain(net))
-        figure = picture(net)
-        if figure is not None:
-            page.section("Function and network")
-            page.figure(figure)
+        page = _head_page(net)
     return page if path is None else page.save(path, force=force)
+
+
+def _head_page(net: CertifiedModule) -> Page:
+    """The page of what is no compiled network: its bound, its picture, and where the bound comes from."""
+    certificate, kind = net.certificate, "an attention head" if isinstance(net, HEADS) else "a network"
+    size = "of the target's size, " if certificate.relative else ""
+    claimed = "outside of it nothing is claimed" if certificate.bound is not None else "nothing is proved"
+    page = Page(f"{certificate.target}: {kind}", f"Of the family '{net.family}', {certificate.dtype}.")
+    if certificate.bound is None:
+        page.cards([("largest error seen", f"{certificate.measured:.3g}", f"{size}measured, not certified")])
+    else:
+        numbers = sum(p.numel() for p in net.parameters())
+        page.cards([("certified bound", upper_text(certificate.bound), f"{size}on all of the domain"),
+                    ("lemmas", ", ".join(certificate.lemmas) or "–", "of the theory"),
+                    ("numbers", f"{numbers:,}", f"of weights, {certificate.dtype}")])  # fmt: skip
+    figure = picture(net)
+    if figure is not None:
+        page.section("Function and network")
+        page.figure(figure)
+    page.section("The certificate")
+    page.text(f"On `{certificate.domain or repr(net.box)}`; {claimed}.")
+    if certificate.terms:
+        rows = [(t.site, t.source, upper_text(t.value, 4), t.note or None) for t in certificate.terms]
+        rows.append(("bound", "", upper_text(certificate.bound, 4), None))
+        page.table(["site", "source", "at most", "note"], rows, "Where the bound comes from: the lines add up.", "llrl")
+    page.details("All of it, as print(net.certificate) shows it").code(explain(net))
+    return page
 
 
 def explain(net: CertifiedModule) -> str:
