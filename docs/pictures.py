@@ -52,7 +52,7 @@ def main() -> None:
             page.wait_for_selector("#sweep svg")
             page.wait_for_timeout(500)
             if scheme == "light":
-                shot(page, IMAGES / name, 2020)
+                shot(page, IMAGES / name, 2070)
             shot(page, IMAGES / name.replace("explorer", "readme"), 1050)
         phone = browser.new_page(viewport={"width": 400, "height": 800}, color_scheme="dark")
         phone.goto(program.as_uri())
