@@ -82,6 +82,7 @@
   const frames = [...document.querySelectorAll(".scroll")];
   const mark = () => frames.forEach((frame) => {
     const more = frame.classList.toggle("more", frame.scrollWidth > frame.clientWidth + 1);
+    frame.classList.toggle("fits", !more);
     if (more) frame.tabIndex = 0; else frame.removeAttribute("tabindex");  // what fits needs no stop for keys
   });
   addEventListener("resize", mark);
