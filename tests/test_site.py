@@ -178,6 +178,7 @@ def test_formulas_are_read_as_tex_means_them(tex: ModuleType) -> None:
     assert words(r"\frac12") == "12" and "<mfrac><mn>1</mn><mn>2</mn></mfrac>" in tex.mathml(r"\frac12")
     assert "<msubsup><mi>x</mi><mi>i</mi><mn>2</mn></msubsup>" in tex.mathml("x_i^2") == tex.mathml("x^2_i")
     assert words(r"|f'| \le \text{at most } 3") == "|f′|≤at most 3"
+    assert "<msup>" not in tex.mathml("f''") and "<msub>" in tex.mathml("f'_k"), "primes are raised by themselves"
     assert "<munder>" in tex.mathml(r"\max_k x_k") and "<msub>" in tex.mathml(r"\log_2 x")
     for wrong in (r"\nosuchthing x", "x_", r"\frac{1}{2", "a } b", r"\left( x"):
         with pytest.raises(ValueError, match=r"formula|nosuchthing|missing"):

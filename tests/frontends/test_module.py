@@ -291,6 +291,9 @@ def test_modules_used_by_a_function_are_evaluated_and_restored() -> None:
 
 def test_a_builtin_function_has_no_line_of_its_own() -> None:
     assert capture_module(torch.tanh, VECTOR).labels[1:] == ("tanh",)
+    assert "layer_norm" in capture_module(nn.LayerNorm(4), VECTOR).labels, "not a line of PyTorch, cut in a call"
+    labels = capture_module(lambda x: torch.sin(x) + torch.cos(x) * torch.exp(x) - torch.sigmoid(x), VECTOR).labels
+    assert any(label.endswith("…") for label in labels), "a line that is cut says so"
 
 
 def test_a_wrong_program_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
