@@ -76,7 +76,8 @@ def _head_page(net: CertifiedModule) -> Page:
     page.section("The certificate")
     page.text(f"On `{certificate.domain or repr(net.box)}`; {claimed}.")
     if certificate.terms:
-        rows = [(t.site, t.source, upper_text(t.value, 4), t.note or None) for t in certificate.terms]
+        rows: list[tuple[object, ...]] = []
+        rows += [(t.site, t.source, upper_text(t.value, 4), t.note or None) for t in certificate.terms]
         rows.append(("bound", "", upper_text(certificate.bound, 4), None))
         page.table(["site", "source", "at most", "note"], rows, "Where the bound comes from: the lines add up.", "llrl")
     page.details("All of it, as print(net.certificate) shows it").code(explain(net))
