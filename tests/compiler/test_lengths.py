@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -45,14 +46,19 @@ def test_the_mean_is_an_attention_layer(net: EveryLength) -> None:
     assert torch.allclose(net.second(state), net._averaged(state), rtol=0, atol=1e-15)
 
 
-def test_a_spoiled_moment_leaves_the_bound(net: EveryLength) -> None:
-    X = torch.rand(1, 40, dtype=torch.float64)
+def test_a_spoiled_moment_leaves_the_bound_and_has_none(net: EveryLength) -> None:
+    X, limit = torch.rand(1, 40, dtype=torch.float64), net.bound(40)
+    spoiled = copy.deepcopy(net)
     with torch.no_grad():
-        table = net.first.heads()[2].M_V
-        table += 0.01
-        off = (net(X) - wanted(X)).abs().max()
-        table -= 0.01
-    assert off > net.bound(40)
+        spoiled.first.heads()[2].M_V += 0.01
+    assert (spoiled(X) - wanted(X)).abs().max() > limit
+    read = copy.deepcopy(net)
+    with torch.no_grad():
+        next(iter(read.read.parameters())).mul_(1.01)
+    for changed in (spoiled, read, copy.deepcopy(net).float()):
+        with pytest.raises(CertificateError, match="stale"):
+            changed.bound(40)
+    assert copy.deepcopy(net).bound(40) == limit
 
 
 @pytest.mark.parametrize("n", [1, 5, 400])
@@ -95,10 +101,12 @@ def test_sizes_and_refusals(net: EveryLength) -> None:
     assert points == 7 and keys > 8 and general_keys(1.0, 0.05)[1] > 4 * keys
     with pytest.raises(CertificateError, match="rounds too much"):
         net.bound(10**12)
-    with pytest.raises(ArgumentError, match=r"numbers in \[-1, 1\]"):
+    with pytest.raises(ArgumentError, match=r"float64 numbers in \[-1, 1\]"):
         net(torch.full((1, 3), 2.0, dtype=torch.float64))
     with pytest.raises(ArgumentError, match=r"numbers in \[-1, 1\]"):
         net(torch.full((1, 3), math.nan, dtype=torch.float64))
+    with pytest.raises(ArgumentError, match="n >= 1"):
+        net(torch.empty(2, 0, dtype=torch.float64))
     with pytest.raises(ArgumentError, match="at least one moment"):
         EveryLength([], "x", -1, 1)
     with pytest.raises(ArgumentError, match="kappa must be"):

@@ -101,6 +101,15 @@ def test_arguments_are_checked() -> None:
     x = np.array([0.0, 0.3])
     flat = lattice_values(lambda w: 0 * w, 0.5, 1.0, x)
     assert (flat == 0).all()
+    with pytest.raises(ArgumentError, match="resonance needs kappa"):
+        Density(0.5, 1.0).bound(0.2, 0.35 * math.pi * 0.2, 8, resonance=True)
+
+
+def test_values_far_from_the_middle_are_integrated_as_well() -> None:
+    """A spectrum that the undone filter makes flat: values 2 sin(pi x/spacing)/x."""
+    x = 0.5 * np.array([1.0, 1.5, 90.5, 700.0, 1500.5])
+    got = lattice_values(lambda w: np.exp(-((0.5 * w) ** 2) / 4.0), 0.5, 1.0, x)
+    assert np.abs(got - 2 * np.sin(2 * math.pi * x) / x).max() < 1e-11
 
 
 @pytest.mark.parametrize(("formula", "pole"), [("1/(1+y**2)", 1.0), ("tanh(3*y)*y", math.pi / 6)])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..arguments import positive, whole
 from ..box import Box
+from ..certificates.certificate import weights_hash
 from ..certificates.rounding import gamma, unit, up
 from ..dtypes import dtype_name, shipped
 from ..errors import ArgumentError, CertificateError
@@ -81,6 +82,7 @@ class EveryLength(nn.Module):
         self.read = compile(h, Box(**ranges, x=(self.lo, self.hi)), eps=eps, dtype=dtype)
         self.steep = self.read.lipschitz()
         self.first, self.second = self._layers()
+        self._weights = weights_hash(self)
 
     @staticmethod
     def _bound(head: AnchorHead) -> float:
@@ -110,10 +112,13 @@ class EveryLength(nn.Module):
         return AttentionLayer(groups, S=skip, s=bias), AttentionLayer([mean], S=kept)
 
     def forward(self, X: Tensor) -> Tensor:
-        """The values for all tokens of sequences (batch, n)."""
-        if X.dim() != 2 or not bool(torch.equal(X.clamp(self.lo, self.hi), X)):
-            raise ArgumentError(f"expected sequences (batch, n) of numbers in [{self.lo:g}, {self.hi:g}]")
-        state = self.first(X.to(self.dtype).unsqueeze(-1))
+        """The values for all tokens of sequences (batch, n), which must be numbers of the dtype."""
+        tokens, given = X.to(self.dtype), X.double()
+        if X.dim() != 2 or not X.numel() or not torch.equal(given.clamp(self.lo, self.hi), tokens.double()):
+            raise ArgumentError(
+                f"expected sequences (batch, n), n >= 1, of {dtype_name(self.dtype)} numbers in [{self.lo:g}, {self.hi:g}]"
+            )
+        state = self.first(tokens.unsqueeze(-1))
         batch, n, width = state.shape
         return self.read.core(self._averaged(state).reshape(batch * n, width)).reshape(batch, n).detach()
 
@@ -125,7 +130,10 @@ class EveryLength(nn.Module):
         return out
 
     def bound(self, n: int) -> float:
-        """E7(c): how far the network can be from h(moments, x), for sequences of n tokens, in the dtype."""
+        """E7(c): how far the network can be from h(moments, x), for sequences of n tokens, in the dtype. It is a statement
+        about the weights as they were built: it raises `CertificateError` once they or their dtype have changed."""
+        if weights_hash(self) != self._weights:
+            raise CertificateError("the certificate is stale: weights have changed since; build the network anew")
         u, total = unit(self.dtype), 3 * float(self.read.bound or math.inf)
         for head, slope in zip(self.moments, self.steep.matrix[0], strict=False):
             low, high = enclose(head.function, self.lo, self.hi)

@@ -24,7 +24,7 @@ from .self_head import SelfSpec
 
 Enclosure = tuple[Array, Array]  # smallest and largest
 U = 2.0**-53  # the roundoff of what is computed here
-OWN = 64 * U  # relative error of sums of products here, beyond that of the logits: a few roundings each
+OWN = 64 * U  # relative error of products and of sums of few terms here, beyond that of the logits
 MOST_CELLS = 1 << 14  # of one head: where kinks are sharper than that, a bound is loose but holds
 ROUNDS = 64  # halvings of a cell at the most: below the resolution of float64
 TIGHT = 1 / 128  # cells are halved while their remainder is more than this share of the steepest slope
@@ -42,10 +42,11 @@ class Lines:
     def enclose(self, low: Array, high: Array) -> tuple[Array, Array, Array, Array]:
         """On each cell the derivative at its centre, how far it can be from it within the cell, the value at the
         centre, and how far that can be off."""
+        few = OWN + 4 * U * len(self.a)  # the same for sums over all slots, in whatever order they are added up
         c, r = 0.5 * (low + high), 0.5 * (high - low) * (1 + 4 * U)
         logits = np.multiply.outer(c, self.a) + self.b
         off = 4 * U * (np.multiply.outer(np.abs(c) + r, np.abs(self.a)) + np.abs(self.b))  # of a logit: so of a weight
-        off = off + off.max(-1, keepdims=True) + OWN
+        off = off + off.max(-1, keepdims=True) + few
         logits -= logits.max(-1, keepdims=True)
         logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
         weight = np.exp(logits)
@@ -54,14 +55,17 @@ class Lines:
         h0 = (weight * value).sum(-1, keepdims=True)
         slope = weight @ self.U + (weight * s * (value - h0)).sum(-1)
         with np.errstate(over="ignore", invalid="ignore"):
-            most = np.exp(np.minimum(logits + np.abs(s) * r[:, None] + off, 0.0)) * (1 + OWN)  # of a weight in the cell
-            tilt = np.abs(s) + (most * np.abs(s)).sum(-1, keepdims=True) + np.abs(mean) * OWN
-            away = np.abs(value - h0) + r[:, None] * moves
-            away = away + (most * away).sum(-1, keepdims=True)
+            lean = (weight * (np.expm1(2 * off) * np.abs(s) + few * np.abs(self.a))).sum(-1, keepdims=True)  # of E_w s
+            most = logits + (np.abs(s) + lean) * r[:, None] + off
+            most = np.exp(np.minimum(most, 0.0)) * (1 + few)  # of a weight in the cell
+            tilt = np.abs(s) + (most * np.abs(s)).sum(-1, keepdims=True) + lean
+            blur = 2 * U * np.where(moves > 0, np.abs(value) + np.abs(np.multiply.outer(c, self.U)), 0.0)  # of a value
+            away = np.abs(value - h0) + r[:, None] * moves + blur
+            away = away + (most * away).sum(-1, keepdims=True) + few * (weight * np.abs(value)).sum(-1, keepdims=True)
             bend = (most * (tilt**2 * away + 2 * tilt * moves)).sum(-1)
-            own = (most * np.expm1(2 * off) * (moves + tilt * away)).sum(-1)
-            wrong = (most * np.expm1(2 * off) * away).sum(-1) + OWN * np.abs(h0[:, 0])
-        rest = (r * bend + own) * (1 + OWN)
+            rounded = (most * (np.expm1(2 * off) * (moves + tilt * away) + tilt * blur)).sum(-1)
+            wrong = (most * (np.expm1(2 * off) * away + blur + few * np.abs(value))).sum(-1)
+        rest = (r * bend + rounded) * (1 + few)
         return slope, np.where(np.isfinite(rest), rest, np.inf), h0[:, 0], np.where(np.isfinite(wrong), wrong, np.inf)
 
 
@@ -126,12 +130,13 @@ def _steepness(numbers: tuple[tuple[float, tuple[bytes, ...]], ...], skip: float
 
 
 def _sum(parts: list[tuple[float, Lines]], skip: float, low: Array, high: Array) -> tuple[Array, Array, Array, Array]:
-    centre, rest = np.full(len(low), skip), np.full(len(low), OWN * abs(skip))
+    few = OWN + 2 * U * len(parts)
+    centre, rest = np.full(len(low), skip), np.full(len(low), few * abs(skip))
     value, off = np.zeros(len(low)), np.zeros(len(low))
     for factor, lines in parts:
         slope, left, h0, wrong = lines.enclose(low, high)
-        centre, rest = centre + factor * slope, rest + abs(factor) * left + OWN * np.abs(factor * slope)
-        value, off = value + factor * h0, off + abs(factor) * wrong + OWN * np.abs(factor * h0)
+        centre, rest = centre + factor * slope, rest + abs(factor) * left + few * np.abs(factor * slope)
+        value, off = value + factor * h0, off + abs(factor) * wrong + few * np.abs(factor * h0)
     return centre, rest, value, off
 
 

@@ -8,6 +8,7 @@ is shipped and computed has the certificate of A4 and A5.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from ..heads.fast.table import dropped
 
 MOST_ANCHORS = 1 << 20  # of a plan: a table beyond has no use and no memory
 LEAST_TEMPERATURE = 3.0  # kappa at most this: rho = exp(-pi^2/kappa) is then below 0.04, as the lemma asks for
+NODES = 200  # of the integral for values, for what is not a wave: far more than a Gaussian and a decay need
 SLACK = 32  # units in the last place by which a bound is moved up: it is some twenty operations and exponentials
 
 
@@ -87,7 +89,7 @@ class Strip:
         return float(up(self.mass * math.exp(most), SLACK)) if most < 700 else math.inf
 
     def bound(self, spacing: float, kappa: float, guards: int) -> float:
-        """A9(d): the same with `guards` anchors beyond either end of the interval, and none further out."""
+        """A9(d): the same with `guards` anchors beyond either end of an interval between two anchors, none further out."""
         lost = 2 * self.values(spacing, kappa) * dropped(kappa, whole("guards", guards, 1))
         return float(up(self.interpolation(spacing, kappa) + lost, SLACK))
 
@@ -148,7 +150,9 @@ class Density:
         return float(up(2 * self.amplitude / left, SLACK)) if left > 0 else math.inf
 
     def bound(self, spacing: float, kappa: float, guards: int, resonance: bool = False) -> float:
-        """A9(d): (b), or (c), with `guards` anchors beyond either end of the interval, and none further out."""
+        """A9(d): (b), or (c), with `guards` anchors beyond either end of an interval between two anchors, none further."""
+        if resonance and kappa != resonant(spacing, self.decay):
+            raise ArgumentError(f"resonance needs kappa = {resonant(spacing, self.decay)!r} (A9(c)), got {kappa!r}")
         lost = 2 * self.values(spacing, kappa) * dropped(kappa, whole("guards", guards, 1))
         return float(up((self.resonance(spacing) if resonance else self.interpolation(spacing, kappa)) + lost, SLACK))
 
@@ -169,15 +173,19 @@ def resonant(spacing: float, decay: float) -> float:
     return math.pi * spacing / (2 * decay)
 
 
-def lattice_values(
-    transform: Callable[[Array], Array], spacing: float, kappa: float, places: Array, nodes: int = 400
-) -> Array:
+@functools.lru_cache(maxsize=8)
+def _gauss(nodes: int) -> tuple[Array, Array]:
+    return np.polynomial.legendre.leggauss(nodes)
+
+
+def lattice_values(transform: Callable[[Array], Array], spacing: float, kappa: float, places: Array) -> Array:
     """V_k of lemma A9 at lattice points x: transform(w) e^{(w spacing)^2/4 kappa + iwx} integrated, |w| <= pi/spacing.
 
     `transform` is the density of an even real spectrum, for w >= 0; the integral is Gauss-Legendre's.
     """
     spacing, kappa = _checked(spacing, kappa)
-    at, weight = np.polynomial.legendre.leggauss(whole("nodes", nodes, 2))
+    phase = math.pi / spacing * float(np.abs(places).max(initial=0.0))  # of the fastest wave: n nodes resolve 2 n radians
+    at, weight = _gauss(NODES * (1 + math.ceil(phase / (2 * NODES))))
     w = 0.5 * math.pi / spacing * (at + 1)
     amount = 2 * (0.5 * math.pi / spacing) * weight * transform(w) * np.exp((w * spacing) ** 2 / (4 * kappa))
     return np.asarray(np.cos(np.multiply.outer(places, w)) @ amount)
