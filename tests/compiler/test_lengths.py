@@ -40,6 +40,21 @@ def test_nothing_but_rounding_depends_on_the_length(net: EveryLength) -> None:
     assert torch.allclose(net(X[:, order]), net(X)[:, order], rtol=0, atol=1e-12)
 
 
+def test_float32_serves_ten_thousand_tokens_and_refuses_more() -> None:
+    """A variance is no smaller than 0, which h has to say: its moments are bounded one by one."""
+    h = "(x - m0)/sqrt(relu(m1 - m0**2) + 1)"
+    net = EveryLength(["identity", "square"], h, -1, 1, eps=1e-3, dtype=torch.float32)
+    for n in (1, 300, 10_000):
+        x = np.random.default_rng(n).choice([-1.0, 1.0, 0.25], n)
+        X = torch.from_numpy(x).float().unsqueeze(0)
+        exact = (x - x.mean()) / np.sqrt((x**2).mean() - x.mean() ** 2 + 1)
+        assert np.abs(net(X)[0].double().numpy() - exact).max() <= net.bound(n) < 2e-2
+    with pytest.raises(CertificateError, match="rounds too much in float32"):
+        net.bound(100_000)
+    with pytest.raises(ArgumentError, match="float32 numbers"):
+        net(torch.full((1, 2), 0.1, dtype=torch.float64))  # no number of float32
+
+
 def test_the_mean_is_an_attention_layer(net: EveryLength) -> None:
     X = torch.rand(3, 9, 1, dtype=torch.float64)
     state = net.first(X)

@@ -127,6 +127,26 @@ def signed_sums(weight: Array, bias: Array, low: Array, high: Array, u: float) -
     return up(u * (products + partial + second), 2 * len(weight) + 32)
 
 
+def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """a + b = sum + error, exactly."""
+    total = a + b
+    virtual = total - a
+    return total, (a - (total - virtual)) + (b - virtual)
+
+
+def two_product(a: Array, b: Array) -> tuple[Array, Array]:
+    """a * b = product + error, exactly (Dekker); no overflow for the sizes that logits have."""
+    product = a * b
+    a_high, b_high = _upper(a), _upper(b)
+    a_low, b_low = a - a_high, b - b_high
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+def _upper(x: Array) -> Array:
+    scaled = x * (2.0**27 + 1)  # leaves the upper 26 of 53 bits
+    return scaled - (scaled - x)
+
+
 def refuse_reduced_precision(x: torch.Tensor) -> None:
     """Raise `PrecisionError` when a global switch would make matrix products coarser than the dtype says."""
     kind = x.device.type

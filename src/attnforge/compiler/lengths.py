@@ -27,6 +27,7 @@ from ..network import AttentionLayer, Heads
 from .pipeline import compile
 
 WIDER = 1e-6  # of its range by which h is built for more: what errors of moments need, which are far smaller
+LONG = 10_000  # tokens whose mean may round what it can in float32: h is built for that, and more are refused
 
 
 def quantised(spacing: float, dim: int, kappa: float = 4.0) -> float:
@@ -77,7 +78,7 @@ class EveryLength(nn.Module):
         ranges = {}
         for j, head in enumerate(self.moments):
             low, high = enclose(head.function, self.lo, self.hi)
-            more = WIDER * (high - low) + 4 * self._bound(head)
+            more = self._room(head)
             ranges[f"m{j}"] = (low - more, high + more)
         self.read = compile(h, Box(**ranges, x=(self.lo, self.hi)), eps=eps, dtype=dtype)
         self.steep = self.read.lipschitz()
@@ -89,6 +90,12 @@ class EveryLength(nn.Module):
         if head.bound is None:
             raise CertificateError(f"nothing is proved about {head.function.name}")
         return head.bound
+
+    def _room(self, head: AnchorHead) -> float:
+        """By how much a moment may be off: h is built for that."""
+        low, high = enclose(head.function, self.lo, self.hi)
+        rounded = float(gamma(LONG + 4, unit(self.dtype))) * (max(abs(low), abs(high)) + self._bound(head))
+        return max(WIDER * (high - low), rounded) + 4 * self._bound(head)
 
     def _layers(self) -> tuple[AttentionLayer, AttentionLayer]:
         """Tokens (x) -> (phi_0(x), ..., x), and the means of all but the last beside it."""
@@ -116,7 +123,8 @@ class EveryLength(nn.Module):
         tokens, given = X.to(self.dtype), X.double()
         if X.dim() != 2 or not X.numel() or not torch.equal(given.clamp(self.lo, self.hi), tokens.double()):
             raise ArgumentError(
-                f"expected sequences (batch, n), n >= 1, of {dtype_name(self.dtype)} numbers in [{self.lo:g}, {self.hi:g}]"
+                f"expected sequences (batch, n), n >= 1, of {dtype_name(self.dtype)} numbers in "
+                f"[{self.lo:g}, {self.hi:g}]"
             )
         state = self.first(tokens.unsqueeze(-1))
         batch, n, width = state.shape
@@ -130,8 +138,10 @@ class EveryLength(nn.Module):
         return out
 
     def bound(self, n: int) -> float:
-        """E7(c): how far the network can be from h(moments, x), for sequences of n tokens, in the dtype. It is a statement
-        about the weights as they were built: it raises `CertificateError` once they or their dtype have changed."""
+        """E7(c): how far the network can be from h(moments, x), for sequences of n tokens, in the dtype.
+
+        It is a statement about the weights as they were built: `CertificateError` once they or their dtype have changed.
+        """
         if weights_hash(self) != self._weights:
             raise CertificateError("the certificate is stale: weights have changed since; build the network anew")
         u, total = unit(self.dtype), 3 * float(self.read.bound or math.inf)
@@ -139,7 +149,7 @@ class EveryLength(nn.Module):
             low, high = enclose(head.function, self.lo, self.hi)
             size = max(abs(low), abs(high)) + self._bound(head)
             off = self._bound(head) + float(gamma(whole("n", n, 1) + 2, u)) * size
-            if not off <= WIDER * (high - low) + 4 * self._bound(head):
+            if not off <= self._room(head) * (1 - 2.0**-40):  # ends of the box are rounded themselves
                 raise CertificateError(f"the mean of {n} tokens rounds too much in {dtype_name(self.dtype)}")
             total += float(slope) * off
         return float(up(total, 16))

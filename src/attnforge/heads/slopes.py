@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ..certificates.rounding import two_product, two_sum
 from ..dtypes import Array
 from ..functions.queries import Largest
 from .self_head import SelfSpec
@@ -27,46 +28,70 @@ U = 2.0**-53  # the roundoff of what is computed here
 OWN = 64 * U  # relative error of products and of sums of few terms here, beyond that of the logits
 MOST_CELLS = 1 << 14  # of one head: where kinks are sharper than that, a bound is loose but holds
 ROUNDS = 64  # halvings of a cell at the most: below the resolution of float64
+LOST = 1e-290  # of a weight that underflows: more than any such weight is
 TIGHT = 1 / 128  # cells are halved while their remainder is more than this share of the steepest slope
 
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """The slots of a head of one scalar: logits a y + b, values V + U y."""
+    """The slots of a head of one scalar: logits a y + b, values V + U y. Where b is a sum of products, `low` is what it
+    lacks, and a and b + low are off by at most `slack`[0] and `slack`[1]."""
 
     a: Array
     b: Array
     V: Array
     U: Array
+    low: Array = field(default_factory=lambda: np.zeros(0))
+    slack: tuple[float, float] = (0.0, 0.0)
+
+    def logits(self, c: Array, reach: Array) -> tuple[Array, Array]:
+        """The logarithms of the weights at c, and how far they can be off for what `reach` bounds |c| by.
+
+        Slopes are as large as 1e16, and all there is of a kink are differences of such logits: they are formed without
+        errors of the first order. What remains is relative to the distance from the largest logit, but for 2nd orders.
+        """
+        product, product_low = two_product(c[:, None], self.a)
+        logits, logits_low = two_sum(product, self.b)
+        below = product_low + logits_low + (self.low if self.low.size else 0.0)
+        top = np.argmax(logits, -1)[:, None]
+        gap, gap_low = two_sum(logits, -np.take_along_axis(logits, top, -1))
+        gap = gap + (gap_low + (below - np.take_along_axis(below, top, -1)))
+        common = 32 * U**2 * (np.abs(product) + np.abs(self.b)) + self.slack[0] * reach[:, None] + self.slack[1]
+        off = 4 * U * np.abs(gap) + common + common.max(-1, keepdims=True)
+        gap -= np.log(np.exp(gap).sum(-1, keepdims=True))
+        moved = (np.exp(gap) * np.expm1(off)).sum(-1, keepdims=True)  # of the sum of all exponentials, relatively
+        return gap, off + np.where(moved < 0.5, 2 * moved, off.max(-1, keepdims=True)) + OWN + 4 * U * len(self.a)
 
     def enclose(self, low: Array, high: Array) -> tuple[Array, Array, Array, Array]:
         """On each cell the derivative at its centre, how far it can be from it within the cell, the value at the
         centre, and how far that can be off."""
-        few = OWN + 4 * U * len(self.a)  # the same for sums over all slots, in whatever order they are added up
+        few = OWN + 4 * U * len(self.a)  # of sums over all slots, in whatever order they are added up
         c, r = 0.5 * (low + high), 0.5 * (high - low) * (1 + 4 * U)
-        logits = np.multiply.outer(c, self.a) + self.b
-        off = 4 * U * (np.multiply.outer(np.abs(c) + r, np.abs(self.a)) + np.abs(self.b))  # of a logit: so of a weight
-        off = off + off.max(-1, keepdims=True) + few
-        logits -= logits.max(-1, keepdims=True)
-        logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
-        weight = np.exp(logits)
-        mean = (weight @ self.a)[:, None]
-        s, value, moves = self.a - mean, self.V + np.multiply.outer(c, self.U), np.abs(self.U)
-        h0 = (weight * value).sum(-1, keepdims=True)
-        slope = weight @ self.U + (weight * s * (value - h0)).sum(-1)
         with np.errstate(over="ignore", invalid="ignore"):
-            lean = (weight * (np.expm1(2 * off) * np.abs(s) + few * np.abs(self.a))).sum(-1, keepdims=True)  # of E_w s
-            most = logits + (np.abs(s) + lean) * r[:, None] + off
-            most = np.exp(np.minimum(most, 0.0)) * (1 + few)  # of a weight in the cell
-            tilt = np.abs(s) + (most * np.abs(s)).sum(-1, keepdims=True) + lean
+            logits, off = self.logits(c, np.abs(c) + r)
+            weight = np.exp(logits)
+            mean = (weight @ self.a)[:, None]
+            s, value, moves = self.a - mean, self.V + np.multiply.outer(c, self.U), np.abs(self.U)
+            h0 = (weight * value).sum(-1, keepdims=True)
+            slope = weight @ self.U + (weight * s * (value - h0)).sum(-1)
+            wrong = np.expm1(2 * off)  # of a weight, relatively; the largest is off by no more than the others are
+            size = np.abs(s) + self.slack[0]
+            rest = np.abs((weight * s).sum(-1, keepdims=True))  # of the mean, whatever is added to all of s
+            lean = (weight * wrong * size).sum(-1, keepdims=True) + rest  # of E_w s
+            most = np.exp(np.minimum(logits + (size + lean) * r[:, None] + off, 0.0)) * (1 + few) + LOST  # in the cell
+            loss = most * wrong + LOST
+            first = np.arange(len(self.a)) == np.argmax(logits, -1)[:, None]
+            others = np.where(first, 0.0, loss).sum(-1, keepdims=True) + few
+            loss = np.where(first, np.fmin(loss, others), loss)
+            tilt = size + (most * size).sum(-1, keepdims=True)
             blur = 2 * U * np.where(moves > 0, np.abs(value) + np.abs(np.multiply.outer(c, self.U)), 0.0)  # of a value
             away = np.abs(value - h0) + r[:, None] * moves + blur
-            away = away + (most * away).sum(-1, keepdims=True) + few * (weight * np.abs(value)).sum(-1, keepdims=True)
+            away = away + (most * away).sum(-1, keepdims=True)
             bend = (most * (tilt**2 * away + 2 * tilt * moves)).sum(-1)
-            rounded = (most * (np.expm1(2 * off) * (moves + tilt * away) + tilt * blur)).sum(-1)
-            wrong = (most * (np.expm1(2 * off) * away + blur + few * np.abs(value))).sum(-1)
-        rest = (r * bend + rounded) * (1 + few)
-        return slope, np.where(np.isfinite(rest), rest, np.inf), h0[:, 0], np.where(np.isfinite(wrong), wrong, np.inf)
+            rounded = (loss * (moves + tilt * away) + most * (tilt * blur + (self.slack[0] + rest) * away)).sum(-1)
+            astray = np.nextafter((loss * away + most * (blur + few * np.abs(value))).sum(-1), np.inf)
+        far = np.nextafter((r * bend + rounded) * (1 + few), np.inf)
+        return slope, np.where(np.isfinite(far), far, np.inf), h0[:, 0], np.where(np.isfinite(astray), astray, np.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,14 +125,16 @@ class Steepness:
 def steepness(parts: list[tuple[float, Lines]], skip: float, edges: Array) -> Steepness:
     """The derivative of skip y + sum_i factor_i head_i on cells that begin with these edges and are halved where it
     helps. Values are those of the heads alone."""
-    numbers = tuple((factor, tuple(x.tobytes() for x in (h.a, h.b, h.V, h.U))) for factor, h in parts)
+    numbers = tuple((f, tuple(x.tobytes() for x in (h.a, h.b, h.V, h.U, h.low)), h.slack) for f, h in parts)
     return _steepness(numbers, skip, np.unique(edges).tobytes())
 
 
 @functools.lru_cache(maxsize=512)
-def _steepness(numbers: tuple[tuple[float, tuple[bytes, ...]], ...], skip: float, places: bytes) -> Steepness:
+def _steepness(
+    numbers: tuple[tuple[float, tuple[bytes, ...], tuple[float, float]], ...], skip: float, places: bytes
+) -> Steepness:
     """`steepness` of numbers that can be looked up: a network asks for the same heads on many cells of its box."""
-    parts = [(factor, Lines(*map(np.frombuffer, arrays))) for factor, arrays in numbers]
+    parts = [(factor, Lines(*map(np.frombuffer, arrays), slack=slack)) for factor, arrays, slack in numbers]
     edges = np.frombuffer(places)
     centre, rest, value, off = _sum(parts, skip, edges[:-1], edges[1:])
     for _ in range(ROUNDS):
@@ -146,7 +173,8 @@ def lines_of(spec: SelfSpec, query: int, value: int | None, constant: bool = Tru
     found = []
     for h in range(len(spec.W_Q)):
         key = np.concatenate([spec.b_K[h][None], spec.M_K[h]])
-        a, b = key @ spec.W_Q[h, query], key @ spec.b_Q[h]
+        (a, a_low, a_off), (b, b_low, b_off) = _dots(key, spec.W_Q[h, query]), _dots(key, spec.b_Q[h])
+        slack = float((np.abs(a_low) + a_off).max()) * (1 + 2 * U), float(b_off.max())
         for v in range(spec.W_V.shape[2]):
             V, moves = np.zeros(len(a)), np.zeros(len(a))
             if value is not None:
@@ -154,8 +182,16 @@ def lines_of(spec: SelfSpec, query: int, value: int | None, constant: bool = Tru
             if constant:
                 V += np.concatenate([spec.b_V[h, v : v + 1], spec.M_V[h, :, v]])
                 moves[0] = spec.W_V[h, query, v]
-            found.append((float(spec.W_O[h, v, 0]), Lines(a, b, V, moves)))
+            found.append((float(spec.W_O[h, v, 0]), Lines(a, b, V, moves, b_low, slack)))
     return found
+
+
+def _dots(rows: Array, by: Array) -> tuple[Array, Array, Array]:
+    """Inner products, what they lack, and how far their sum can be off: not at all where there is but one product."""
+    product, low = two_product(rows, by)
+    several = (product != 0).sum(-1) > 1
+    off = len(by) * U * (np.abs(product).sum(-1) + np.abs(low).sum(-1)) * (1 + 4 * U)
+    return product.sum(-1), low.sum(-1), np.where(several, off, 0.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -89,7 +89,7 @@ class Strip:
         return float(up(self.mass * math.exp(most), SLACK)) if most < 700 else math.inf
 
     def bound(self, spacing: float, kappa: float, guards: int) -> float:
-        """A9(d): the same with `guards` anchors beyond either end of an interval between two anchors, none further out."""
+        """A9(d): the same with `guards` anchors beyond either end of an interval, whose ends are anchors."""
         lost = 2 * self.values(spacing, kappa) * dropped(kappa, whole("guards", guards, 1))
         return float(up(self.interpolation(spacing, kappa) + lost, SLACK))
 
@@ -150,7 +150,7 @@ class Density:
         return float(up(2 * self.amplitude / left, SLACK)) if left > 0 else math.inf
 
     def bound(self, spacing: float, kappa: float, guards: int, resonance: bool = False) -> float:
-        """A9(d): (b), or (c), with `guards` anchors beyond either end of an interval between two anchors, none further."""
+        """A9(d): (b), or (c), with `guards` anchors beyond either end of an interval, whose ends are anchors."""
         if resonance and kappa != resonant(spacing, self.decay):
             raise ArgumentError(f"resonance needs kappa = {resonant(spacing, self.decay)!r} (A9(c)), got {kappa!r}")
         lost = 2 * self.values(spacing, kappa) * dropped(kappa, whole("guards", guards, 1))
@@ -184,7 +184,7 @@ def lattice_values(transform: Callable[[Array], Array], spacing: float, kappa: f
     `transform` is the density of an even real spectrum, for w >= 0; the integral is Gauss-Legendre's.
     """
     spacing, kappa = _checked(spacing, kappa)
-    phase = math.pi / spacing * float(np.abs(places).max(initial=0.0))  # of the fastest wave: n nodes resolve 2 n radians
+    phase = math.pi / spacing * float(np.abs(places).max(initial=0.0))  # n nodes resolve 2 n radians
     at, weight = _gauss(NODES * (1 + math.ceil(phase / (2 * NODES))))
     w = 0.5 * math.pi / spacing * (at + 1)
     amount = 2 * (0.5 * math.pi / spacing) * weight * transform(w) * np.exp((w * spacing) ** 2 / (4 * kappa))

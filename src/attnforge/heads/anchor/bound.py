@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ...certificates.rounding import TINY, gamma, largest_mean, softmax_rounding, unit, up
+from ...certificates.rounding import TINY, gamma, largest_mean, softmax_rounding, two_product, two_sum, unit, up
 from ...dtypes import Array
 from ...functions.queries import Largest
 from ...functions.registry import Taylor, Univariate, taylor
@@ -240,12 +240,12 @@ def _weights_at(at: Array, centre: float, slope: Array, offset: Array) -> tuple[
 
     Shape (cell, anchor). Weights are right to OWN relative error plus the square of the last.
     """
-    q, q_low = _two_sum(at[:, None], np.array(-centre))
-    product, product_low = _two_product(slope, q)
-    logit, logit_low = _two_sum(product, offset)
+    q, q_low = two_sum(at[:, None], np.array(-centre))
+    product, product_low = two_product(slope, q)
+    logit, logit_low = two_sum(product, offset)
     rest = product_low + logit_low + slope * q_low
     largest = np.max(logit, -1, keepdims=True)
-    below, below_low = _two_sum(logit, -largest)
+    below, below_low = two_sum(logit, -largest)
     rest = rest + below_low
     weight = np.exp(below) * (1 + rest)
     scale = 1 / np.sum(weight, -1, keepdims=True)
@@ -288,26 +288,6 @@ def _constant_where_better(table: Taylor) -> Taylor:
 
 def _rows(table: Taylor, rows: slice) -> Taylor:
     return Taylor(*(getattr(table, name)[rows] for name in Taylor.__dataclass_fields__))
-
-
-def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """a + b = sum + error, exactly."""
-    total = a + b
-    virtual = total - a
-    return total, (a - (total - virtual)) + (b - virtual)
-
-
-def _two_product(a: Array, b: Array) -> tuple[Array, Array]:
-    """a * b = product + error, exactly (Dekker); no overflow for the sizes that logits have."""
-    product = a * b
-    a_high, b_high = _head(a), _head(b)
-    a_low, b_low = a - a_high, b - b_high
-    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-
-
-def _head(x: Array) -> Array:
-    scaled = x * 134217729.0
-    return scaled - (scaled - x)
 
 
 def steepness_of(weights: AnchorWeights, edges: Array) -> Steepness:

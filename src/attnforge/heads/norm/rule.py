@@ -125,7 +125,9 @@ class NormRule(Rule):
         count = max(16, math.ceil(SLOPE_CELLS * math.log((end + eps) / (start + eps))))
         edges = np.clip(np.geomspace(start + eps, end + eps, count + 1) - eps, start, end)
         edges[0], edges[-1] = start, end
-        lines = [(float(a), Lines(np.array([-d * s, 0.0]), np.array([b, 0.0]), np.array([1.0, 0.0]), np.zeros(2)))
+        rounded = float(2.0**-53 * d * np.abs(scale).max())  # of the product -d s
+        one = np.array([1.0, 0.0])
+        lines = [(float(a), Lines(-d * s * one, b * one, one, 0 * one, slack=(rounded, 0.0)))
                  for s, b, a in zip(scale, shift, amount, strict=True)]  # fmt: skip
         curve = steepness(lines, 0.0, edges)
         twice = times((2 * curve.edges[:-1], 2 * curve.edges[1:]), curve.slope)  # 2 v S'
