@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import mpmath as mp
@@ -72,6 +73,24 @@ def test_plans_keep_their_word_and_grow_with_the_logarithm() -> None:
     assert (steps > 0).all() and steps.max() <= 1.3 * steps.min() + 2
     for count, eps in zip(counts, (1e-3, 1e-6, 1e-9, 1e-12), strict=True):
         assert wave.floor(10.0, count) <= eps  # the lower bound lies below
+
+
+@pytest.mark.parametrize("length", [0.1, 3.0, 50.0])
+def test_plans_are_of_the_stated_size_on_short_and_long_intervals(length: float) -> None:
+    """E6(a): (length/(pi d) + 2/pi) ln(2.4 M/eps) + O(1), whatever length, d and M are; and it keeps its word."""
+    for decay, mass, eps in itertools.product((0.1, 1.0, 10.0), (1.0, 1e6), (1e-2, 1e-12)):
+        table = Strip(mass, decay).plan(length, eps)
+        allowed = (length / (math.pi * decay) + 2 / math.pi) * math.log(2.4 * mass / eps)
+        assert table.bound <= eps and table.anchors <= allowed + 4
+        assert (table.anchors - 1 - 2 * table.guards) * table.spacing >= length * (1 - 1e-15)
+    tone, wave = 0.7, Strip(math.exp(0.7 * 10), 10.0)  # a strip far wider than the interval
+    table = wave.plan(length, 1e-6)
+    places = table.spacing * np.arange(-table.guards, table.anchors - table.guards)
+    y = np.linspace(0, length, 201)
+    logits = -table.kappa * ((y[:, None] - places) / table.spacing) ** 2
+    weight = np.exp(logits - logits.max(1, keepdims=True))
+    value = math.exp((tone * table.spacing) ** 2 / (4 * table.kappa)) * np.cos(tone * places)
+    assert np.abs(weight @ value / weight.sum(1) - np.cos(tone * y)).max() <= table.bound
 
 
 def test_no_fit_of_the_class_beats_the_lower_bound() -> None:

@@ -140,7 +140,7 @@ class EveryLength(nn.Module):
     def bound(self, n: int) -> float:
         """E7(c): how far the network can be from h(moments, x), for sequences of n tokens, in the dtype.
 
-        It is a statement about the weights as they were built: `CertificateError` once they or their dtype have changed.
+        It speaks of the weights as they were built: `CertificateError` once they or their dtype have changed.
         """
         if weights_hash(self) != self._weights:
             raise CertificateError("the certificate is stale: weights have changed since; build the network anew")

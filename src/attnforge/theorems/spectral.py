@@ -98,18 +98,18 @@ class Strip:
         length, eps = positive("length", length), positive("eps", eps)
         best: Spectral | None = None
         for share in (0.5, 0.7, 0.8, 0.9, 0.95, 0.99):  # of eps for interpolation, the rest for the ends
-            exponent = math.log(max(2.0, 1.2 * self.mass / (share * eps)))
-            spacing = math.pi * self.decay / exponent
-            spacing = length / math.ceil(length / spacing)  # whole spacings between the ends
-            kappa = min(math.pi * spacing / self.decay, LEAST_TEMPERATURE)
-            guards, count = 1, round(length / spacing) + 3
-            while self.bound(spacing, kappa, guards) > eps and count < MOST_ANCHORS:
-                guards, count = guards + 1, count + 2
-                if dropped(kappa, guards) < 1e-290:
-                    break
-            found = Spectral(count, spacing, kappa, guards, self.bound(spacing, kappa, guards))
-            if found.bound <= eps and (best is None or found.anchors < best.anchors):
-                best = found
+            widest = math.pi * self.decay / math.log(max(2.0, 1.2 * self.mass / (share * eps)))
+            pieces = math.ceil(length / widest)
+            for spacing in (widest, length / pieces):  # the last anchor but for guards beyond the end, or on it
+                kappa = min(math.pi * spacing / self.decay, LEAST_TEMPERATURE)
+                guards, count = 1, pieces + 3
+                while self.bound(spacing, kappa, guards) > eps and count < MOST_ANCHORS:
+                    guards, count = guards + 1, count + 2
+                    if dropped(kappa, guards) < 1e-290:
+                        break
+                found = Spectral(count, spacing, kappa, guards, self.bound(spacing, kappa, guards))
+                if found.bound <= eps and (best is None or found.anchors < best.anchors):
+                    best = found
         if best is None:
             raise ArgumentError(f"no table of up to {MOST_ANCHORS} anchors was found for eps = {eps:g}")
         return best
