@@ -11,6 +11,7 @@ import torch
 
 from attnforge.compiler.lengths import EveryLength, general_keys, quantised
 from attnforge.errors import ArgumentError, CertificateError
+from attnforge.theorems import splice
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,16 @@ def test_float32_serves_ten_thousand_tokens_and_refuses_more() -> None:
         net.bound(100_000)
     with pytest.raises(ArgumentError, match="float32 numbers"):
         net(torch.full((1, 2), 0.1, dtype=torch.float64))  # no number of float32
+
+
+def test_moments_with_kinks_take_a_spliced_head() -> None:
+    kinked, rng = splice("abs", -3, 2, eps=1e-6), np.random.default_rng(0)
+    net = EveryLength([kinked], "m0*x", -3, 2, eps=1e-6)
+    for n in (1, 1000):
+        X = torch.from_numpy(rng.uniform(-3, 2, (1, n)))
+        assert (net(X) - X.abs().mean(1, keepdim=True) * X).abs().max() <= net.bound(n) < 1e-5
+    with pytest.raises(ArgumentError, match=r"float64 head on \[-1, 1\]"):
+        EveryLength([kinked], "m0*x", -1, 1)
 
 
 def test_the_mean_is_an_attention_layer(net: EveryLength) -> None:

@@ -59,7 +59,8 @@ def general_keys(lipschitz: float, eps: float, dim: int = 1, kappa: float = 4.0)
 class EveryLength(nn.Module):
     """h(moments of the sequence, token) for sequences of scalars in [lo, hi] of every length.
 
-    `moments` are names of functions; h is a formula in m0, m1, ... (their means) and x (the token).
+    `moments` are names of functions, or heads for them on [lo, hi] (for kinks, such as those of `theorems.splice`); h is
+    a formula in m0, m1, ... (their means) and x (the token).
 
     >>> net = EveryLength(["identity", "square"], "sin(x - m0)*m1", -1, 1, eps=1e-3)
     >>> net(torch.rand(2, 7, dtype=torch.float64)).shape, net.bound(7) < 4e-3, net.bound(10**5) < 4e-3
@@ -67,14 +68,14 @@ class EveryLength(nn.Module):
     """
 
     def __init__(
-        self, moments: Sequence[str], h: str, lo: float, hi: float, eps: float = 1e-4,
+        self, moments: Sequence[str | AnchorHead], h: str, lo: float, hi: float, eps: float = 1e-4,
         dtype: torch.dtype = torch.float64,
     ):  # fmt: skip
         super().__init__()
         if not moments:
             raise ArgumentError("give at least one moment, such as 'identity'")
         self.lo, self.hi, self.dtype = float(lo), float(hi), shipped(dtype)
-        self.moments = [AnchorHead.fit(name, lo, hi, eps=positive("eps", eps) / 8, dtype=dtype) for name in moments]
+        self.moments = [self._head(given, positive("eps", eps) / 8) for given in moments]
         ranges = {}
         for j, head in enumerate(self.moments):
             low, high = enclose(head.function, self.lo, self.hi)
@@ -84,6 +85,15 @@ class EveryLength(nn.Module):
         self.steep = self.read.lipschitz()
         self.first, self.second = self._layers()
         self._weights = weights_hash(self)
+
+    def _head(self, given: str | AnchorHead, eps: float) -> AnchorHead:
+        """The head of a moment's function."""
+        if not isinstance(given, AnchorHead):
+            return AnchorHead.fit(given, self.lo, self.hi, eps=eps, dtype=self.dtype)
+        if (given.lo, given.hi, given.dtype) != (self.lo, self.hi, self.dtype) or given.relative:
+            wanted = f"{dtype_name(self.dtype)} head on [{self.lo:g}, {self.hi:g}]"
+            raise ArgumentError(f"expected a {wanted}, not relative, got {given!r}")
+        return given
 
     @staticmethod
     def _bound(head: AnchorHead) -> float:
