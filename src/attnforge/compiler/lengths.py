@@ -59,7 +59,7 @@ def general_keys(lipschitz: float, eps: float, dim: int = 1, kappa: float = 4.0)
 class EveryLength(nn.Module):
     """h(moments of the sequence, token) for sequences of scalars in [lo, hi] of every length.
 
-    `moments` are names of functions, or heads for them on [lo, hi] (for kinks, such as those of `theorems.splice`); h is
+    `moments` are names of functions, or heads for them on [lo, hi] (for kinks, those of `theorems.splice`); h is
     a formula in m0, m1, ... (their means) and x (the token).
 
     >>> net = EveryLength(["identity", "square"], "sin(x - m0)*m1", -1, 1, eps=1e-3)
