@@ -134,7 +134,8 @@ def _steepness(
     numbers: tuple[tuple[float, tuple[bytes, ...], tuple[float, float]], ...], skip: float, places: bytes
 ) -> Steepness:
     """`steepness` of numbers that can be looked up: a network asks for the same heads on many cells of its box."""
-    parts = [(factor, Lines(*map(np.frombuffer, arrays), slack=slack)) for factor, arrays, slack in numbers]
+    read = np.frombuffer
+    parts = [(f, Lines(read(x[0]), read(x[1]), read(x[2]), read(x[3]), read(x[4]), slack)) for f, x, slack in numbers]
     edges = np.frombuffer(places)
     centre, rest, value, off = _sum(parts, skip, edges[:-1], edges[1:])
     for _ in range(ROUNDS):
