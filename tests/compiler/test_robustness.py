@@ -224,7 +224,7 @@ def test_enclosures_contain_products_and_sums() -> None:
     assert low[0] == -np.inf and high[0] == np.inf
 
 
-@pytest.mark.parametrize("bits", [8, 12, "bfloat16"])
+@pytest.mark.parametrize("bits", [4, 8, 12, "bfloat16"])
 def test_few_bits_are_certified_from_what_is_stored(net: CompiledNetwork, bits: int | str) -> None:
     small = af.quantise(net, bits)  # type: ignore[arg-type]
     x = net.box.sample(20000, dtype=net.dtype)
