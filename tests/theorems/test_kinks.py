@@ -30,6 +30,28 @@ def worst(head: af.AnchorHead) -> float:
     return float((head(y).detach().double() - head.function.value(y.double())).abs().max())
 
 
+@pytest.mark.parametrize(("guards", "reached"), [(15, 1e-19), (31, 1e-40), (63, 2e-84)])
+def test_relu_of_33_65_and_129_slots_in_high_precision(guards: int, reached: float) -> None:
+    """A10(b) for relu on [-1, 1] in 2 guards + 3 slots: the error is e^(-1.3 p) and less, where the paper has 1/p."""
+    kappa, off = warmest(guards)
+    sharpness = 0.07 / off  # kink and lines then err alike
+    stated = Pieces(-1.0, 1.0, (0.0,), ((0.0, 0.0), (1.0, 0.0))).bound(sharpness, guards, kappa)
+    with mp.workdps(240):  # logits of 1e83 whose differences matter to 1e-84
+        k, beta = mp.mpf(kappa) / 4, mp.mpf(sharpness)
+        anchors = [mp.mpf(2 * i - 1) for i in range(-guards, guards + 2)]
+        weights = [mp.exp(-k * x * x) for x in anchors]
+        total = mp.log(sum(weights))
+        mean = sum(2 * k * x * w for x, w in zip(anchors, weights, strict=True)) / sum(weights)
+        most = mp.mpf(0)
+        for y in [mp.mpf(t) for t in (-1, "-0.3", "0.3", 1)] + [t / (2 * beta) for t in (-2.0, -1.278, 0.5, 1.278)]:
+            slots = [(total + mean * y, mp.mpf(0))] + [(2 * k * x * y - k * x * x + 2 * beta * y, x) for x in anchors]
+            largest = max(logit for logit, _ in slots)
+            shares = [mp.exp(logit - largest) for logit, _ in slots]
+            head = sum(w * x for w, (_, x) in zip(shares, slots, strict=True)) / sum(shares)
+            most = max(most, abs(head - max(y, 0)))
+        assert most <= stated < 3 * most and most < reached and mp.log(most) < -1.3 * (2 * guards + 3)
+
+
 @pytest.mark.parametrize("guards", [1, 2, 4, 7, 10])
 def test_lines_are_as_right_as_stated_in_high_precision(guards: int) -> None:
     kappa, stated = warmest(guards)
