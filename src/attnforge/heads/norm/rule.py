@@ -126,8 +126,8 @@ class NormRule(Rule):
         edges = np.clip(np.geomspace(start + eps, end + eps, count + 1) - eps, start, end)
         edges[0], edges[-1] = start, end
         rounded = float(2.0**-53 * d * np.abs(scale).max())  # of the product -d s
-        one = np.array([1.0, 0.0])
-        lines = [(float(a), Lines(-d * s * one, b * one, one, 0 * one, slack=(rounded, 0.0)))
+        own_slot = np.array([1.0, 0.0])
+        lines = [(float(a), Lines(-d * s * own_slot, b * own_slot, own_slot, 0 * own_slot, slack=(rounded, 0.0)))
                  for s, b, a in zip(scale, shift, amount, strict=True)]  # fmt: skip
         curve = steepness(lines, 0.0, edges)
         twice = times((2 * curve.edges[:-1], 2 * curve.edges[1:]), curve.slope)  # 2 v S'
