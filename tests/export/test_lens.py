@@ -54,6 +54,16 @@ def test_outputs_and_patterns_are_those_of_the_plain_transformer(build: Any, len
             heads = wanted.shape[1]
             assert (cache["pattern", layer][:, :heads] - wanted).abs().max() <= 1e-6
         assert torch.equal(cache["resid_pre", 0], lens.residual(*inputs))
+        count, after = lens.cfg.n_layers, None
+        for layer in range(count + 1):  # TransformerLens gives logits where it should stop after the last block
+            wanted = cache["resid_pre", layer] if layer < count else cache["resid_post", count - 1]
+            found, after = lens.run_with_cache(*inputs, stop_at_layer=layer)
+            assert torch.equal(found, wanted)
+            assert torch.equal(lens.run_with_hooks(*inputs, fwd_hooks=[], stop_at_layer=layer), wanted)
+        assert torch.equal(after["pattern", 0], cache["pattern", 0])
+        assert torch.equal(lens.readout(wanted), lens(*inputs)), "nothing is left behind"
+        with pytest.raises(af.ArgumentError, match="stop_at_layer is"):
+            lens.run_with_cache(*inputs, stop_at_layer=count + 1)
     assert lens.cfg.attention_dir == ("causal" if lens.plain.causal else "bidirectional")
     assert lens.cfg.attn_only and lens.cfg.normalization_type is None
     assert lens.cfg.dtype == lens.plain.dtype

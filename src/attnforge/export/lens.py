@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -91,15 +93,42 @@ class Lens:
     def __call__(self, *inputs: Tensor) -> Tensor:
         return self._rows(self.model(self.residual(*inputs), start_at_layer=0))
 
-    def run_with_cache(self, *inputs: Tensor, **options: Any) -> tuple[Tensor, ActivationCache]:
-        """The output and the cache of activations: `cache["pattern", 0]` is (batch, head, query, key)."""
-        logits, cache = self.model.run_with_cache(self.residual(*inputs), start_at_layer=0, **options)
-        return self._rows(logits), cache
+    def run_with_cache(
+        self, *inputs: Tensor, stop_at_layer: int | None = None, **options: Any
+    ) -> tuple[Tensor, ActivationCache]:
+        """The output and the cache of activations: `cache["pattern", 0]` is (batch, head, query, key).
 
-    def run_with_hooks(self, *inputs: Tensor, fwd_hooks: list[Any], **options: Any) -> Tensor:
-        """The output with hooks in place, such as `("blocks.0.attn.hook_z", ablate)`."""
+        With `stop_at_layer` the stream that enters that block, registers included; after the last one at n_layers.
+        """
+        with self._stopping(stop_at_layer) as (early, kept):
+            found, cache = self.model.run_with_cache(self.residual(*inputs), start_at_layer=0, **early, **options)
+        return kept[-1] if kept else found if early else self._rows(found), cache
+
+    def run_with_hooks(
+        self, *inputs: Tensor, fwd_hooks: list[Any], stop_at_layer: int | None = None, **options: Any
+    ) -> Tensor:
+        """The output with hooks in place, such as `("blocks.0.attn.hook_z", ablate)`; `stop_at_layer` as for
+        `run_with_cache`."""
         stream = self.residual(*inputs)
-        return self._rows(self.model.run_with_hooks(stream, fwd_hooks=fwd_hooks, start_at_layer=0, **options))
+        with self._stopping(stop_at_layer) as (early, kept):
+            found = self.model.run_with_hooks(stream, fwd_hooks=fwd_hooks, start_at_layer=0, **early, **options)
+        return kept[-1] if kept else found if early else self._rows(found)
+
+    @contextmanager
+    def _stopping(self, layer: int | None) -> Iterator[tuple[dict[str, int], list[Tensor]]]:
+        """What TransformerLens is told of where to stop, and a place for the stream that enters the unembedding: at
+        n_layers it gives logits."""
+        count, kept = self.cfg.n_layers, list[Tensor]()
+        if layer is None or layer < count:
+            yield {} if layer is None else {"stop_at_layer": layer}, kept
+            return
+        if layer > count:
+            raise ArgumentError(f"stop_at_layer is {count} at most, the number of blocks, got {layer}")
+        handle = self.model.unembed.register_forward_pre_hook(lambda module, given: kept.append(given[0]))
+        try:
+            yield {}, kept
+        finally:
+            handle.remove()
 
     def _rows(self, logits: Tensor) -> Tensor:
         """What the network returns, from what the model does: its unembedding is the read-out."""

@@ -7,6 +7,7 @@ among neighbours. Where none is found, the manifest says so (`still`) instead of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,7 +28,9 @@ STEPS = (1, 3, 7)  # a sample is patched with those so many places further: thre
 ROUNDS = (96, 96, 512, 512)
 NEAR = 0.3  # of the box that a neighbour is away at most
 BLIND = 16  # pairs of nodes that zeros rule out, and that a check tries all the same
-HEAD_FACTS = ("layer", "index", "hook", "at", "reads", "writes")
+#: What a manifest must say of a head as the network has it; its note is for people, and its wording may change.
+HEAD_FACTS = ("layer", "index", "hook", "at", "role", "op", "scope", "reads", "writes")
+SAME = 1e-6  # relative: what a bound of relative errors makes of a few outputs, computed on another machine
 NOTHING = -1  # the source of an ablation: zeros
 
 Pairs = tuple[Tensor, Tensor]  # places of bases and sources among the points
@@ -256,9 +259,10 @@ def check(manifest: Manifest, net: object, *, seed: int = 1) -> Checked:
     """Find out whether a manifest is so for a network; `CertificateError` says what is not.
 
     Its hashes must be those of the weights; names, channels and edges those that stored tensors show; every witness
-    must move its output by what it states; and what neither `moves` nor `still` lists must move nothing beyond
-    rounding: by zeros of stored tensors where they prove it, and at samples of the check's own otherwise. What is
-    `still` is no claim: the search has found no input that moves the output, and the check says how often that is so.
+    must move its output by what it states; and what `moves` does not list must move nothing beyond rounding: by zeros
+    of stored tensors where they prove it, and at samples of the check's own otherwise. What is `still` is less than a
+    claim, and the check says how often that is so: the search has found no input that moves the output. Where samples
+    of the check do, the manifest is refused, too.
     """
     circuit = circuit_of(net)
     require_weights(manifest, circuit.tensors)
@@ -280,6 +284,9 @@ def check(manifest: Manifest, net: object, *, seed: int = 1) -> Checked:
         for name, outputs in silent.items():
             reached = set(outputs) & set(nodes[name].outputs)  # what zeros rule out is tried at few points only
             _unmoved(name, nodes[name], outputs, probes if reached else probes[:1], circuit)
+        for name, what in stated.items():
+            left = [o for o, output in enumerate(circuit.outputs) if output.name in what.still]
+            _unmoved(name, nodes[name], left, probes[1:], circuit, "leaves open whether it moves")
         apart = _ruled_out(circuit)
         order = torch.randperm(len(apart), generator=torch.Generator().manual_seed(seed)).tolist()
         probe, (base, source) = probes[0]
@@ -334,19 +341,25 @@ def _require_same(manifest: Manifest, circuit: Circuit) -> None:
     """Raise unless a manifest says of structure what the weights show."""
     claims = {
         "tier": (manifest.tier, circuit.tier),
+        "target": (manifest.target, circuit.target),
         "inputs": (manifest.inputs, circuit.inputs),
         "outputs": (manifest.outputs, circuit.outputs),
-        "channels": (tuple(c.kind for c in manifest.channels), tuple(c.kind for c in circuit.channels)),
+        "channels": (manifest.channels, circuit.channels),
         "kind and dtype": ((manifest.certificate.kind, manifest.certificate.dtype),
                            (circuit.certificate.kind, circuit.certificate.dtype)),
     }  # fmt: skip
-    for name, (said, shown) in claims.items():
-        if said != shown:
-            raise CertificateError(f"the manifest's {name} are not those of the network: it says {_short(said)}, and "
-                                   f"the network has {_short(shown)}")  # fmt: skip
+    for name, (stating, shown) in claims.items():
+        if stating != shown:
+            raise CertificateError(f"the manifest's {name} are not those of the network: it says {_short(stating)}, "
+                                   f"and the network has {_short(shown)}")  # fmt: skip
     promised, proved = manifest.certificate.bound, circuit.certificate.bound
     if promised is not None and (proved is None or promised < proved):
         raise CertificateError(f"the manifest states the bound {promised}, and the network is certified for {proved}")
+    if manifest.certificate.proof == "kernel" != circuit.certificate.proof:
+        raise CertificateError("the manifest says that the kernel proved the bound, and for this network it has not")
+    said, can = manifest.certificate.rounding, circuit.rounding
+    if not math.isclose(said, can, rel_tol=SAME):
+        raise CertificateError(f"the manifest says that rounding can do {said:.9g}, and it can do {can:.9g}")
     stated = {_name(what): what for what in manifest.everything()}
     nodes = {str(node): node for node in _nodes(circuit)}
     for spot in circuit.spots:
@@ -395,8 +408,9 @@ def _replay(name: str, node: Node, moves: Sequence[Witness], probe: Probe, circu
 
 
 def _unmoved(
-    name: str, node: Node, outputs: Sequence[int], probes: Sequence[tuple[Probe, Pairs]], circuit: Circuit
-) -> None:
+    name: str, node: Node, outputs: Sequence[int], probes: Sequence[tuple[Probe, Pairs]], circuit: Circuit,
+    says: str = "does not say that it moves",
+) -> None:  # fmt: skip
     """Raise where something that should move nothing does."""
     if not len(outputs):
         return
@@ -406,6 +420,6 @@ def _unmoved(
             worst = float(effects[:, o].max())
             if not worst <= circuit.rounding:
                 raise CertificateError(
-                    f"{name}: the manifest does not say that it moves {circuit.outputs[o].name!r}, and it moves it by "
+                    f"{name}: the manifest {says} {circuit.outputs[o].name!r}, and it moves it by "
                     f"{worst:.3g} (rounding can do {circuit.rounding:.3g})"
                 )
