@@ -89,6 +89,26 @@ def test_programs_are_interpreted_and_networks_obey(sort: Any) -> None:
         assert pair.effect == sum(a != b for a, b in zip(pair.output, pair.patched, strict=True))
 
 
+def test_what_no_input_makes_is_not_known() -> None:
+    """The last ones of a kind, by how many there are so far and in all: more of the former stand beside no input."""
+    same = rasp.select(rasp.tokens, rasp.tokens, rasp.eq)
+    early = rasp.selector_width(same & rasp.select(rasp.indices, rasp.indices, rasp.leq))
+    net = af.compile((rasp.selector_width(same) - early).equals(0), rasp.Sequences("ab", max_length=3))
+    found = pairs(net, 40).pairs
+    assert len({(pair.variable, pair.base, pair.source) for pair in found}) == len(found), "no pair is there twice"
+    strange = [pair for pair in found if "leq" in pair.variable and "-" not in pair.variable and not pair.known]
+    assert strange and any(pair.known for pair in found)
+    for pair in strange:
+        letters = pair.base[: len(pair.output)]
+        assert any(so_far > letters.count(x) for x, so_far in zip(letters, pair.after, strict=True))
+
+
+def test_an_output_of_several_has_its_own_variables() -> None:
+    given = {"sorted": rasp.library.sort(), "one more": rasp.library.hist() + 1}
+    net = af.compile(given, rasp.Sequences("ab", max_length=3))["one more"]
+    assert {pair.variable for pair in pairs(net, 1).pairs} == {"selector_width(same_token)"}
+
+
 def test_seeds_files_and_mistakes(sort: Any, tmp_path: Path) -> None:
     found = pairs(sort, 2, seed=5)
     assert isinstance(found, Pairs) and found == pairs(sort, 2, seed=5) != pairs(sort, 2, seed=6)

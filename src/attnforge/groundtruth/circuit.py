@@ -193,6 +193,17 @@ class Circuit:
         """The last state, where everyone reads what a head gives changed by `delta`."""
         return self.onward(states[spot.layer + 1] + delta, spot.layer + 1)
 
+    def following(self, spots: Sequence[Spot], base: Tensor, source: Tensor) -> Tensor:
+        """The last state at some points, where some heads give what they give at others."""
+        there = self.states(source)
+        Z = self.begin(*self.where.split(base))
+        for number, layer in enumerate(self.layers):
+            after = layer(Z)
+            for head in (self.alone(spot) for spot in spots if spot.layer == number):
+                after = after + (head(there[number]) - head(Z))
+            Z = after
+        return Z
+
     def effect(self, points: Tensor, clean: Tensor, patched: Tensor) -> Tensor:
         """How far each output moves at each point, (point, output): the largest distance, or how many values change."""
         before, after = self.output(clean), self.output(patched)

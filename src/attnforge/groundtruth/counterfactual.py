@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from ..rasp.network.compiled import CompiledProgram
 from ..rasp.network.data import value_json
 from ..rasp.values import Value
 from ..saving import free_file, write_whole
-from .circuit import Mask, operation
+from .circuit import Circuit, Mask, circuit_of, operation
 
 FORMAT = "attnforge-pairs"
 VERSION = 1  # of the JSON form
@@ -48,7 +48,9 @@ class Pair:
     output on base, `patched` what it is there with the variable as on source, `effect` how far these are apart: values
     and the number of positions that change, or intervals [low, high], one for each number. A source of a program may be
     longer than its base: then its values at the positions of the base count. `known` says that all of `patched` are
-    values that the program has on some input: a network decodes no others.
+    values that the program has on some input, since a network decodes no others, and that the network was seen to
+    decode them with all heads of the variable patched: of values that stand side by side on no input, such as more
+    tokens of a kind so far than in all, it promises nothing.
     """
 
     variable: str
@@ -101,7 +103,7 @@ def pairs(net: object, count: int = 4, seed: int = 0) -> Pairs:
     plain = net.plain if isinstance(net, Lens) else net
     target = network_of(plain) if isinstance(plain, PlainTransformer) else plain
     if isinstance(target, CompiledProgram):
-        kind, found, names = "tokens", _program_pairs(target, count, seed), _program_names(target)
+        kind, found, names = "tokens", _program_pairs(target, circuit_of(net), count, seed), _program_names(target)
     elif isinstance(target, CompiledNetwork):
         kind, found, names = "numbers", _formula_pairs(target, count, seed), [v.name for v in _variables(target)]
     elif isinstance(target, torch.nn.Module):
@@ -117,8 +119,11 @@ def pairs(net: object, count: int = 4, seed: int = 0) -> Pairs:
 
 
 def _best(found: list[tuple[Pair, bool]], count: int) -> list[Pair]:
-    """Pairs where only the variable differs and the output moves first, in the order in which they were found."""
-    order = sorted(found, key=lambda each: (not each[0].known, not each[0].only, not each[1]))
+    """Pairs where only the variable differs and the output moves first, in the order in which they were found, once."""
+    different: dict[tuple[tuple[float, ...], ...], tuple[Pair, bool]] = {}
+    for each in found:  # samples of a small domain repeat
+        different.setdefault((each[0].base, each[0].source), each)
+    order = sorted(different.values(), key=lambda each: (not each[0].known, not each[0].only, not each[1]))
     return [pair for pair, _ in order][:count]
 
 
@@ -127,9 +132,8 @@ def _best(found: list[tuple[Pair, bool]], count: int) -> list[Pair]:
 
 def _intermediate(net: CompiledProgram) -> list[SOp]:
     """The ops between input and output, in order."""
-    free = (Tokens, Indices, Constant)
-    nodes = [node for node in net.facts.order if isinstance(node, SOp) and not isinstance(node, free)]
-    return [node for node in nodes if node != net.facts.program]
+    free, used = (Tokens, Indices, Constant), _below(net.facts.program)  # of several programs' ops those of this one
+    return [node for node in net.facts.order if node in used and isinstance(node, SOp) and not isinstance(node, free)]
 
 
 def _called(node: SOp) -> str:
@@ -140,7 +144,7 @@ def _program_names(net: CompiledProgram) -> list[str]:
     return [_called(node) for node in _intermediate(net)]
 
 
-def _program_pairs(net: CompiledProgram, count: int, seed: int) -> Iterator[Pair]:
+def _program_pairs(net: CompiledProgram, circuit: Circuit, count: int, seed: int) -> Iterator[Pair]:
     nodes = _intermediate(net)
     if not nodes:
         return
@@ -179,7 +183,25 @@ def _program_pairs(net: CompiledProgram, count: int, seed: int) -> Iterator[Pair
                     _apart(net, base[output], patched),
                 )  # fmt: skip
                 found.append((pair, base[output] != patched))
-        yield from _best(found, count)
+        yield from _best(_seen(net, circuit, _called(node), found), count)
+
+
+@torch.no_grad()
+def _seen(
+    net: CompiledProgram, circuit: Circuit, variable: str, found: list[tuple[Pair, bool]]
+) -> list[tuple[Pair, bool]]:
+    """The same pairs, `known` only where the network decodes what is said, with the heads of a variable patched."""
+    spots = [spot for spot in circuit.spots if spot.op == variable]
+    if not spots or not found or net.outputs is None:
+        return found
+    ends = ([pair.base for pair, _ in found], [pair.source for pair, _ in found])
+    base, source = (torch.tensor(points, dtype=torch.float64).to(circuit.where.dtype) for points in ends)
+    decoded = circuit.output(circuit.following(spots, base, source)).argmax(-1).tolist()
+    values = [value_json(value) for value in net.outputs]
+    return [
+        (replace(pair, known=pair.known and [values[i] for i in row[: len(pair.patched)]] == pair.patched), moves)
+        for (pair, moves), row in zip(found, decoded, strict=True)
+    ]
 
 
 def _below(node: Node) -> set[Node]:
