@@ -103,14 +103,15 @@ def programs(d: Data) -> list[Line]:
 
 def circuits(d: Data) -> list[Line]:
     rows = {(row["method"], row["form"]): row for row in d["summary"]}
-    methods = list(dict.fromkeys(method for method, _ in rows))
-    found = [f"{100 * rows[method, 'plain']['edges recall']:.0f} % by {method}" for method in methods]
-    models = sum(row["models"] for (method, _), row in rows.items() if method == methods[0])
+    methods, forms = (list(dict.fromkeys(key[i] for key in rows)) for i in range(2))
+    shares = [", ".join(f"{100 * rows[m, form]['edges recall']:.0f}" for form in forms) for m in methods]
+    found = [f"{share} % by {method}" for share, method in zip(shares, methods, strict=True)]
+    whole = ["/".join(str(rows[m, form]["all edges right"]) for form in forms) for m in methods]
     return [(
-        f"edges of {models} known circuits (plain, rotated, superposed) that methods find",
-        ", ".join(found),
-        f"all edges of a model: {', '.join(str(rows[m, 'plain']['all edges right']) for m in methods)} of "
-        f"{rows[methods[0], 'plain']['models']} models",
+        f"edges of {sum(rows[methods[0], form]['models'] for form in forms)} known circuits that methods find: "
+        f"{', '.join(forms)}",
+        "; ".join(found),
+        f"all edges of a model: {', '.join(whole)} of {rows[methods[0], forms[0]]['models']} models",
     )]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ python benchmarks/verification.py               makes a pack, runs what is insta
 python benchmarks/verification.py --quick       18 instances, nothing written
 python benchmarks/verification.py --lirpa PYTHON --marabou PYTHON
                                                 interpreters that have auto-LiRPA 0.3, and maraboupy 2.0.0
-python benchmarks/verification.py --programs    60 instances of token programs, by radius, with our intervals alone
+python benchmarks/verification.py --programs    60 instances of token programs instead, kept beside the others
 python benchmarks/verification.py --markdown    prints the last run as docs/verification.md shows it; --fill does it
 
 Both packages need others than attnforge's own, so each runs in an interpreter of its own, which needs onnx, numpy and
@@ -212,10 +212,13 @@ def same_property(instance: Any, claim: Any, line: dict[str, Any]) -> bool:
 
 def measured(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
     from attnforge import verification
+    from attnforge.verification.programs import SHARES
     from attnforge.verification.proof import propagated
+    from attnforge.verification.sampler import FAMILIES
 
     start = time.perf_counter()
-    pack = verification.pack(root, QUICK if arguments.quick else COUNT, SEED)
+    count = QUICK if arguments.quick else PROGRAMS if arguments.programs else COUNT
+    pack = verification.pack(root, count, SEED, families=["program"] if arguments.programs else FAMILIES)
     made = time.perf_counter() - start
     start = time.perf_counter()
     verification.check(root)
@@ -242,7 +245,8 @@ def measured(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
     ]  # fmt: skip
     rows = [
         {"name": i.name, "family": i.family, "kind": i.kind, "size": i.size, "label": i.label, "multiple": i.multiple,
-         "gap": i.gap, "says": {x["tool"]: x["says"] for x in lines if x["name"] == i.name}} for i in pack.instances
+         "gap": i.gap, "says": {x["tool"]: x["says"] for x in lines if x["name"] == i.name}}
+        | ({"share": SHARES[n // 2 % len(SHARES)]} if arguments.programs else {}) for n, i in enumerate(pack.instances)
     ]  # fmt: skip
     return {
         "machine": f"{platform.system()} {platform.machine()}", "instances": len(pack), "seed": SEED,
@@ -254,48 +258,37 @@ def measured(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def programs(root: Path) -> None:
-    """Token programs: which unsat instances intervals prove, by the share of the largest radius that is proved."""
-    from attnforge import verification
-    from attnforge.verification.programs import SHARES
-    from attnforge.verification.proof import propagated
-
-    start = time.perf_counter()
-    pack = verification.pack(root, PROGRAMS, SEED, families=["program"])
-    made = time.perf_counter() - start
-    verification.check(root)
-    print(f"{len(pack)} instances in {made:.0f} s, proved again in {time.perf_counter() - start - made:.0f} s")
-    known = {i.name: propagated(pack.graph(i), pack.property(i)) for i in pack.instances}
-    wrong = [i.name for i in pack.instances if i.label == "sat" and known[i.name]]
-    print(f"sat instances that intervals call unsat: {len(wrong)}")
-    for level, share in enumerate(SHARES):
-        mine = [i for n, i in enumerate(pack.instances) if i.label == "unsat" and n // 2 % len(SHARES) == level]
-        proved = sum(known[i.name] for i in mine)
-        print(f"radius {share:g} of the largest: {len(mine)} unsat, intervals prove {proved}, "
-              f"margins {min(i.margin for i in mine):.2g} to {max(i.margin for i in mine):.2g}")  # fmt: skip
-
-
 def decade(multiple: float) -> int:
     return next(i for i, top in enumerate(DECADES) if multiple < 10.0**top)
 
 
 def markdown(found: dict[str, Any]) -> str:
     """The tables of the page."""
-    rows = found["rows"]
+    unsat = [row for row in found["rows"] if row["label"] == "unsat"]
     names = ["below 1", "1 to 100", "100 to 10,000", "above 10,000"]
+    groups = [(name, [row for row in unsat if decade(row["multiple"]) == i]) for i, name in enumerate(names)]
+    for size in sorted({row["size"] for row in found["rows"]}):
+        groups.append((f"box: {size:.3g} of each side", [row for row in unsat if row["size"] == size]))
+    text = shown(found, "unsat, margin in bounds", groups)
+    if "programs" not in found:
+        return text
+    some = [row for row in found["programs"]["rows"] if row["label"] == "unsat"]
+    shares = sorted({row["share"] for row in some}, reverse=True)
+    radii = [(f"{share:g} of the largest", [row for row in some if row["share"] == share]) for share in shares]
+    return text + "\n\nToken programs:\n\n" + shown(found["programs"], "unsat, radius", radii)
+
+
+def shown(found: dict[str, Any], head: str, groups: list[tuple[str, list[Any]]]) -> str:
+    """A table of what tools say of some groups of unsat instances, of all, and what did not run and why."""
+    rows = found["rows"]
     tools = [tool for tool in TOOLS if any(tool in row["says"] for row in rows)]
     faults = Counter(a["tool"] for a in found["against"] if not a["against the label"])
-    lines = [f"| unsat, margin in bounds | instances | {' | '.join(tools)} |", "| --- " * (2 + len(tools)) + "|"]
+    lines = [f"| {head} | instances | {' | '.join(tools)} |", "| --- " * (2 + len(tools)) + "|"]
 
     def counts(chosen: list[Any], word: str) -> str:
         return " | ".join(str(sum(row["says"].get(tool) == word for row in chosen)) for tool in tools)
 
-    for i, name in enumerate(names):
-        chosen = [row for row in rows if row["label"] == "unsat" and decade(row["multiple"]) == i]
-        lines.append(f"| {name} | {len(chosen)} | {counts(chosen, 'unsat')} |")
-    for size in sorted({row["size"] for row in rows}):
-        chosen = [row for row in rows if row["label"] == "unsat" and row["size"] == size]
-        lines.append(f"| box: {size:.3g} of each side | {len(chosen)} | {counts(chosen, 'unsat')} |")
+    lines += [f"| {name} | {len(chosen)} | {counts(chosen, 'unsat')} |" for name, chosen in groups]
     unsat, sat = ([row for row in rows if row["label"] == label] for label in ("unsat", "sat"))
     lines.append(f"| all unsat | {len(unsat)} | {counts(unsat, 'unsat')} |")
     lines.append(f"| all sat | {len(sat)} | {counts(sat, 'sat')} |")
@@ -331,15 +324,15 @@ def main() -> None:
     if arguments.worker:
         worker(arguments.worker, arguments.pack)
         return
-    if arguments.programs:
-        sys.path.insert(0, str(ROOT / "src"))
-        with tempfile.TemporaryDirectory() as folder:
-            programs(arguments.pack or Path(folder) / "pack")
-        return
     if not (arguments.markdown or arguments.fill):
         sys.path.insert(0, str(ROOT / "src"))
         with tempfile.TemporaryDirectory() as folder:
             found = measured(arguments, arguments.pack or Path(folder) / "pack")
+        before = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+        if arguments.programs:
+            found = {**before, "programs": found}
+        elif "programs" in before:
+            found["programs"] = before["programs"]
         if found["missing"] and RESULTS.exists():
             print(f"{RESULTS.name} stays as it is, because not everything ran")
         elif not arguments.quick:
@@ -352,7 +345,7 @@ def main() -> None:
         PAGE.write_text(filled(PAGE.read_text("utf-8"), "verifiers", markdown(found)), "utf-8")
     else:
         print(markdown(found))
-        for against in found["against"]:
+        for against in (*found["against"], *found.get("programs", {}).get("against", ())):
             print(f"{against['tool']} against {against['name']} ({against['label']}): {against['evidence']}")
 
 

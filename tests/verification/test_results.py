@@ -19,8 +19,10 @@ def test_the_page_shows_the_last_run() -> None:
     marks = r"<!-- verifiers:begin -->\n(.*?)\n<!-- verifiers:end -->"
     shown = re.search(marks, script.PAGE.read_text("utf-8"), re.DOTALL)
     assert shown is not None and shown[1] == script.markdown(found), "python benchmarks/verification.py --fill"
-    assert not found["missing"] and found["read by vnnlib"] == found["instances"] == len(found["rows"])
-    assert not any(against["against the label"] for against in found["against"])
-    for row in found["rows"]:
-        wrong = {tool for tool, word in row["says"].items() if word in ("sat", "unsat") and word != row["label"]}
-        assert wrong <= {a["tool"] for a in found["against"] if a["name"] == row["name"]}, "every one was looked into"
+    assert not found["missing"]
+    for run in (found, found["programs"]):
+        assert run["read by vnnlib"] == run["instances"] == len(run["rows"])
+        assert not any(against["against the label"] for against in run["against"])
+        for row in run["rows"]:
+            wrong = {tool for tool, word in row["says"].items() if word in ("sat", "unsat") and word != row["label"]}
+            assert wrong <= {a["tool"] for a in run["against"] if a["name"] == row["name"]}, "every one was looked into"

@@ -55,9 +55,14 @@ class Layer:
     def __call__(self, Z: Tensor) -> Tensor:
         out = Z if self.skip is None else Z @ self.skip
         out = out if self.bias is None else out + self.bias
-        for group in self.groups:
+        for group in self._busy:
             out = out + group(Z)
         return out
+
+    @cached_property
+    def _busy(self) -> list[Heads]:
+        """The groups without heads that write nothing."""
+        return [part for group in self.groups if (part := _without_zeros(group)) is not None]
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,8 @@ class Circuit:
             name: table[spot.head : spot.head + 1] if len(table) > 1 else table
             for name, table in group.named_parameters()
         }
-        return Heads(group.scope, causal=group.causal, **given)
+        single = Heads(group.scope, causal=group.causal, **given)
+        return _without_zeros(single) or single
 
     def carried(self, delta: Tensor, start: int, stop: int) -> Tensor:
         """A change of the state before layer `start`, as skips bring it before layer `stop`."""
@@ -381,6 +387,27 @@ def _block(attention: Any, stream: int, heads: int, causal: bool) -> Heads:
     )
     out = attention.out_proj.weight.detach().T.reshape(heads, width, stream)
     return Heads("tokens", W_Q=q / math.sqrt(width), W_K=k, W_V=v, W_O=out, causal=causal)
+
+
+def _without_zeros(group: Heads) -> Heads | None:
+    """The same without heads, and without coordinates, that zeros make nothing of: padding is most of a plain form."""
+    tables = dict(group.named_parameters())
+    if group.scope != "tokens" or group.M_K is not None or group.W_K is None or group.W_V is None:
+        return group
+
+    def used(*names: str) -> Tensor:
+        """(head, coordinate) where a table, or its bias, is not 0."""
+        found = [tables[name] != 0 for name in names if name in tables]
+        return torch.stack([part if part.dim() == 2 else part.any(1) for part in found]).any(0)
+
+    asked, told = used("W_Q", "b_Q") & used("W_K", "b_K"), (tables["W_O"] != 0).any(-1) & used("W_V", "b_V")
+    heads = told.any(1)
+    if not bool(heads.any()):
+        return None
+    kept = {"Q": asked[heads].any(0), "K": asked[heads].any(0), "V": told[heads].any(0)}
+    kept["Q"][0] = kept["K"][0] = True  # logits that are all 0 need a coordinate, too
+    given = {name: table[heads][..., kept[name[-1]]] for name, table in tables.items() if name != "W_O"}
+    return Heads("tokens", causal=group.causal, W_O=tables["W_O"][heads][:, kept["V"]], **given)
 
 
 def _hooked(weights: Mapping[str, Tensor], block: int, causal: bool) -> Heads:
