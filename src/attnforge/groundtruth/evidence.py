@@ -31,9 +31,10 @@ BLIND = 16  # pairs of nodes that zeros rule out, and that a check tries all the
 #: What a manifest must say of a head as the network has it; its note is for people, and its wording may change.
 HEAD_FACTS = ("layer", "index", "hook", "at", "role", "op", "scope", "reads", "writes")
 SAME = 1e-6  # relative: what a bound of relative errors makes of a few outputs, computed on another machine
+AT_ONCE = 256  # pairs that are run together: more take a gigabyte, and longer
 NOTHING = -1  # the source of an ablation: zeros
 
-Pairs = tuple[Tensor, Tensor]  # places of bases and sources among the points
+Pairs = tuple[Tensor, ...]  # places of bases and sources among the points
 
 
 @dataclass(eq=False)
@@ -105,9 +106,10 @@ class Node:
 
     def moved(self, probe: Probe, pairs: Pairs) -> Tensor:
         """How far outputs move, (pair, output)."""
+        parts = zip(*(side.split(AT_ONCE) for side in pairs), strict=True)
         if self.spot is not None:
-            return probe.head(self.spot, pairs)
-        return probe.edge(self.source, self.target, pairs)
+            return torch.cat([probe.head(self.spot, part) for part in parts])
+        return torch.cat([probe.edge(self.source, self.target, part) for part in parts])
 
     def __str__(self) -> str:
         if self.spot is not None:
