@@ -96,6 +96,10 @@ def test_what_is_no_place_for_a_catalogue_is_left_alone(catalogue, tmp_path):
         build(tmp_path / "new", count=0)
     with pytest.raises(ArgumentError, match="no model 'm9999'"):
         truth_of(catalogue, "m9999")
+    (tmp_path / "stopped").mkdir()
+    (tmp_path / "stopped" / "catalogue.json").write_text('{"version": 2, "seed": 0}')
+    with pytest.raises(ArgumentError, match="no index yet"):
+        read_index(tmp_path / "stopped")
 
 
 def test_the_index_page_lists_and_filters(catalogue):

@@ -247,6 +247,8 @@ def write_index(folder: Path, wanted: Sequence[Recipe]) -> None:
 def read_index(folder: str | Path) -> list[dict[str, Any]]:
     """What the index of a catalogue lists; `ArgumentError` where there is none."""
     _marked(Path(folder))
+    if not (Path(folder) / INDEX).is_file():
+        raise ArgumentError(f"the catalogue at '{folder}' has no index yet: its run was stopped; run the command again")
     return [json.loads(line) for line in (Path(folder) / INDEX).read_text("utf-8").splitlines()]
 
 
