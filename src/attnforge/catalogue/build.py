@@ -177,7 +177,7 @@ def _made(folder: Path, recipe: Recipe) -> None:
         "network.safetensors": built.written(),
         "manifest.json": _json(truth.to_json()),
         "certificate.json": _json(certificate.to_json()),
-        "pairs.json": _json(pairs(net, PAIRS, recipe.seed).to_json()),
+        "pairs.json": _json(pairs(built, PAIRS, recipe.seed).to_json()),
         "samples.json": samples,
         "index.html": model_page(about, truth, str(certificate)).html().encode(),
     }
