@@ -26,7 +26,7 @@ FENCES = {"langle": "⟨", "rangle": "⟩", "lceil": "⌈", "rceil": "⌉", "lfl
           "rvert": "|", "lVert": "‖", "rVert": "‖", "|": "‖", "{": "{", "}": "}"}  # fmt: skip
 LARGE = {"sum": "∑", "prod": "∏", "bigcup": "⋃", "bigcap": "⋂"}
 LIMITS = {"max", "min", "sup", "inf", "lim", "argmax", "argmin"}  # functions with what varies underneath
-_NAMED = "log ln exp sin cos tan sinh cosh tanh coth arctan arcsin arccos det dim"
+_NAMED = "log ln exp sin cos tan sinh cosh tanh coth arctan arcsin arccos deg det dim"
 NAMED = frozenset(_NAMED.split())
 SPACES = {",": 0.17, ":": 0.22, ";": 0.28, "!": -0.17, " ": 0.33, "quad": 1.0, "qquad": 2.0}
 ACCENTS = {"hat": "^", "bar": "¯", "tilde": "~", "dot": "˙", "vec": "→", "overline": "¯", "widehat": "^"}

@@ -168,14 +168,15 @@ class Heads(nn.Module):
     def forward(self, Z: Tensor) -> Tensor:
         """The output for all tokens, in chunks where that saves memory."""
         if torch.compiler.is_compiling():  # a traced graph has no loops over chunks: its runtime decides
-            return self._attend(Z)
+            return self.attend(Z)
         if self.scope == "tokens":
             n, per_row = Z.shape[-2], max(1, Z[..., 0, 0].numel() * self.heads * (Z.shape[-2] + self.slots))
             step = max(1, CHUNK // per_row)
-            return self._attend(Z) if step >= n or _whole(self, Z) else _in_chunks(self, Z, step, self.width)
+            return self.attend(Z) if step >= n or _whole(self, Z) else _in_chunks(self, Z, step, self.width)
         return _along_rows(self, Z, [self])
 
-    def _attend(self, Z: Tensor, rows: slice = slice(None)) -> Tensor:
+    def attend(self, Z: Tensor, rows: slice = slice(None)) -> Tensor:
+        """The output for some rows at once: no chunks, and nobody who watches the module is told."""
         if self.scope != "tokens" and rows != slice(None):
             Z, rows = Z[..., rows, :], slice(None)
         if self.constant:
@@ -277,7 +278,7 @@ class _Some(nn.Module):
 
     def forward(self, Z: Tensor, rows: slice) -> Tensor:
         module = self.module
-        return module._attend(Z, rows) if isinstance(module, Heads) else _rows_first(module, Z[rows])
+        return module.attend(Z, rows) if isinstance(module, Heads) else _rows_first(module, Z[rows])
 
 
 class _Chunks(torch.autograd.Function):
@@ -336,7 +337,7 @@ def _along_rows(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor, group
     most = max((group.heads * (group.slots + 1) for group in groups), default=1)
     step = max(1, (CACHED if Z.device.type == "cpu" else CHUNK) // most)
     if step >= flat.shape[0] or _whole(module, Z):
-        return module._attend(Z) if isinstance(module, Heads) else _rows_first(module, Z)
+        return module.attend(Z) if isinstance(module, Heads) else _rows_first(module, Z)
     return _in_chunks(module, flat, step, module.width).reshape(*Z.shape[:-1], module.width)
 
 

@@ -120,7 +120,7 @@ class KernelNetwork(nn.Module):
     def read(self, Z: Tensor, rows: slice) -> Tensor:
         """What the tokens `rows` read in layer 2: kernel means, or kernel sums times s, (rows, K)."""
         first, second = self.body.layers
-        out = second.groups[0](first(Z), rows)[..., self.part("a")]  # type: ignore[operator, union-attr, index]
+        out = second.groups[0].attend(first(Z), rows)[..., self.part("a")]  # type: ignore[operator, union-attr, index]
         return out if self.method == "mean" else -out
 
     def weights_of(self, Z: Tensor) -> Tensor:
