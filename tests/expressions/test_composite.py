@@ -24,6 +24,7 @@ from attnforge.expressions.interval import WHOLE
 from attnforge.frontends.formula.defined import is_bounded
 from attnforge.functions import registry as functions
 from attnforge.functions.univariate import REALS
+from attnforge.heads.anchor.head import AnchorHead
 
 m = mpmath
 
@@ -133,6 +134,25 @@ def test_removable_singularities(
     y = torch.tensor([place, place + 1e-3], dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(fn(y).sum(), y)
     assert torch.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("distance", [8.5, 10.0, 20.0, 40.0, 63.0])
+def test_remainders_beside_a_removable_singularity_are_those_of_the_function(distance: float) -> None:
+    """Coefficients over a ball of radius r that is some radii away: the seventh is near 1/9!, not (r / distance)^-7."""
+    radius = 1e-3
+    ball = arb(distance * radius, radius)
+    found = composite("sin(y)/y").series(arb_series([ball, 1], prec=8))
+    assert float(abs(found[7]).upper()) < 1e-5
+    with mpmath.workdps(40):
+        truth = mpmath.taylor(mpmath.sinc, mpmath.mpf(distance * radius), 7)
+    assert all(found[j].contains(arb(str(c))) for j, c in enumerate(truth))
+
+
+def test_tables_beside_a_removable_singularity_have_bounds_of_their_size() -> None:
+    function = composite("sin(y)/y")
+    for anchors in range(13, 19):
+        head = AnchorHead.fit(function, -2.0078125, 2.0078125, anchors=anchors, dtype=torch.float64)
+        assert head.certificate.bound < 1e-12
 
 
 def test_poles_are_told_from_removable_singularities() -> None:

@@ -22,7 +22,7 @@ from ..box import Box, Interval, boxes_of
 from ..census import structural
 from ..certificates.certificate import Proof, upper_text
 from ..dtypes import shipped
-from ..errors import ArgumentError, PrecisionError
+from ..errors import ArgumentError, DomainError, PrecisionError
 from ..frontends.module.regressor import regressor
 from ..programs.interpret import values
 from ..programs.positions import prepared
@@ -185,10 +185,19 @@ def searched(ways: list[Way], tolerance: Tolerance, boxes: tuple[Box, ...], say:
     for program in capture(ways, say):
         if search.knows(program):
             continue
-        problems.append(enclose(program, tolerance, boxes, say))
-        _attempts(search, problems[-1], say)
+        try:
+            problem = enclose(program, tolerance, boxes, say)
+            _attempts(search, problem, say)
+        except (DomainError, PrecisionError) as error:  # the first writing is the target as given; others are tries
+            if isinstance(error, DomainError) and not (problems or search.failures):
+                raise
+            search.failures.append(error)
+            continue
+        problems.append(problem)
         if search.done:
             return search
+    if search.best is None:
+        raise search.failures[0]
     for problem in problems:
         if not search.done and _wavy(search, problem):
             short = shortened(problem.program, problem.found)

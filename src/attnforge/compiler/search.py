@@ -12,7 +12,7 @@ import torch
 from ..box import Box
 from ..certificates.rounding import unit
 from ..dtypes import dtype_name
-from ..errors import PrecisionError
+from ..errors import AttnforgeError, PrecisionError
 from ..heads.construction import Tactics
 from ..programs.affine import is_head
 from ..programs.enclose import Range, ranges
@@ -92,6 +92,7 @@ class Search:
     def __init__(self, tolerance: Tolerance):
         self.tolerance = tolerance
         self.best: Attempt | None = None
+        self.failures: list[AttnforgeError] = []  # of writings that have no network at all
         self._last: Attempt | None = None
         self._seen: list[Program] = []
 

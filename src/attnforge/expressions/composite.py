@@ -344,16 +344,30 @@ def special(formula: Formula, known: list[Point], pieces: Mapping[Expr, Series])
 
     def multiply(node: Monomial, x: arb_series, found: Mapping[Expr, arb_series]) -> arb_series:
         for point in known:
-            if point.node is node and point.order >= 0 and near(x[0], point.place):
+            if point.node is not node or point.order < 0:
+                continue
+            if near(x[0], point.place):
                 return _quotient(point, x, found, pieces, multiply)
+            if near(x[0], point.place, _BESIDE):
+                return _both(_quotient(point, x, found, pieces, multiply), plain_product(formula, node, found))
         return plain_product(formula, node, found)
 
     return multiply
 
 
-def near(c: arb, place: float) -> bool:
+_BESIDE = 64.0  # radii: the remainder of degree 7 that plain division of balls leaves there is about 64^-7
+
+
+def near(c: arb, place: float, radii: float = 8.0) -> bool:
     """Whether the ball is wide compared to its distance from the place; plain division is then poor or undefined."""
-    return not (abs(c - place) > 8 * arb(c.rad()))
+    return not (abs(c - place) > radii * arb(c.rad()))
+
+
+def _both(one: arb_series, other: arb_series) -> arb_series:
+    """What two enclosures of the same coefficients have in common."""
+    pairs = [(one[j], other[j]) for j in range(other.prec)]
+    common = [b if not a.is_finite() else a if not b.is_finite() else a.intersection(b) for a, b in pairs]
+    return arb_series(common, prec=other.prec)
 
 
 def _quotient(
