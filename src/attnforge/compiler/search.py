@@ -188,6 +188,9 @@ class Search:
         wider = "" if self.tolerance.dtype == torch.float64 else ", use dtype=torch.float64"
         norms = _norms(best)
         if reachable is None:
+            reasons = [error for error in self.failures if isinstance(error, PrecisionError)]
+            if reasons and not np.isfinite(best.bound.bound):
+                return reasons[0]  # why one writing has no network says more than that another has no bound
             what = "no bound" if not np.isfinite(best.bound.bound) else "no bound below the range of its values"
             advice = f"choose a smaller box{wider}{norms}"
             return PrecisionError(f"{what} can be certified for '{name}' in {dtype}: {advice}")
