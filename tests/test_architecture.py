@@ -175,14 +175,16 @@ def test_a_function_that_hides_a_module_is_found(monkeypatch: pytest.MonkeyPatch
     assert hidden("attnforge.theorems", {"ramps", "bounds"}) == ["attnforge.theorems.ramps"]
 
 
-#: Modules whose last name says that they build weights, plan them or fit them.
-BUILDS = {"construction", "fit", "packing", "assemble", "plan", "search", "pipeline", "head", "build", "activation"}
+#: Modules whose last name says that they build weights, plan them or fit them; and the constructions of theorems.
+BUILDS = {"construction", "fit", "packing", "assemble", "plan", "search", "pipeline", "head", "build", "activation",
+          "ramps", "universal", "partition", "in_context", "spectral", "ridge", "legacy", "clean"}  # fmt: skip
 #: Modules that compute certificates.
 CHECKS = re.compile(
     r"certificates\..*|kernel\..*|heads\.\w+\.(bound|rule|site|target)"
     r"|heads\.(rule|site|stored|self_head|families|choose)|blackbox\.grid|theorems\.(bounds|result)"
-    r"|compiler\.(propagation|split|compiled|layout|derivation|enclosure|lipschitz)"
-    r"|incontext\.(certificate|problem|losses)|export\.plain\.(certificate|source|stream)"
+    r"|compiler\.(propagation|split|compiled|layout|derivation|enclosure|lipschitz|quantise)|heads\.slopes"
+    r"|incontext\.(certificate|problem|losses)|export\.plain\.(certificate|source|stream|spec|transformer|derivation)"
+    r"|groundtruth\.variants\.(variant|rotation|simulation)|verification\.(property|graph|balls|proof|programs)"
     r"|rasp\.network\.(facts|normal|layout|state|data|proof|compiled|derivation|several)"
 )
 
@@ -196,7 +198,7 @@ def leaning(graph: dict[str, set[str]]) -> list[str]:
 
 def test_the_checker_does_not_lean_on_the_builder() -> None:
     graph = structure.module_graph()
-    assert len([name for name in graph if CHECKS.fullmatch(name)]) > 80
+    assert len([name for name in graph if CHECKS.fullmatch(name)]) > 95
     assert leaning(graph) == []
 
 
@@ -344,7 +346,7 @@ def texts() -> list[Path]:
     folders = [ROOT / name for name in ("src", "tests", "docs", "benchmarks", ".ci")]
     files = [p for p in ROOT.iterdir() if p.is_file()] + [p for f in folders if f.is_dir() for p in f.rglob("*")]
     kinds = {".py", ".md", ".toml", ".txt", ".html", ".css", ".js", ".cff", ".json", ".typed", ""}
-    return sorted(p for p in files if p.is_file() and p.suffix in kinds and "__pycache__" not in p.parts)
+    return sorted(p for p in files if p.is_file() and p.suffix in kinds and not {"__pycache__", ".git"} & {*p.parts})
 
 
 def test_no_absolute_paths() -> None:

@@ -35,6 +35,7 @@ networks.HOMES.update(
         "theorem-cells": "attnforge.theorems.partition",
     }
 )
+networks.EARLIER["plain"] = "attnforge.export.plain.legacy"
 #: Who writes the derivation of a family that the kernel covers, and runs the kernel; `beyond` of the others says why
 #: it does not.
 PROVED = {

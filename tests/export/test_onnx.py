@@ -21,7 +21,7 @@ from attnforge import theorems
 from attnforge.certificates.certified import CertifiedModule
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.export import run_onnx, session, to_onnx, to_plain
-from attnforge.export.onnx import Graph
+from attnforge.export.graph import Graph
 from attnforge.export.verification import domain
 
 FORMULA = "sin(x*y) + exp(-x**2)/y"

@@ -31,6 +31,8 @@ WRONG = (
 )
 #: Where the classes of families are defined that a file may name before anyone has loaded them: family -> module.
 HOMES: dict[str, str] = {}
+#: Which modules put what files of earlier versions say into the words of this one: family -> module with `today`.
+EARLIER: dict[str, str] = {}
 VIEWS = "attnforge.report.views"  # where the methods live that draw and explain networks
 EXPLORER = "attnforge.explorer"  # and those that show them running
 SHOWN = 60  # letters of a target in a repr: what leaves room for the box on a line
@@ -77,6 +79,11 @@ class CertifiedModule(nn.Module):
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> CertifiedModule:
         """The module that `config` and `state_dict` describe."""
         raise NotImplementedError
+
+    @classmethod
+    def earlier(cls, config: dict[str, Any]) -> bool:
+        """Whether a description is one of an earlier version, in other words than `config` gives today."""
+        return False
 
     def example_input(self) -> tuple[Tensor, ...]:
         """A small input for tracing: two points of the box."""
@@ -324,7 +331,10 @@ def load(path: str | Path) -> CertifiedModule:
     kind = CertifiedModule.families[family]
     require(header["config"], kind.schema, f"the description in {name}")
     try:
-        module = kind.rebuild(header["config"], tensors)
+        config = header["config"]
+        if kind.earlier(config):
+            config = importlib.import_module(EARLIER[family]).today(config, tensors)
+        module = kind.rebuild(config, tensors)
         expected, given = set(module.state_dict()), set(tensors)
         if expected != given:
             raise CertificateError(f"{name}: missing or unknown tensors {sorted(expected ^ given)}")

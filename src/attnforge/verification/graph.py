@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..compiler.compiled import CompiledNetwork
 from ..errors import ArgumentError, CertificateError
-from ..export.onnx import FLOATS, Graph
+from ..export.graph import FLOATS, Graph
 from ..extras import require
 from ..network import AttentionLayer, AttentionOnly, Heads
 

@@ -1,7 +1,8 @@
 """Files of plain transformers as earlier versions wrote them: the network they were made from, built again.
 
 Those files hold what the weights are made from (centres, skips, scales) instead of the weights, so that reading them
-takes the families' constructions. What comes of it states the target; the file's own tensors are what is analysed.
+takes the families' constructions: here alone, before there is anything to certify. What comes of it states the target;
+the file's own tensors are what is analysed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...box import Box
 from ...compiler.assemble import assemble
@@ -21,6 +23,17 @@ from ...heads.anchor.construction import AnchorTable
 from ...heads.construction import Planned
 from ...heads.families import site_type
 from ...programs.program import Program
+from .transformer import PlainTransformer, anchor_tables, origin_of
+
+
+def today(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The description as it is written today: the network's tensors in place of what they were made from."""
+    plain = PlainTransformer.rebuild(config, tensors)
+    net = rebuilt(config["origin"]).to(plain.dtype)
+    state = net.state_dict()
+    known = {name: table for name, table in anchor_tables(plain).items() if table.shape == state[name].shape}
+    net.load_state_dict({**state, **known})
+    return {**config, "origin": origin_of(net)}
 
 
 def rebuilt(origin: dict[str, Any]) -> CompiledNetwork:

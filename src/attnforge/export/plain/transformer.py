@@ -107,18 +107,10 @@ def network_of(plain: PlainTransformer) -> CertifiedModule:
             "again and export it with to_plain"
         )
     try:
-        if "tensors" not in origin:
-            from .legacy import rebuilt  # files of earlier versions hold what the weights are made from instead
-
-            net = rebuilt(origin).to(plain.dtype)
-            state = net.state_dict()
-            known = {name: table for name, table in _tables(plain).items() if table.shape == state[name].shape}
-            net.load_state_dict({**state, **known})
-            return net
         given = {name: _dense(data, plain.dtype) for name, data in origin["tensors"].items()}
         if origin.get("family") == CompiledProgram.family:
             return CompiledProgram.rebuild({**origin["config"], "dtype": dtype_name(plain.dtype)}, given)
-        tensors = {**_tables(plain), **given}
+        tensors = {**anchor_tables(plain), **given}
         net = CompiledNetwork.rebuild({**origin["config"], "dtype": dtype_name(plain.dtype)}, tensors)
         net.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
@@ -126,7 +118,7 @@ def network_of(plain: PlainTransformer) -> CertifiedModule:
     return net
 
 
-def _tables(plain: PlainTransformer) -> dict[str, Tensor]:
+def anchor_tables(plain: PlainTransformer) -> dict[str, Tensor]:
     """Keys and values of anchors, read off the registers of the first head of each group, by their names in the
     network; other heads over registers have values of more than one coordinate, and are written down."""
     found = {}
@@ -410,6 +402,11 @@ class PlainTransformer(CertifiedModule):
         origin = self._origin if self.source is None else origin_of(self.source)
         about = {"dtype": dtype_name(self.dtype), "strict": self.strict, "origin": origin}
         return {**self.spec.to_json(), **about}
+
+    @classmethod
+    def earlier(cls, config: dict[str, Any]) -> bool:
+        """Whether the description holds what the network's weights are made from, instead of its tensors."""
+        return config["origin"] is not None and "tensors" not in config["origin"]
 
     @classmethod
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> PlainTransformer:
