@@ -194,13 +194,18 @@ def made(seed: int) -> tuple[rasp.SOp, rasp.Sequences, torch.dtype]:
 def meant(program: rasp.SOp, domain: rasp.Sequences) -> tuple[list[list[Any]], list[list[Any]]]:
     """The sequences on which the program is defined, and its values: of all, or of some of a large domain."""
     given, wanted = [], []
-    for sequence in domain if domain.size <= MOST else domain.sample(MOST // 2):
+    for sequence in domain if domain.size <= MOST else domain.sample(_tried(domain)):
         try:
             wanted.append(program(sequence))
         except af.AttnforgeError:
             continue
         given.append(list(sequence))
     return given, wanted
+
+
+def _tried(domain: rasp.Sequences) -> int:
+    """How many sequences of a domain `meant` tries."""
+    return domain.size if domain.size <= MOST else MOST // 2
 
 
 def wrong(net: Any, given: list[list[Any]], wanted: list[list[Any]]) -> list[str]:
@@ -239,6 +244,8 @@ def basics(
     except af.AttnforgeError as error:
         return f"refused ({type(error).__name__})", bad, None
     bad += wrong(net, given, wanted)
+    if net.certificate.domain == repr(domain) and len(given) < _tried(domain):
+        bad.append("the certificate leaves no sequence out, and the program has no value on some")
     if rasp.parse(net.program.to_text()) != net.program:
         bad.append("its text reads back as another program")
     if read_program(json.loads(json.dumps(program_json(net.program)))) != net.program:

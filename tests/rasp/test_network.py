@@ -17,9 +17,12 @@ import torch
 import attnforge as af
 from attnforge import rasp
 from attnforge.certificates import storage
-from attnforge.rasp import aggregate, indices, length, library, select, selector_width, tokens
+from attnforge.rasp import aggregate, indices, length, library, select, selector_width, tokens, where
 from attnforge.rasp.network.compiled import CompiledProgram
 from attnforge.rasp.network.data import read_value, value_json
+from attnforge.rasp.network.defined import undefined
+from attnforge.rasp.network.facts import Facts
+from attnforge.rasp.network.normal import normal
 from attnforge.report.program import program_page
 
 FEW = 1200  # sequences of a domain that is looked at completely here; more are for the benchmark
@@ -244,9 +247,46 @@ def test_weights_of_another_dtype_need_their_own_proof() -> None:
 
 
 def test_what_cannot_be_proved_says_how_far_it_can() -> None:
-    with pytest.raises(af.PrecisionError, match=r"max_length = \d+ can be proved; use dtype=torch.float64") as caught:
-        compiled(selector_width(select(tokens, tokens)) * 2, rasp.Sequences("ab", 2100))
-    assert caught.value.reachable is not None and 1000 < caught.value.reachable < 2100
+    program = selector_width(select(tokens, tokens)) * 2
+    words = r"max_length = (\d+) can be proved, (\d+) cannot; use dtype=torch.float64"
+    with pytest.raises(af.PrecisionError, match=words) as caught:
+        compiled(program, rasp.Sequences("ab", 2100))
+    longest = int(caught.value.reachable or 0)
+    assert 1000 < longest < 2100 and f"= {longest} can be proved, {longest + 1} cannot" in str(caught.value)
+    assert compiled(program, rasp.Sequences("ab", longest)).certificate.kind == "exact"
+    with pytest.raises(af.PrecisionError, match=f"= {longest} can be proved"):
+        compiled(program, rasp.Sequences("ab", longest + 1))
+
+
+def test_a_certificate_leaves_out_sequences_without_a_value() -> None:
+    """Letters that differ have no mean: the interpreter raises, and the certificate does not speak of them."""
+    domain = rasp.Sequences("ab", 3)
+    every = aggregate(select(tokens, tokens, rasp.true), tokens).named("every")
+    cases = {
+        "every": every, "where(every.equals(every), 1, 0)": where(every.equals(every), 1, 0),
+        "1 / 0, which nobody asks": (tokens.equals("a") / 0).equals(tokens.equals("a") / 0),
+        "a select that nobody asks": selector_width(select(tokens - 1, tokens) | select(tokens, tokens, rasp.true)),
+    }  # fmt: skip
+    for name, program in cases.items():
+        net = compiled(program, domain)
+        raised = 0
+        for sequence in domain:
+            try:
+                assert net(list(sequence)) == program(sequence), name
+            except af.DomainError:
+                raised += 1
+        assert raised and net.certificate.domain.startswith(f"{domain!r} where "), name
+        assert "a value" in str(net.certificate) and af.certify(net).domain == net.certificate.domain
+    found = af.compile({"every": every, "same": tokens}, domain)
+    assert found.certificate.domain == f"{domain!r} where 'every' has a value"
+    assert found["same"].certificate.domain == repr(domain)
+
+
+@pytest.mark.parametrize("name", library.PROGRAMS)
+def test_library_programs_have_values_on_every_sequence(name: str) -> None:
+    domain = library.PROGRAMS[name].domain(4)
+    program = library.PROGRAMS[name].program(domain)
+    assert undefined(program, Facts(normal(program, domain), domain)) == ()
 
 
 def test_networks_are_attention_and_affine_maps_alone() -> None:

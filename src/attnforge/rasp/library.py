@@ -413,7 +413,7 @@ def carried(sums: SOp, base: int, onward: bool) -> SOp:
     """
     stops = sums.differs(base - 1)
     place = selector_width(holding(stops) & so_far)  # how many stops there are up to here
-    stop = where(stops, place, -1)
+    stop = where(stops, place, -2)  # which is nobody's nearest
     nearest = where(stops, place - 1, place) if onward else place + 1
     carry = aggregate(select(stop, nearest, eq), where(sums >= base, "one", "none"))
     return apply(lambda s, c: (s + (c == "one")) % base, sums, carry)

@@ -24,6 +24,7 @@ from ..domain import Sequences
 from ..language import SOp, evaluate
 from ..values import Value, canonical, shown, sorted_values
 from .data import OUTPUTS, domain_json, program_json, read_domain, read_program
+from .defined import domain_of
 from .facts import Facts
 from .layout import Feature, Layout
 from .normal import normal
@@ -341,7 +342,7 @@ class CompiledProgram(TokenNetwork):
         return Certificate(
             "certified" if numeric else "exact", bound, dtype_name(self.dtype), _plain(self.program.label), self.box,
             terms, lemmas=LEMMAS, assumptions=(*assumptions(), UNDERFLOW), margins=proof.margins,
-            domain=repr(self.domain),
+            domain=domain_of([self.program], self.facts),
         )  # fmt: skip
 
     def explain(self) -> str:

@@ -613,18 +613,35 @@ class Facts:
                 return True
             if sum(map(is_numeric, self.values(node.operand))) < 2 or self._ranked(node):
                 return False
-            queries, keys = self.sides(node.selector)
-            q = dict(zip(queries, distinct_rows(self.joint(queries)), strict=True))
-            nodes = [*dict.fromkeys((*keys, node.operand))]
-            k = dict(zip(nodes, distinct_rows(self.joint(nodes)), strict=True))
-            if max((len(ids) for ids in q.values()), default=1) * len(k[node.operand]) > PAIRS:
-                return True
-            chosen = self.selected(node.selector, q, k)
-            numeric = np.array([is_numeric(v) for v in self.values(node.operand)])
-            kinds = [chosen[:, k[node.operand] == v].any(1) for v in np.flatnonzero(numeric)]
-            return bool((np.sum(kinds, 0) > 1).any())
+            return self._kinds(node, np.array([is_numeric(v) for v in self.values(node.operand)])) > 1
 
         return bool(self._remembered("averages", node, ask))
+
+    def agrees(self, node: Aggregate) -> bool:
+        """Whether what an aggregate selects always has a mean: numbers alone, or one value; as far as can be seen."""
+
+        def ask() -> bool:
+            if self.is_number(node.operand) or self.single(node.selector) or self._ranked(node):
+                return True
+            return self._kinds(node, np.ones(len(self.values(node.operand)), dtype=bool)) < 2
+
+        return bool(self._remembered("agrees", node, ask))
+
+    def _kinds(self, node: Aggregate, among: Mask) -> float:
+        """How many different values, of some that what it reads may have, an aggregate may select for one query."""
+        queries, keys = self.sides(node.selector)
+        q = dict(zip(queries, distinct_rows(self.joint(queries)), strict=True))
+        nodes = [*dict.fromkeys((*keys, node.operand))]
+        k = dict(zip(nodes, distinct_rows(self.joint(nodes)), strict=True))
+        if max((len(ids) for ids in q.values()), default=1) * len(k[node.operand]) > PAIRS:
+            return math.inf
+        chosen = self.selected(node.selector, q, k)
+        columns = np.argsort(k[node.operand], kind="stable")
+        columns = columns[among[k[node.operand][columns]]]
+        if not len(columns):
+            return 0
+        firsts = np.flatnonzero(np.diff(k[node.operand][columns], prepend=-1))
+        return int(np.logical_or.reduceat(chosen[:, columns], firsts, axis=1).sum(1).max())
 
     def _ranked(self, node: Aggregate) -> bool:
         """Whether keys are picked by the number of smaller values of an op: then the op is the same at all of them, and

@@ -67,13 +67,18 @@ ALL = Select(tokens, tokens, OPERATORS["true"])
 
 def normal(program: SOp, domain: Sequences) -> SOp:
     """The normal form of a program on a domain."""
+    found = rewritten(program, domain)[program]
+    assert isinstance(found, SOp)
+    return found
+
+
+def rewritten(program: SOp, domain: Sequences) -> dict[Node, Node]:
+    """The normal form of every op of a program, what an op reads before the op itself."""
     done: dict[Node, Node] = {}
     numbers: dict[SOp, bool] = {}
     for node in walk(program):
         done[node] = _rewritten(_with(node, done), domain, numbers)
-    found = done[program]
-    assert isinstance(found, SOp)
-    return found
+    return done
 
 
 def _with(node: Node, done: dict[Node, Node]) -> Node:
@@ -125,7 +130,8 @@ def _one_mean(node: Map, known: str, domain: Sequences, numbers: dict[SOp, bool]
     scaled = known in ("mul", "div")
     parts, defaults = [], []
     for side in node.operands:
-        if isinstance(side, Aggregate) and side.selector == first.selector and _numbers(side.operand, domain, numbers):
+        same = isinstance(side, Aggregate) and side.selector == first.selector
+        if same and numbers_only(side.operand, domain, numbers):
             parts.append(side.operand)
             defaults.append(side.default)
         elif scaled and isinstance(side, Constant) and not (known == "div" and (side is a or side.value == 0)):
@@ -138,7 +144,7 @@ def _one_mean(node: Map, known: str, domain: Sequences, numbers: dict[SOp, bool]
     return Aggregate(first.selector, Map(OPERATORS[known], tuple(parts)), default, name=node.name, mark=node.mark)
 
 
-def _numbers(node: SOp, domain: Sequences, known: dict[SOp, bool]) -> bool:
+def numbers_only(node: SOp, domain: Sequences, known: dict[SOp, bool]) -> bool:
     """Whether every value of an op is a number, as far as this is seen from the op and the vocabulary; asked once."""
     if node not in known:
         known[node] = _all_numbers(node, domain, known)
@@ -160,8 +166,8 @@ def _all_numbers(node: SOp, domain: Sequences, known: dict[SOp, bool]) -> bool:
         return all(is_numeric(value) for _, value in node.function.rows)
     name = node.function.name if isinstance(node.function, Operator) else ""
     if name == "where":
-        return all(_numbers(side, domain, known) for side in node.operands[1:])
-    return name in _NUMBERS or (name == "add" and any(_numbers(side, domain, known) for side in node.operands))
+        return all(numbers_only(side, domain, known) for side in node.operands[1:])
+    return name in _NUMBERS or (name == "add" and any(numbers_only(side, domain, known) for side in node.operands))
 
 
 def pack(*values: Value) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,8 @@ from .proof import HeadError
 from .several import CompiledPrograms, named
 from .state import position_table
 
-REFINED = 3  # halvings of the range in which the longest length is that can be proved: to an eighth of it
+REFINED = 3  # halvings, at least, of the range in which the longest length is that can be proved: to an eighth of it
+SEARCHED = 20.0  # seconds of a processor after which the longest length need not be found to the token
 
 
 def compile_program(
@@ -164,14 +166,15 @@ def _unproved(
             return False
         return True
 
+    start, halved = time.process_time(), 0
     low, high = domain.max_length // 2, domain.max_length
     while low and not holds(low):  # shorter ones are proved, or refused, faster
         low, high = low // 2, low
-    for _ in range(REFINED):
-        middle = (low + high) // 2
-        if low and low < middle:
-            low, high = (middle, high) if holds(middle) else (low, middle)
-    length = f"max_length = {low} can be proved" if low else "no length can be proved"
+    while low and high - low > 1 and (halved < REFINED or time.process_time() - start < SEARCHED):
+        middle, halved = (low + high) // 2, halved + 1
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    beyond = f", {high} cannot" if high - low == 1 else ""
+    length = f"max_length = {low} can be proved{beyond}" if low else "no length can be proved"
     wider = "" if dtype == torch.float64 else "; use dtype=torch.float64"
     return PrecisionError(
         f"in {dtype_name(dtype)} {what} cannot be proved exact up to max_length = {domain.max_length}: {error}; "

@@ -17,6 +17,7 @@ from ...network import AttentionLayer, AttentionOnly
 from ..language import SOp
 from .compiled import CompiledProgram, TokenNetwork, Trace, decoded, stored_network
 from .data import OUTPUTS, domain_json, program_json, read_domain, read_program
+from .defined import domain_of
 from .facts import Facts
 from .layout import Layout
 from .normal import normal
@@ -103,7 +104,8 @@ class CompiledPrograms(TokenNetwork):
         kind: Kind = "exact" if all(one.kind == "exact" for one in found) else "certified"
         largest = () if kind == "exact" else (max(terms, key=lambda term: term.value),)
         target = f"[{', '.join(self.programs)}]"
-        return replace(worst, kind=kind, target=target, margins=(*heads, *outs), terms=largest)
+        domain = domain_of(self.programs.values(), self.facts)
+        return replace(worst, kind=kind, target=target, margins=(*heads, *outs), terms=largest, domain=domain)
 
     def explain(self) -> str:
         """The programs, the size, and the margins of the certificate."""
