@@ -130,10 +130,10 @@ def _one_mean(node: Map, known: str, domain: Sequences, numbers: dict[SOp, bool]
     scaled = known in ("mul", "div")
     parts, defaults = [], []
     for side in node.operands:
-        same = isinstance(side, Aggregate) and side.selector == first.selector
-        if same and numbers_only(side.operand, domain, numbers):
-            parts.append(side.operand)
-            defaults.append(side.default)
+        mean = side if isinstance(side, Aggregate) and side.selector == first.selector else None
+        if mean is not None and numbers_only(mean.operand, domain, numbers):
+            parts.append(mean.operand)
+            defaults.append(mean.default)
         elif scaled and isinstance(side, Constant) and not (known == "div" and (side is a or side.value == 0)):
             parts.append(side)
             defaults.append(side.value)
