@@ -302,6 +302,19 @@ def test_one_of_each(name: str) -> None:
     assert [dotted(path) for path in MODULES if pattern.search(path.read_text("utf-8"))] == ["dtypes"]
 
 
+@pytest.mark.parametrize("word", ["Stage", "Style", "Product", "Site", "lower", "Certificate", "Compiled", "Ramp"])
+def test_one_meaning_for_each_word(word: str) -> None:
+    pattern = re.compile(rf"^(class|def) {word}\b|^{word}\b.* = ", re.MULTILINE)
+    assert len([dotted(path) for path in MODULES if pattern.search(path.read_text("utf-8"))]) <= 1
+
+
+def test_a_form_is_affine_everywhere() -> None:
+    """The kernel has a class of its own, since it shares nothing; no other thing bears the name."""
+    pattern = re.compile(r"^class Form\b|^Form\b.* = ", re.MULTILINE)
+    found = {dotted(path) for path in MODULES if pattern.search(path.read_text("utf-8"))}
+    assert found == {"programs.affine", "kernel.program", "rasp.network.plan"}
+
+
 def test_guards_against_bool_stand_in_one_place() -> None:
     places = [dotted(path) for path in MODULES if re.search(r"isinstance\(\w+, bool\) or", path.read_text("utf-8"))]
     assert places == []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from attnforge.errors import ArgumentError, DomainError
 from attnforge.functions import registry as F
-from attnforge.functions.directed import lower, precision, split, upper
+from attnforge.functions.directed import high_end, low_end, precision, split
 
 SPAN = {
     "log": (1e-6, 1e6),
@@ -253,8 +253,8 @@ def test_callables_are_equal_by_identity_not_by_name() -> None:
 def test_balls_round_outward(mid: float, rad: float) -> None:
     with precision(200):
         ball = arb(mid, rad) / 3
-        assert arb(lower(ball)) <= ball.lower() if math.isfinite(lower(ball)) else lower(ball) < 0
-        assert arb(upper(ball)) >= ball.upper() if math.isfinite(upper(ball)) else upper(ball) > 0
+        assert arb(low_end(ball)) <= ball.lower() if math.isfinite(low_end(ball)) else low_end(ball) < 0
+        assert arb(high_end(ball)) >= ball.upper() if math.isfinite(high_end(ball)) else high_end(ball) > 0
         middle, width = (float(x[0]) for x in split([ball]))
         assert arb(middle) + arb(width) >= ball.upper() and arb(middle) - arb(width) <= ball.lower()
 
@@ -267,8 +267,8 @@ def test_float_of_a_ball_rounds_its_midpoint_to_nearest() -> None:
             assert float(sign * (1 + half)) == sign and float(sign * (1 + half + half**2)) == sign * (1 + 2**-52)
             assert float(sign * (1 + 3 * half)) == sign * (1 + 2**-51)
         assert float(arb(2) ** -1080) == 0.0 and math.isinf(float(arb(2) ** 1024))
-        assert lower(arb(2) ** 1024) == np.finfo(np.float64).max and upper(arb(2) ** 1024) == math.inf
-        assert (lower(arb.nan()), upper(arb.nan())) == (-math.inf, math.inf)
+        assert low_end(arb(2) ** 1024) == np.finfo(np.float64).max and high_end(arb(2) ** 1024) == math.inf
+        assert (low_end(arb.nan()), high_end(arb.nan())) == (-math.inf, math.inf)
 
 
 def test_tables_are_cached_and_read_only() -> None:

@@ -22,7 +22,7 @@ from attnforge.kernel.functions import evaluate, function
 from attnforge.kernel.program import Form
 from attnforge.kernel.roots import sum_of
 from attnforge.kernel.rounding import EXPONENTIAL, MACHINES, Softmax, affine_rounding
-from attnforge.kernel.scalar import Cell, Head, Site, Table, _near, cell_error, error_on
+from attnforge.kernel.scalar import Cell, Head, HeadSum, Table, _near, cell_error, error_on
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = [1e-300, 1e-100, 1e-30, 1e-10, 1e-4, 1e-1, 1.0]  # of errors: from what hardly is one to all there is
@@ -129,7 +129,7 @@ def test_slots_that_weigh_nothing_are_left_out(steep: float) -> None:
     keys = tuple((float(np.float32(2 * steep * a)), float(np.float32(-steep * a * a))) for a in places)
     values = tuple(float(np.float32(math.sin(a))) for a in places)
     head = Head(((1.0, 0.0), (0.0, 1.0)), keys, False, (0.0, 0.0, 0.0), values, 1.0)
-    site = Site((head,), (0.0, 0.0, 0.0), function("sin"), 0.0, "float32")
+    site = HeadSum((head,), (0.0, 0.0, 0.0), function("sin"), 0.0, "float32")
     table = torch.tensor(keys)
     with working():
         for low, high in ((3.0, 3.001), (3.05, 3.08), (2.0, 2.5), (0.0, 7.375)):
@@ -227,10 +227,10 @@ def test_a_box_is_widened_to_numbers_of_the_dtype(dtype: str) -> None:
         assert nearest in (low, high)
 
 
-def _site(weights: tuple[float, ...], name: str) -> Site:
+def _site(weights: tuple[float, ...], name: str) -> HeadSum:
     """A softmax over memory slots with these values, compared with a function."""
     keys = tuple((float(k), -0.5 * k * k) for k in range(len(weights)))
-    return Site((Head(((1.0, 0.0), (0.0, 1.0)), keys, False, (0.0, 0.0, 0.0), weights, 1.0),), (0.0, 0.0, 0.0),
+    return HeadSum((Head(((1.0, 0.0), (0.0, 1.0)), keys, False, (0.0, 0.0, 0.0), weights, 1.0),), (0.0, 0.0, 0.0),
                 function(name), 0.0, "float32")  # fmt: skip
 
 
@@ -256,7 +256,7 @@ def test_a_head_that_adds_next_to_nothing_costs_no_rounding() -> None:
     with working():
         for chosen, roundings in ((heads, 1), (heads[::2], 1), ((*heads, heads[0]), 2 * 8)):
             wanted = function(f"expr: {Fraction(sum(Fraction(h.memory[0]) for h in chosen))}")
-            own = error_on(Site(chosen, (0.0, 0.0, 0.0), wanted, 0.0, "float32"), 0.0, 1.0)[1]
+            own = error_on(HeadSum(chosen, (0.0, 0.0, 0.0), wanted, 0.0, "float32"), 0.0, 1.0)[1]
             alone = sum(3 * abs(h.memory[0]) for h in chosen)  # each head: one slot, three roundings
             assert own <= (roundings + alone) * 2.0**-24 * 1.001 + 1e-11
 
@@ -264,7 +264,7 @@ def test_a_head_that_adds_next_to_nothing_costs_no_rounding() -> None:
 def test_a_settled_gate_is_exact() -> None:
     """K9: far from its kink a relu of sharpness 2^26 computes its argument, bit by bit; at the kink it does not."""
     head = Head(((1.0, 0.0),), ((2.0**26,), (0.0,)), True, (0.0, 1.0, 0.0), (0.0,), 1.0)
-    site = Site((head,), (0.0, 0.0, 0.0), function("relu"), 0.0, "float32")
+    site = HeadSum((head,), (0.0, 0.0, 0.0), function("relu"), 0.0, "float32")
     with working():
         far = cell_error(site, FLOAT32, Cell.of(0.5, 0.75, site.function)).rest
         table = Table(site.function, [-1.0, *(k * 2.0**-29 for k in range(-300, 301)), 1.0])
@@ -314,7 +314,7 @@ def test_what_is_no_sum_of_squares_is_none() -> None:
 def test_between_neighbours_a_cell_errs_as_its_ends() -> None:
     """K8: a gate whose kink is steeper than the numbers are dense, at the only two points that there are."""
     head = Head(((1.0, 0.0),), ((2.0**53,), (0.0,)), True, (0.0, 1.0, 0.0), (0.0,), 1.0)
-    site, low = Site((head,), (0.0, 0.0, 0.0), function("relu"), 0.0, "float64"), 0.5
+    site, low = HeadSum((head,), (0.0, 0.0, 0.0), function("relu"), 0.0, "float64"), 0.5
     with working():
         ends = [error_on(site, x, x)[1] for x in (low, math.nextafter(low, 1.0))]
         assert error_on(site, low, math.nextafter(low, 1.0))[1] == max(ends)

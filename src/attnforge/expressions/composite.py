@@ -39,7 +39,7 @@ from flint import arb, arb_series, ctx
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..functions.directed import lower, precision, upper
+from ..functions.directed import high_end, low_end, precision
 from ..functions.piecewise import piece_of, series_between, touched
 from ..functions.registry import parse, power, read_with
 from ..functions.univariate import REALS, Domain, Searched, Series, Univariate
@@ -496,7 +496,7 @@ def _inside(end: _End, up: bool) -> tuple[float, bool]:
         return float(end), True
     with precision(160):
         near = ball(end) if isinstance(end, Fraction) else end
-    return (upper(near) if up else lower(near)), False
+    return (high_end(near) if up else low_end(near)), False
 
 
 _HALVINGS = 40  # a turn is known to 2^-40 of the interval, and the function is flat there: to 2^-80 of its bend
@@ -515,7 +515,7 @@ def turns_of(branches: tuple[Series, ...], knots: tuple[float, ...]) -> Searched
             found += _undecided(branches[sum(k <= a for k in knots)], a, b)
         return tuple(found)
 
-    return Searched(lambda lo, hi: between(lower(lo), upper(hi)))
+    return Searched(lambda lo, hi: between(low_end(lo), high_end(hi)))
 
 
 def _undecided(series: Series, lo: float, hi: float) -> list[arb]:

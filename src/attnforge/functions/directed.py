@@ -40,7 +40,7 @@ def precision(bits: int = BITS, terms: int = 2) -> Iterator[None]:
             ctx.prec, ctx.cap = saved
 
 
-def lower(x: arb) -> float:
+def low_end(x: arb) -> float:
     """The largest float64 that is certainly at most every number of the ball; -inf when nothing is known."""
     end = x.lower()
     if end.is_nan():
@@ -50,7 +50,7 @@ def lower(x: arb) -> float:
     return near if _known(near) <= end else math.nextafter(near, -math.inf)
 
 
-def upper(x: arb) -> float:
+def high_end(x: arb) -> float:
     """The smallest float64 that is certainly at least every number of the ball; inf when nothing is known."""
     end = x.upper()
     if end.is_nan():

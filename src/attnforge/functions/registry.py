@@ -31,7 +31,7 @@ from ..dtypes import Array
 from ..errors import ArgumentError, DomainError, closest
 from .analytic import ANALYTIC, analytic, softplus
 from .callables import evaluate, from_callable, interpolant_table
-from .directed import BITS, lower, polynomial_upper, precision, split, up, upper
+from .directed import BITS, high_end, low_end, polynomial_upper, precision, split, up
 from .piecewise import PIECEWISE, elu, leaky_relu, piecewise_linear
 from .univariate import (
     NON_NEGATIVE,
@@ -140,22 +140,22 @@ def _by_balls(fn: Univariate, lo: Array, hi: Array) -> tuple[Array, Array]:
     """Enclosures by `fn.ball`: at the ends and turns where the turns are known, over the whole cell otherwise."""
     if fn.turns is None:
         balls = [fn.ball(arb(c, r)) for c, r in zip(*(x.tolist() for x in centre_and_radius(lo, hi)), strict=True)]
-        return np.array([lower(b) for b in balls]), np.array([upper(b) for b in balls])
+        return np.array([low_end(b) for b in balls]), np.array([high_end(b) for b in balls])
     points, index = np.unique(np.concatenate([lo, hi]), return_inverse=True)
     values = [fn.ball(arb(p)) for p in points.tolist()]
-    value_low = np.array([lower(v) for v in values])[index].reshape(2, -1)
-    value_high = np.array([upper(v) for v in values])[index].reshape(2, -1)
+    value_low = np.array([low_end(v) for v in values])[index].reshape(2, -1)
+    value_high = np.array([high_end(v) for v in values])[index].reshape(2, -1)
     low, high = value_low.min(0), value_high.max(0)
     if isinstance(fn.turns, Searched) and len(lo) > 4:
         for turn in fn.turns(arb(float(lo.min())), arb(float(hi.max()))):
-            met = (lo <= upper(turn)) & (hi >= lower(turn))
+            met = (lo <= high_end(turn)) & (hi >= low_end(turn))
             value = fn.ball(turn)
-            low[met], high[met] = np.minimum(low[met], lower(value)), np.maximum(high[met], upper(value))
+            low[met], high[met] = np.minimum(low[met], low_end(value)), np.maximum(high[met], high_end(value))
     elif fn.turns:
         for i, (a, b) in enumerate(zip(lo.tolist(), hi.tolist(), strict=True)):
             for turn in overlapping(fn.turns, arb(a), arb(b)) if a < b else ():
                 value = fn.ball(turn)
-                low[i], high[i] = min(low[i], lower(value)), max(high[i], upper(value))
+                low[i], high[i] = min(low[i], low_end(value)), max(high[i], high_end(value))
     if fn.domain.poles:
         crossed = np.array([fn.domain.pole_in(a, b) is not None for a, b in zip(lo, hi, strict=True)], dtype=bool)
         low[crossed], high[crossed] = -np.inf, np.inf

@@ -33,7 +33,7 @@ from .program import Column, Form, Program, exact
 from .programs.prove import prove_program
 from .roots import Squares, Sum, halved, sum_of
 from .rounding import MACHINES, Machine, affine_rounding
-from .scalar import Head, Site, Table
+from .scalar import Head, HeadSum, Table
 from .tokens import RULES, Rule, keep, norm
 from .values import Blind, Entry, Value, values
 
@@ -95,7 +95,7 @@ class Prover:
         self.constants = constants
         self.forms = program.forms()
         self.tables: dict[tuple[Function | None, int], Table] = {}
-        self.known: dict[tuple[Site, int], tuple[list[float], list[float]]] = {}
+        self.known: dict[tuple[HeadSum, int], tuple[list[float], list[float]]] = {}
         self.by_op: dict[int, Table] = {}
         self.roots = any(op.word == "apply" and op.function.power == 0.5 for op in program.ops)
         self.squared: set[tuple[int, Column]] = set()  # which layer makes them; what is known of them on a leaf:
@@ -300,7 +300,7 @@ class Prover:
         return lambda errors, found, out: rule(folded.moved(errors, place, layer), found, out)
 
     def _scalar(self, layer: Layer, place: Place) -> Rule:
-        """Heads that read one scalar: the stored numbers as a `Site`, and its errors on the cells of its table."""
+        """Heads that read one scalar: the stored numbers as a `HeadSum`, and its errors on the cells of its table."""
         op = self.program.ops[place.op]
         if place.channel is None or place.table is None or op.word not in ("apply", "product"):
             raise CertificateError(f"operation {place.op} ({op.word}) is not one of a scalar")
@@ -380,7 +380,7 @@ def _moved(fn: Function, table: Table, first: int, last: int, entry: Entry, erro
 
 def _stored_site(
     layer: Layer, place: Place, column: int, x: int | None, y: int, fn: Function | None, dtype: str
-) -> Site:
+) -> HeadSum:
     """The numbers of a site's heads, and that there are no others: everything else that they could read is 0."""
     if place.group >= len(layer.groups):
         raise CertificateError(f"operation {place.op} has its heads in group {place.group}, which is not there")
@@ -420,7 +420,7 @@ def _stored_site(
     if any(row[column] != 0 for i, row in enumerate(layer.skip) if i not in reads):
         raise CertificateError(f"the skip of operation {place.op} reads other columns than its own")
     skip = (0.0 if x is None else layer.skip[x][column], layer.skip[y][column], layer.bias[column])
-    return Site(tuple(heads), skip, fn, place.pivot if x is not None else 0.0, dtype)
+    return HeadSum(tuple(heads), skip, fn, place.pivot if x is not None else 0.0, dtype)
 
 
 def _all_claimed(layer: Layer) -> None:

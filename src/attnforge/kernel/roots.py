@@ -10,7 +10,7 @@ from flint import arb, fmpq
 from .balls import ZERO, largest, size
 from .program import Column, Form, exact
 from .rounding import Machine, sum_roundings
-from .scalar import Site
+from .scalar import HeadSum
 
 #: By token, operation and channel: how far what heads square errs, and k and m of lemma K35.
 Squares = dict[tuple[int, int, int], tuple[arb, arb, arb]]
@@ -58,7 +58,7 @@ def sum_of(
     return Sum(parts, relative, (count + 1) * machine.tiny) if parts and relative < 0.5 else None
 
 
-def halved(site: Site) -> Site:
+def halved(site: HeadSum) -> HeadSum:
     """Heads that square y as heads that multiply x and y: the value and the skip are of x, which is y."""
     heads = tuple(replace(head, value=(head.value[1], 0.0, head.value[2])) for head in site.heads)
     return replace(site, heads=heads, skip=(site.skip[1], 0.0, site.skip[2]), function=None)

@@ -46,7 +46,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Site:
+class HeadSum:
     """The heads of one scalar result, and its skip: x * skip[0] + y * skip[1] + skip[2]. Without a function: x y.
 
     `pivot` is subtracted from x in the bound, which is best where the heads subtract it too: a choice.
@@ -161,14 +161,14 @@ class Table:
         half = max(up(arb(high) - middle), up(arb(middle) - low))
         return evaluate(node, arb(middle), 1)[0] + arb(0, 1) * arb(self.slope[cell]) * arb(half)
 
-    def errors(self, site: Site) -> tuple[list[float], list[float]]:
+    def errors(self, site: HeadSum) -> tuple[list[float], list[float]]:
         """Slope and rest of the error of a site on each cell, rounded up."""
         found = [error_on(site, a, b) for a, b in itertools.pairwise(self.edges)]
         return [slope for slope, _ in found], [rest for _, rest in found]
 
 
 @functools.lru_cache(maxsize=KNOWN)
-def error_on(site: Site, low: float, high: float) -> tuple[float, float]:
+def error_on(site: HeadSum, low: float, high: float) -> tuple[float, float]:
     """Slope and rest of the error of a site on a cell, rounded up; between neighbouring numbers there are only both."""
     if low < high == math.nextafter(low, math.inf) and all(head.loose is None for head in site.heads):
         ends = error_on(site, low, low), error_on(site, high, high)
@@ -197,7 +197,7 @@ def _steepest(function: Function, cell: Cell) -> tuple[float, bool]:
     return found, False
 
 
-def cell_error(site: Site, machine: Machine, cell: Cell) -> Bound:
+def cell_error(site: HeadSum, machine: Machine, cell: Cell) -> Bound:
     """How far what the heads compute is from what they should, on a cell (lemma K8)."""
     y, r, one = cell.centre, cell.radius, ONE
     target: tuple[Series, Series] = (cell.thin, cell.wide)
@@ -525,7 +525,7 @@ def _decided(
 
 
 def _outer(
-    site: Site, machine: Machine, y: arb, r: arb, heads: Bound, outputs: list[tuple[Bound, Bound]]
+    site: HeadSum, machine: Machine, y: arb, r: arb, heads: Bound, outputs: list[tuple[Bound, Bound]]
 ) -> Bound:
     """From what the heads compute to the column: output weights, the sum over heads, the skip and its bias (K8)."""
     u, p = machine.u, arb(site.pivot)

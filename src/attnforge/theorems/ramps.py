@@ -110,7 +110,7 @@ class Temperature:
 # -- forms ---------------------------------------------------------------------------------------------------------
 
 
-class Form(ABC):
+class Body(ABC):
     """How a ramp's tables become tensors of a module, are run, and are read back."""
 
     name: str
@@ -143,7 +143,7 @@ class Form(ABC):
         """The tensors by the names of the paper."""
 
 
-class PaperHead(Form):
+class PaperHead(Body):
     """One head in the paper's form: A extends the sequence to p columns; keys are B (k, k (L_k + L_0))."""
 
     name = "paper"
@@ -196,7 +196,7 @@ class PaperHead(Form):
         return {"A": A, "A_0": A_0, "W_K": W_K, "W_Q": W_Q, "W_V": W_V, "W_O": torch.eye(p, n, dtype=dtype)}
 
 
-class PaperHeads(Form):
+class PaperHeads(Body):
     """Z = [X; I_n]; every head reads the same query (2y, -1) and its own keys B (k, k (L_k + L_0))."""
 
     name = "paper"
@@ -246,7 +246,7 @@ class PaperHeads(Form):
         return {"A": A, "A_0": A_0, "W_K": W_K, "W_Q": W_Q, "W_V": W_V, "W_O": W_O}
 
 
-class Slots(Form):
+class Slots(Body):
     """One layer, token-wise: the query is w.x + t less the middle of [a, b], the keys are constant slots."""
 
     name = "tokens"
@@ -281,7 +281,7 @@ class Slots(Form):
         return {"W_Q": W_Q.T, "b_Q": b_Q, "M_K": keys, "M_V": values, "W_O": W_O}
 
 
-class AfterAffine(Form):
+class AfterAffine(Body):
     """Token-wise: an affine layer makes y, a second one has heads over slots, each centred on its window, or a gate."""
 
     name = "tokens"
@@ -372,14 +372,14 @@ def chunked(rows: Callable[[Tensor], Tensor], y: Tensor, each: int) -> Tensor:
 
 
 #: The forms of every kind of ramp, one head or many; and all of them by the names that files have for them.
-LAID_OUT: dict[tuple[str, bool], tuple[type[Form], ...]] = {
+LAID_OUT: dict[tuple[str, bool], tuple[type[Body], ...]] = {
     ("cold", False): (PaperHead, Slots),
     ("cold", True): (PaperHeads, AfterAffine),
     ("warm", False): (AfterAffine,),
     ("warm", True): (AfterAffine,),
     ("gate", False): (AfterAffine,),
 }
-BODIES: dict[str, type[Form]] = {form.__name__: form for form in (PaperHead, PaperHeads, Slots, AfterAffine)}
+BODIES: dict[str, type[Body]] = {form.__name__: form for form in (PaperHead, PaperHeads, Slots, AfterAffine)}
 
 
 class Ramp(Construction):
@@ -406,7 +406,7 @@ class Ramp(Construction):
     kappa: float
 
     def __init__(
-        self, w: Tensor, t: Tensor, wanted: Wanted, held: Anchors, temperature: Temperature, form: Form, many: bool,
+        self, w: Tensor, t: Tensor, wanted: Wanted, held: Anchors, temperature: Temperature, form: Body, many: bool,
         eps0: float = 0.0,
     ):  # fmt: skip
         super().__init__()
@@ -754,7 +754,7 @@ def ramp_heads(
         _token_wise(weight, shift, "form='tokens'")
     elif causal:
         raise ArgumentError(PAPER_IS_NOT_CAUSAL)
-    laid_out: Form = PaperHeads() if form == "paper" else AfterAffine(causal)
+    laid_out: Body = PaperHeads() if form == "paper" else AfterAffine(causal)
     held = Anchors(shape.a, shape.b, keys, count)
     return Ramp(weight, shift, wanted, held, Temperature("cold", cold), laid_out, True, small)
 
@@ -813,7 +813,7 @@ def _cold(
         cold /= 2 * share  # so that the other channel's anchor weighs at most eps0 outside of the excluded set
     if cold < 1:
         raise ArgumentError(f"kappa must be at least 1 for a cold head, got {cold:g}; variant='warm' takes less")
-    laid_out: Form
+    laid_out: Body
     if form_of(form) == "paper":
         if causal:
             raise ArgumentError(PAPER_IS_NOT_CAUSAL)

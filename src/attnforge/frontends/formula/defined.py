@@ -28,7 +28,7 @@ from ...expressions.composite import composed
 from ...expressions.constants import ball
 from ...expressions.evaluate import Formula, balls, tensors
 from ...expressions.expression import Call, Expr, Monomial, Partial, Sum, reachable, touches
-from ...functions.directed import lower, precision, upper
+from ...functions.directed import high_end, low_end, precision
 from ...functions.registry import power
 from ...functions.univariate import Domain, Univariate
 from .normal import Cuts, by_scalar
@@ -88,7 +88,7 @@ class Search:
                 count += 1
                 inputs = {name: arb(a).union(arb(b)) for name, a, b in zip(self.names, low, high, strict=True)}
                 value = balls(formula, inputs)[partial.argument]
-                if value.is_finite() and not touches(domain, (lower(value), upper(value))):
+                if value.is_finite() and not touches(domain, (low_end(value), high_end(value))):
                     continue
                 i = max(axes, key=lambda i: high[i] - low[i])
                 middle = 0.5 * low[i] + 0.5 * high[i]

@@ -35,7 +35,7 @@ from ...errors import ArgumentError
 from ...network import exporting, known
 from ..gpu import ready
 from .expression import basis, decayed, lattice, lowers, totals
-from .table import Form, form_of, reach_for, working
+from .table import TableForm, form_of, reach_for, working
 
 CACHED = 1 << 17  # elements a thread works on at once: a handful of temporaries stay in its cache
 SOFTMAX = 1 << 20  # weights alive at once where the gradient of the values needs all of them
@@ -101,7 +101,7 @@ class Reading:
     centre: float
     gate: float
     anchors: int
-    form: Form
+    form: TableForm
     #: lattice: P and R; window: a table for each j = -J, ..., J; pair: a table of values and one of their differences
     columns: tuple[tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None], ...]
     total: tuple[Tensor, ...]  # lattice: Q, then 1; window: exp(-kappa j^2)

@@ -90,11 +90,11 @@ def _reach_for(kappa: float, wanted: float) -> int:
     return reach
 
 
-Form = Literal["lattice", "window", "pair"]
+TableForm = Literal["lattice", "window", "pair"]
 
 
 @known
-def form_of(anchors: int, kappa: float, dtype: torch.dtype) -> Form:
+def form_of(anchors: int, kappa: float, dtype: torch.dtype) -> TableForm:
     """How a table is read: all of it, through a window, or by pairs.
 
     >>> [form_of(p, kappa, torch.float32) for p, kappa in ((33, 0.5), (1000, 0.5), (33, 20.0))]

@@ -24,7 +24,7 @@ from flint import arb, arb_series
 
 from ...certificates.rounding import TINY, exp_ulps, gamma, softmax_rounding, unit, up
 from ...dtypes import Array
-from ...functions.directed import precision, upper
+from ...functions.directed import high_end, precision
 from ..self_head import SelfSpec, power_of_two
 
 BITS, ORDER = 128, 16
@@ -94,7 +94,7 @@ def truncation(spec: SelfSpec, sides: Sides) -> float:
         forms = _forms(spec)
         for left, right in itertools.pairwise(edges):
             centre = arb(float(0.5 * (left + right)))
-            radius = upper(abs(arb(float(right)) - centre).union(abs(centre - arb(float(left)))))
+            radius = high_end(abs(arb(float(right)) - centre).union(abs(centre - arb(float(left)))))
             near = _basis(spec, arb_series([centre, 1]))
             wide = _basis(spec, arb_series([arb(float(centre.mid()), radius), 1]))
             for diagonal, rest, others in forms:
@@ -165,7 +165,7 @@ def _sup(form: Combination, near: Basis, wide: Basis, radius: float) -> float:
     for j in range(ORDER + 1):
         total += abs(centre[j]) * power
         power *= arb(radius)
-    return upper(total + abs(last) * power)
+    return high_end(total + abs(last) * power)
 
 
 def rounding(spec: SelfSpec, sides: Sides, dtype: torch.dtype, off: float) -> float:

@@ -21,7 +21,7 @@ from ..file import Saved, outward
 from ..functions import function
 from ..program import number, whole
 from ..rounding import EXPONENTIAL, MACHINES, Machine
-from ..scalar import Cell, Head, Site, Weights, cell_error, taylor_head
+from ..scalar import Cell, Head, HeadSum, Weights, cell_error, taylor_head
 
 MOST, MOST_EDGES = 64, 1 << 14  # anchors, and cells: work is bounded for every file
 QUOTIENT = {"float32": 4, "float64": 1}  # u of a division: compilers for GPUs divide to 2 units in the last place
@@ -79,7 +79,7 @@ class Fast:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise CertificateError(f"the file describes no fast activation: {error!r}") from error
         self.machine = MACHINES[read.dtype]
-        self.site = Site(read.heads, (0.0, 0.0, 0.0), function(read.name), 0.0, read.dtype)
+        self.site = HeadSum(read.heads, (0.0, 0.0, 0.0), function(read.name), 0.0, read.dtype)
         self.sums = _coefficients(read) if read.values else None
 
     def error(self, low: float, high: float) -> float:

@@ -17,11 +17,11 @@ from flint import arb, fmpq, fmpq_mat
 
 from ...errors import CertificateError
 from ..balls import ONE, ZERO, NotProved, down, hull, largest, size, up
-from ..derivation import Place as Site_Place
+from ..derivation import Place as SitePlace
 from ..file import Saved, Tensor, outward
 from ..layers import TABLES, Errors, Layer
 from ..program import Program, exact, number, read
-from ..scalar import Site, Table
+from ..scalar import HeadSum, Table
 from ..values import Blind, Entry, Value
 from .stream import FLAG, KEY, QUERY, VALUE, Group, Head, Place, Stream, source_of
 
@@ -51,7 +51,7 @@ class Folded:
             self.tensors["constants"] = Tensor(self.dtype, (stream.tokens, len(stream.constants)), numbers)
         self.loose: dict[Place, Loose] = {}
         self.seen: dict[tuple[int, int], Any] = {}
-        self.written: dict[tuple[int, int], tuple[Site, Table, int | None, int, list[float]]] = {}
+        self.written: dict[tuple[int, int], tuple[HeadSum, Table, int | None, int, list[float]]] = {}
         state = fmpq_mat(stream.width, len(stream.inputs) + len(stream.constants))
         for i, c in enumerate([*stream.inputs, *stream.constants]):
             state[c, i] = fmpq(1)
@@ -193,7 +193,7 @@ class Folded:
 
     # -- what the prover asks for ---------------------------------------------------------------------------------
 
-    def loosened(self, site: Site, place: Site_Place, places: Sequence[Site_Place]) -> Site:
+    def loosened(self, site: HeadSum, place: SitePlace, places: Sequence[SitePlace]) -> HeadSum:
         """Heads that read one scalar, with errors for each coordinate: the largest of all channels of an operation."""
         key = place.layer, place.op
         if key not in self.seen:
@@ -206,7 +206,7 @@ class Folded:
         heads = [replace(head, loose=q, lost=v[0]) for head, (q, v) in zip(site.heads, self.seen[key], strict=True)]
         return replace(site, heads=tuple(heads))
 
-    def spread(self, place: Site_Place) -> tuple[arb, arb]:
+    def spread(self, place: SitePlace) -> tuple[arb, arb]:
         """How far queries and keys of a norm's heads may be from one row together, and their values."""
         every = [self.loose[place.layer, place.group, h] for h in range(place.first, place.first + place.heads)]
         tables = self.stream.source.groups[place.layer][place.group]["W_Q"].rows()
@@ -217,7 +217,7 @@ class Folded:
             total += sum((largest(column) ** 2 for column in zip(*rows, strict=True)), ZERO).sqrt()
         return total.upper(), largest([e for loose in every for e in loose.value])
 
-    def moved(self, errors: Errors, place: Site_Place, layer: Layer) -> Errors:
+    def moved(self, errors: Errors, place: SitePlace, layer: Layer) -> Errors:
         """Errors of columns that a head over tokens or channels reads, with what is loose about its coordinates:
         twice for keys, which need not go with the values of the same token (lemma K32)."""
         if self.program.ops[place.op].word not in COVERED:
@@ -235,7 +235,7 @@ class Folded:
             self.seen[key] = more
         return [[e + x for e, x in zip(row, self.seen[key], strict=True)] for row in errors]
 
-    def known(self, number: int, column: int, site: Site, table: Table, x: int | None, y: int) -> None:
+    def known(self, number: int, column: int, site: HeadSum, table: Table, x: int | None, y: int) -> None:
         """Remember the heads of a scalar result: a function less a line is small on every cell."""
         slope, bias = arb(site.skip[1]), arb(site.skip[2])
         cells = zip(itertools.pairwise(table.edges), table.low, table.high, strict=True) if site.function else ()
