@@ -66,6 +66,14 @@ def test_moments_with_kinks_take_a_spliced_head() -> None:
         EveryLength([kinked], "m0*x", -1, 1)
 
 
+def test_what_is_read_without_an_error_has_a_bound() -> None:
+    """relu(x - m0) is 0 on this interval, and what is left is m1 itself: the network for h errs by nothing."""
+    net, x = EveryLength(["cos", "exp"], "relu(x - m0) + m1", -1.0, -0.98, eps=1e-6), np.linspace(-1, -0.98, 9)
+    assert net.read.bound == 0.0
+    got = net(torch.from_numpy(x).unsqueeze(0))[0].numpy()
+    assert np.abs(got - np.exp(x).mean()).max() <= net.bound(9) < 1e-6
+
+
 def test_the_mean_is_an_attention_layer(net: EveryLength) -> None:
     X = torch.rand(3, 9, 1, dtype=torch.float64)
     state = net.first(X)

@@ -71,7 +71,9 @@ def test_nothing_is_promised_beyond_the_dtype() -> None:
 
 def test_wrong_use_is_refused() -> None:
     for options, word in (({"n": 0}, "n must be"), ({"condition": 0.5}, "condition must"), ({"eps": 0.0}, "eps must"),
-                          ({"dtype": "bfloat16"}, "dtype must be"), ({"distance": -1.0}, "distance must")):  # fmt: skip
+                          ({"dtype": "bfloat16"}, "dtype must be"), ({"distance": -1.0}, "distance must"),
+                          ({"n": 1}, "no condition number"), ({"radius": 1.4}, "radius must be at least"),
+                          ({"condition": 2.0**27}, "condition must be between")):  # fmt: skip
         with pytest.raises(ArgumentError, match=word):
             incontext.plan(**{"n": 10, "d": 2, "condition": 4.0, "eps": 1e-3, **options})  # type: ignore[arg-type]
     rho = 0.9

@@ -19,9 +19,10 @@ WAVE = Strip(math.exp(2.0), 2.0)  # sin and cos
 def test_compiled_compositions_are_no_larger() -> None:
     for eps in (1e-3, 1e-6):
         net = af.compile("sin(x + sin(y)/2)*cos(y)", af.Box(x=(-1, 1), y=(-1, 1)), eps=eps, dtype=torch.float64)
-        nodes = [Node(0.5, 2.0, WAVE), Node(1.0, 3.0, WAVE), Node(1.0, 2.0, WAVE), Node(1.0, 1.0)]
+        nodes = [Node(0.5, 2.0, WAVE), Node(1.0, 3.0, WAVE, level=2), Node(1.0, 2.0, WAVE), Node(1.0, 1.0, level=3)]
         stated = composition(nodes, eps)
         assert net.size.heads <= stated.heads == 5 and net.size.anchors <= stated.anchors
+        assert net.size.layers <= stated.layers == 3
 
 
 def test_compositions_grow_with_the_logarithm_and_linearly() -> None:
@@ -87,3 +88,7 @@ def test_wrong_use_is_refused() -> None:
     with pytest.raises(ArgumentError, match="eps must"):
         bits_floor(1.0, 1.0, 2, -1.0)
     assert bits_floor(1.0, 1.0, 3, 10.0) == 0.0
+    assert 1e308 < bits_floor(1.0, 2.0, 1000, 1e-6) < math.inf, "a number, and a lower bound still"
+    assert bits_floor(1.0, 2.0, 17, 0.1) <= 9**17 < 1.0001 * bits_floor(1.0, 2.0, 17, 0.1)
+    with pytest.raises(ArgumentError, match="no product of numbers up to"):
+        composition([Node(1.0, 1e200)], 1e-3)

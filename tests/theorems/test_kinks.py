@@ -12,7 +12,16 @@ import torch
 
 import attnforge as af
 from attnforge.errors import ArgumentError, PrecisionError
-from attnforge.theorems.kinks import Pieces, error_floor, identity_error, pieces_of, splice, warmest
+from attnforge.heads.token.bound import lambert_upper
+from attnforge.theorems.kinks import (
+    Pieces,
+    affine_maximum,
+    error_floor,
+    identity_error,
+    pieces_of,
+    splice,
+    warmest,
+)
 
 FUNCTIONS = (("abs", -1.0, 1.0), ("relu", -0.3, 5.0), ("hardtanh", -2.0, 2.0), ("relu6", -3.0, 9.0))
 
@@ -111,6 +120,65 @@ def test_no_head_beats_the_lower_bound(sharpness: float) -> None:
     most = math.sqrt(2) * 3 + 1
     floor = error_floor(2.0, 1e6, 3.0, 1.0, 1.0)
     assert floor * math.log(most / floor) ** 2 == pytest.approx(0.2605 * 2 / 1e6, rel=1e-3)
+
+
+@pytest.mark.parametrize("span", [1e100, 1e262, 1e290, 1e300, 1e308])
+def test_the_lower_bound_is_never_above_the_lemma(span: float) -> None:
+    floor = error_floor(1.0, span, 1.0, 1.0, 1.0)
+    with mp.workdps(30):
+        most = mp.sqrt(2) + 1
+        stated = (mp.pi / 4) ** 2 / (1 + mp.e) * mp.pi / 2 / mp.mpf(span)
+        assert floor == 0 or 0.99 * stated < floor * mp.log(most / floor) ** 2 <= stated
+    assert floor > 0 or span > 1e290
+
+
+def test_computed_lines_are_no_better_than_the_lemma() -> None:
+    rng = np.random.default_rng(0)
+    with mp.workdps(40):
+        for _ in range(60):
+            kappa, guards = float(10.0 ** rng.uniform(-1.3, 0.47)), int(rng.integers(1, 40))
+            if not math.isfinite(found := identity_error(guards, kappa)):
+                continue
+            k, rho = mp.mpf(kappa), mp.exp(-(mp.pi**2) / mp.mpf(kappa))
+            terms = [mp.exp(-k * i * (i - 1)) for i in range(guards + 1, guards + 120)]
+            tail = 2 / (1 - 2 * sum(terms)) * sum((guards + 2 + i) * term for i, term in enumerate(terms))
+            assert found >= 2 * mp.pi / k * rho * (1 + mp.mpf("1.1") * rho) + tail
+
+
+@pytest.mark.parametrize(("count", "dim", "dtype"), [(1, 2, "float64"), (2, 1, "float32"), (5, 2, "float64"), (9, 4, "float64")])
+def test_maxima_of_affine_functions_keep_their_bound_where_functions_tie(count: int, dim: int, dtype: str) -> None:
+    rng, kind = np.random.default_rng(count), getattr(torch, dtype)
+    a, c = rng.normal(size=(count, dim)), rng.normal(size=count) / 3
+    low, high = -1 - rng.uniform(size=dim), rng.uniform(size=dim)
+    for eps in (1e-1, 1e-2) if dtype == "float32" else (1e-1, 1e-5):
+        top = affine_maximum(a, c, low, high, eps=eps, dtype=kind)
+        x = rng.uniform(low, high, size=(4000, dim))
+        for _ in range(3):  # towards where the two largest tie, and a few widths of the kink beside it
+            first, second = np.argsort(x @ a.T + c, 1)[:, :-3:-1].T if count > 1 else (np.zeros(4000, int),) * 2
+            across, gap = a[first] - a[second], ((x @ a.T + c)[range(4000), first] - (x @ a.T + c)[range(4000), second])
+            square = (across**2).sum(1) + 1e-300
+            x = (x - ((gap - eps * rng.uniform(0, 4, 4000)) / square)[:, None] * across).clip(low, high)
+        X = torch.from_numpy(x.clip(low + 1e-6, high - 1e-6)).to(kind)
+        exact = (X.double().numpy() @ a.T + c).max(1)
+        error = np.abs(top.layer(X).detach().double().numpy()[:, 0] - exact).max()
+        assert error <= top.bound <= eps and top.exact <= top.bound
+        assert error > 0.02 * eps or count == 1, "the kinks were looked at"
+        assert top.slots == dim * count * (top.slots // (dim * count)) and top.exact > lambert_upper(count) * eps / 10
+    table = next(p for name, p in top.layer.named_parameters() if name.endswith("M_V"))
+    with torch.no_grad():
+        table += 1.0
+    assert np.abs(top.layer(X).detach().double().numpy()[:, 0] - exact).max() > top.bound
+
+
+def test_maxima_that_cannot_be_are_refused() -> None:
+    one = np.ones(1)
+    with pytest.raises(ArgumentError, match="expected shapes"):
+        affine_maximum(np.ones((2, 2)), one, -one, one, eps=1e-3)
+    with pytest.raises(ArgumentError, match="finite"):
+        affine_maximum(np.full((1, 1), np.nan), one, -one, one, eps=1e-3)
+    with pytest.raises(PrecisionError, match="cannot be reached for this maximum") as raised:
+        affine_maximum(np.array([[1.0], [-1.0]]), np.zeros(2), -one, one, eps=1e-12)
+    assert raised.value.reachable is not None and 1e-10 < raised.value.reachable < 0.1
 
 
 def test_arguments_are_checked() -> None:

@@ -54,6 +54,29 @@ def test_sinusoids_stay_below_the_bound_at_every_temperature(tone: float, decay:
             assert np.abs(value).max() <= wave.values(spacing, kappa)
 
 
+def test_computed_bounds_are_no_smaller_than_the_lemma() -> None:
+    """Exponents of hundreds carry roundings of hundreds of units in the last place: 60 digits say what the lemma says."""
+    rng = np.random.default_rng(0)
+    with mp.workdps(60):
+        for _ in range(400):
+            spacing, decay, kappa, mass = (float(10.0 ** rng.uniform(*r)) for r in ((-3, 1), (-2, 2), (-2.4, 0.47), (-3, 9)))
+            D, d, k, M = (mp.mpf(x) for x in (spacing, decay, kappa, mass))
+            rho = mp.exp(-(mp.pi**2) / k)
+            C = (1 + rho**2 + rho**6 + rho**12) / (1 - 2 * rho)
+            strip, density = Strip(mass, decay), Density(mass, decay)
+            if (least := min(mp.pi * d / D, mp.pi**2 / k)) < 600:
+                assert strip.interpolation(spacing, kappa) >= C * M * mp.exp(-least)
+            if (most := mp.pi**2 / (4 * k) - mp.pi * d / D) < 600:
+                assert strip.values(spacing, kappa) >= M * mp.exp(max(mp.mpf(0), most))
+            if mp.pi * D / k > d * (1 + mp.mpf(10) ** -6) and mp.pi * d / D < 600:
+                stated = 2 * M * mp.exp(-mp.pi * d / D) * (1 / d + C / (mp.pi * D / k - d))
+                assert density.interpolation(spacing, kappa) >= stated
+            if (cold := resonant(spacing, decay)) <= 3 and (aW := 2 * mp.pi * d / D) < 600:
+                r = mp.exp(-aW / 2)
+                stated = 2 * M / d * r**2 * (1 + (2 + 2 * r + r**3 / (3 * (1 - r**2))) / (1 - 2 * r**2))
+                assert density.resonance(spacing) >= stated * (1 - mp.mpf(10) ** -16) and cold > 0
+
+
 def test_the_bound_is_attained_up_to_the_constant() -> None:
     """A tone next to the lattice's highest frequency errs by nearly all that the class allows."""
     spacing, kappa, decay = 0.5, 0.8, 1.0

@@ -11,6 +11,7 @@ The model, which every certificate states:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -86,7 +87,7 @@ def gamma(terms: float | Array, u: float) -> Array:
     return np.where(k < 0.5, up(k / (1.0 - np.minimum(k, 0.5))), np.inf)
 
 
-def up(x: Array | float, steps: int = 4) -> Array:
+def up(x: Array | float, steps: float = 4) -> Array:
     """x moved up by `steps` float64 units in the last place: an upper bound after that many rounded operations.
 
     >>> float(up(1.0)) > 1.0
@@ -94,6 +95,17 @@ def up(x: Array | float, steps: int = 4) -> Array:
     """
     x = np.asarray(x, dtype=np.float64)
     return x + np.abs(x) * (steps * 2.0**-52) + 5e-324 * steps
+
+
+def exp_up(x: float) -> float:
+    """At least e^t for every t that x is within three roundings of: they and the exponential's own are paid for.
+
+    A relative error u of x is u |x| of its exponential, which at |x| = 600 is hundreds of units in the last place.
+
+    >>> 1 < exp_up(-30.0) / math.exp(-30.0) < 1 + 1e-13
+    True
+    """
+    return float(up(math.exp(x), 4 + 2 * abs(x)))
 
 
 def signed_sums(weight: Array, bias: Array, low: Array, high: Array, u: float) -> Array:

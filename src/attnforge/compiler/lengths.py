@@ -154,7 +154,9 @@ class EveryLength(nn.Module):
         """
         if weights_hash(self) != self._weights:
             raise CertificateError("the certificate is stale: weights have changed since; build the network anew")
-        u, total = unit(self.dtype), 3 * float(self.read.bound or math.inf)
+        if self.read.bound is None:
+            raise CertificateError("nothing is proved about the network for h")
+        u, total = unit(self.dtype), 3 * self.read.bound
         for head, slope in zip(self.moments, self.steep.matrix[0], strict=False):
             low, high = enclose(head.function, self.lo, self.hi)
             size = max(abs(low), abs(high)) + self._bound(head)

@@ -378,10 +378,10 @@ def kernel_mean(rows: Array, values: Array, radius: float, reach: float, dtype: 
     are off, a mean of the values lies between them. `reach` is the radius in the units of the data.
     """
     (n, d), u = rows.shape, unit(dtype)
-    off = radius**2 * (prediction_error(1.0, d, 1.0, dtype) + 4 * (d + 8) * u) + 4 * u
+    off = radius**2 * (prediction_error(1.0, d, 1.0, dtype) + 4 * float(gamma(d + 8, u))) + 4 * u
     spread = float((values.max(axis=0) - values.min(axis=0)).max(initial=0.0))
     share = 0.5 * math.expm1(2 * off) if off < 1 else 1.0
-    error = (min(share, 1.0) * spread + (2 * n + 16) * u * float(np.abs(values).max(initial=0.0))) * GROWN
+    error = (min(share, 1.0) * spread + float(gamma(2 * n + 16, u)) * float(np.abs(values).max(initial=0.0))) * GROWN
     return ConvergenceCertificate(
         kind="certified", rho=0.0, depth=1, distance=spread, step_error=error, growth=1.0, amplification=1.0,
         residual=0.0, measured=0.0, posterior=error, curvature=(1.0, 1.0), dtype=dtype_name(dtype),

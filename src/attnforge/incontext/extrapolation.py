@@ -21,7 +21,7 @@ from fractions import Fraction
 
 import torch
 
-from ..certificates.rounding import UNIT
+from ..certificates.rounding import UNIT, exp_ulps, gamma
 from ..dtypes import SHIPPED
 from ..errors import ArgumentError
 
@@ -129,17 +129,21 @@ def prediction_error(reach: float, width: int, absolute: float, dtype: torch.dty
     truncation = 9.87 * math.prod(s * s for s in table.scales) * reach ** (2 * count + 1)
     truncation *= math.pi ** -(2 * count + 2) * (1 - ratio) ** -(count + 1)
     slopes = math.fsum(s * abs(c) for s, c in zip(table.scales, table.weights, strict=True))
-    logits = (width + 3) * u * absolute * slopes
+    logits = float(gamma(width + 3, u)) * absolute * slopes
     # a head of two slots: 1.5 u for exponentials within 3 u (A5), 7 u for its sums and quotient (R5); the projection
     heads = (10 + count) * u * 2 * table.amplification
     return 1.01 * (truncation + logits + heads)
 
 
 def aggregation_error(reach: float, count: int, dtype: torch.dtype) -> float:
-    """|sum_i w_i v_i - sum_i r_i v_i| <= this times sqrt(count) ||V||_F, for |r_i| <= reach and `count` data tokens."""
+    """|sum_i w_i v_i - sum_i r_i v_i| <= this times sqrt(count) ||V||_F, for |r_i| <= reach and `count` data tokens.
+
+    Truncation, the finite M, and the rounding of logits, sums in any order and the last projection (F2).
+    """
     table, u = levels(dtype), UNIT[dtype]
-    mass = math.exp(LOG_SINK[dtype])
-    grown = math.exp(max(table.scales) * reach)
-    bias = count * grown / mass * table.amplification * grown  # the denominator is M + sum exp, not M
-    relative = (LOG_SINK[dtype] + 2 * reach + 12 + count + 2 * len(table.scales)) * u
-    return 1.01 * (table.truncation(reach) + bias + relative * table.amplification * grown)
+    sharp, mass = max(table.scales), math.exp(LOG_SINK[dtype])
+    grown = math.exp(sharp * reach)
+    bias = count * grown / mass  # the denominator is M + sum exp, not M
+    logit = float(gamma(8, u)) * sharp * reach + 2 * u * (LOG_SINK[dtype] + sharp * reach) + (exp_ulps() + 0.1) * u
+    relative = math.expm1(logit) + float(gamma(2 * count + 10, u)) + float(gamma(2 * len(table.scales) + 8, u))
+    return 1.01 * (table.truncation(reach) + (bias + relative) * table.amplification * grown)

@@ -17,7 +17,7 @@ from ..dtypes import DTYPES, SHIPPED
 from ..errors import ArgumentError, PrecisionError
 from .certificate import depth_for, factors
 from .extrapolation import LOG_SINK, levels
-from .prompt import doublings_for
+from .prompt import LARGEST_DOUBLINGS, doublings_for
 
 STEP = 4.0  # the step size at most: (1 + sqrt(beta))^2 / L, and L >= 1 where columns have root mean square 1
 ROOM = 1.01  # labels are scaled down by so much more than exact iterates need: errors of steps must fit as well
@@ -111,8 +111,20 @@ def plan(
     radius = 3 * math.sqrt(d) if radius is None else positive("radius", radius)
     if DTYPES.get(dtype) not in SHIPPED:
         raise ArgumentError(f"dtype must be 'float64' or 'float32', got {dtype!r}")
-    if positive("condition", condition) < 1:
-        raise ArgumentError(f"condition must be at least 1, got {condition!r}")
+    if not 1 <= positive("condition", condition) <= 2.0**LARGEST_DOUBLINGS:
+        raise ArgumentError(
+            f"condition must be between 1 and 2^{LARGEST_DOUBLINGS}, for which the largest network is made, got "
+            f"{condition!r}; a penalty lowers it"
+        )
+    if n < d:
+        raise ArgumentError(
+            f"{n} rows of {d} columns have no condition number: give at least as many rows as columns; penalties count"
+        )
+    if radius < math.sqrt(d) * (1 - 1e-9):
+        raise ArgumentError(
+            f"radius must be at least sqrt(d) = {math.sqrt(d):.6g}, the mean length of rows whose columns have root "
+            f"mean square 1, got {radius:g}"
+        )
     root = 2.0 ** (doublings_for(1.0, condition) / 2)
     rho = math.nextafter((root - 1) / (root + 1) * (1 + 4 * 2.0**-53), 1.0)
     worst = largest_growth(rho)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .kinks import splice
+from .kinks import affine_maximum, splice
 from .partition import MaxAffine, max_affine
 from .ramps import Ramp, RampHeads, clipped_relu, hard_tanh, leaky_relu, ramp, ramp_heads, relu
 from .result import Construction, Size
@@ -29,6 +29,7 @@ __all__ = [
     "Size",
     "Strip",
     "Universal",
+    "affine_maximum",
     "attention_then_softmax",
     "clipped_relu",
     "emulate_head",

@@ -8,6 +8,7 @@ of what is built.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ..arguments import positive, whole
 from ..dtypes import Array
+from ..errors import ArgumentError
 from ..heads.anchor.bound import AnchorWeights
 from ..heads.product.construction import remainder
 from ..network import AttentionLayer, Heads
@@ -30,22 +32,24 @@ class Node:
     """One nonlinear operation of an expression: how much the output feels it (`sensitivity`), and what it is.
 
     With a `strip` it is a univariate function of that class on an interval of this `length`; without, a product of
-    operands of at most `length`.
+    operands of at most `length`. `level` counts the nonlinear operations on the longest path to it, with itself.
     """
 
     sensitivity: float
     length: float
     strip: Strip | None = None
+    level: int = 1
 
 
 @dataclass(frozen=True)
 class ClassSize:
-    """Heads, anchors (or nodes of products) and parameters that suffice, and the error that they are for."""
+    """Heads, anchors (or nodes of products), parameters and layers that suffice, and the error that they are for."""
 
     heads: int
     anchors: int
     parameters: int
     eps: float
+    layers: int = 1
 
 
 def composition(nodes: Sequence[Node], eps: float) -> ClassSize:
@@ -64,10 +68,13 @@ def composition(nodes: Sequence[Node], eps: float) -> ClassSize:
             heads, anchors, parameters = heads + 1, anchors + count, parameters + 3 * count
             continue
         size, count = positive("length", node.length), 2
-        while size * size * remainder(count, 2.0) > share and count < MOST_NODES:  # relative to |x| |y|, and |z| <= 2
+        while not size * size * remainder(count, 2.0) <= share:  # relative to |x| |y|, and |z| <= 2
+            if count == MOST_NODES:
+                raise ArgumentError(f"no product of numbers up to {size:g} within {share:g} in {MOST_NODES} nodes")
             count += 1
         heads, anchors, parameters = heads + 2, anchors + 2 * count, parameters + 4 * count
-    return ClassSize(heads, anchors, parameters, eps)
+    layers = max((whole("level", node.level, 1) for node in nodes), default=0)
+    return ClassSize(heads, anchors, parameters, eps, layers)
 
 
 @dataclass(frozen=True)
@@ -110,8 +117,11 @@ def bits_floor(lipschitz: float, side: float, dim: int, eps: float) -> float:
     (81.0, True)
     """
     fit = positive("lipschitz", lipschitz) * positive("side", side) / (2 * positive("eps", eps))
-    cells = math.ceil(fit * (1 - 1e-12)) - 1
-    return float(max(cells, 0)) ** whole("dim", dim, 1)
+    cells = max(math.ceil(fit * (1 - 1e-12)) - 1, 0) if fit < 1e300 else 1e300
+    dim = whole("dim", dim, 1)
+    if cells > 1 and dim * math.log(cells) >= 709:  # beyond float64, whose largest number is a lower bound still
+        return sys.float_info.max
+    return float(int(cells) ** dim) * (1.0 if int(cells) ** dim < 2**53 else 1 - 2.0**-52)
 
 
 def ridge_layer(

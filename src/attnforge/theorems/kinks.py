@@ -3,7 +3,8 @@ logits that say which piece.
 
 Logits add, so one softmax over pairs (piece, anchor) is the product of a softmax over pieces and one over anchors. The
 anchors of a piece make its line to exponential accuracy, in the number of guards, and the slopes of the pieces make a
-kink of width 1/sharpness. `error_floor` is the other side: how large the span of the slopes has to be.
+kink of width 1/sharpness. `error_floor` is the other side: how large the span of the slopes has to be. In several
+variables `affine_maximum` makes a maximum of affine functions, one head for each variable.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 from ..arguments import interval, positive, whole
 from ..certificates.certificate import upper_text
-from ..certificates.rounding import UNIT, up
+from ..certificates.rounding import UNIT, exp_ulps, exp_up, gamma, up
 from ..dtypes import Array, dtype_name, shipped
 from ..errors import ArgumentError, PrecisionError
 from ..functions.registry import get
@@ -29,21 +30,24 @@ from ..heads.anchor.potential import Potential
 from ..heads.choose import straight
 from ..heads.fast.table import dropped
 from ..heads.gate.bound import KINK
+from ..heads.token.bound import lambert_upper
+from ..network import AttentionLayer, Heads
 
 MOST_GUARDS = 64  # lines are then right to 1e-80: far beyond float64
 LINES = 0.02  # the share of eps that lines may take: guards are cheap
 SHARES = (0.9, 0.7, 0.45)  # of eps for the kinks, tried in turn: rounding takes the rest
+FAINTEST = 690.0  # of errors that are spoken of, e^-690 of the values: float64 ends at e^-745
 FLOOR = (math.pi / 4) ** 2 / (1 + math.e) * math.pi / 2 * (1 - 1e-12)  # the constant of A10(c), rounded down: 0.2605
 
 
 def identity_error(guards: int, kappa: float) -> float:
     """A10(a): what a table with so many guards beyond either end is off from the identity, in spacings, at most."""
-    rho = math.exp(-(math.pi**2) / kappa)
+    rho = exp_up(-(math.pi**2) / kappa)
     lost = dropped(kappa, guards)
     if not (kappa <= 3 and lost < 0.5):
         return math.inf
     reach = range(guards + 1, guards + 200)
-    tail = 2 * math.fsum((i + 1) * math.exp(-kappa * i * (i - 1)) for i in reach) + 1e-300
+    tail = 2 * math.fsum((i + 1) * exp_up(-kappa * i * (i - 1)) for i in reach) + 1e-300
     return float(up(2 * math.pi / kappa * rho * (1 + 1.1 * rho) + tail / (1 - lost), 64))
 
 
@@ -66,7 +70,9 @@ def error_floor(bend: float, span: float, values: float, radius: float, size: fl
     reach = min(positive("radius", radius), math.pi / (2 * positive("span", span)))
     most = math.sqrt(2) * values + size
     scale = FLOOR * 2 / math.pi * positive("bend", bend) * reach
-    low, high = 600.0, 2.0  # logarithms of most/eps: up to most/e^2, eps ln(most/eps)^2 grows with eps
+    low, high = FAINTEST, 2.0  # logarithms of most/eps: up to most/e^2, eps ln(most/eps)^2 grows with eps
+    if not math.exp(-low) * most * low**2 <= scale:
+        return 0.0  # what could be said is beyond float64
     for _ in range(100):  # every eps below the one at which it is `scale` contradicts the lemma
         middle = 0.5 * (low + high)
         low, high = (middle, high) if math.exp(-middle) * most * middle**2 <= scale else (low, middle)
@@ -94,7 +100,7 @@ class Pieces:
     def bound(self, sharpness: float, guards: int, kappa: float) -> float:
         """A10(b) in real arithmetic."""
         width = self.hi - self.lo
-        rate = sharpness - kappa * (2 * guards + 1) / width
+        rate = sharpness * (1 - 8 * 2.0**-53) - kappa * (2 * guards + 1) / width  # rounded down where they cancel
         if not rate > 0:
             return math.inf
         if len(self.kinks) == 1:
@@ -215,3 +221,89 @@ def _built(
     head = AnchorHead(function, pieces.lo, pieces.hi, weights, shape, anchors, dtype, strict=strict)
     head.attach(head.recertify())
     return head
+
+
+@dataclass(frozen=True, eq=False)
+class AffineMaximum:
+    """max_j (slopes_j . x + constants_j) on a box as one attention layer: (..., D) to (..., 1).
+
+    `exact` bounds the error in real arithmetic (A10(d)), `bound` that of the layer as it was built and is computed.
+    """
+
+    layer: AttentionLayer
+    slots: int
+    exact: float
+    bound: float
+
+
+def affine_maximum(
+    slopes: Array, constants: Array, low: Array, high: Array, *, eps: float, dtype: torch.dtype = torch.float64
+) -> AffineMaximum:
+    """A maximum of N affine functions of D variables by D heads of N (2 guards + 2) memory slots (lemma A10(d)).
+
+    >>> plane = affine_maximum(np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]]), np.zeros(3), -np.ones(2), np.ones(2),
+    ...                        eps=1e-5)
+    >>> plane.slots, plane.bound <= 1e-5, round(plane.layer(torch.tensor([0.5, -0.25], dtype=torch.float64)).item(), 5)
+    (84, True, 0.5)
+    """
+    kind, eps = shipped(dtype), positive("eps", eps)
+    given = [np.asarray(array, dtype=np.float64) for array in (slopes, constants, low, high)]
+    steep, level, low, high = given
+    count, dim = steep.shape if steep.ndim == 2 else (0, 0)
+    if not (count and dim) or [a.shape for a in given[1:]] != [(count,), (dim,), (dim,)]:
+        shapes = ", ".join(str(tuple(a.shape)) for a in given)
+        raise ArgumentError(f"expected shapes (N, D), (N,), (D,), (D,) with N, D >= 1, got {shapes}")
+    if not (all(np.isfinite(a).all() for a in given) and (low < high).all()):
+        raise ArgumentError("slopes, constants and the box must be finite, every side from low to a larger high")
+    steepest, guards = float((np.abs(steep) @ (high - low)).max()), 1
+    while steepest * warmest(guards)[1] > LINES * eps and guards < MOST_GUARDS:
+        guards += 1
+    heads = []
+    for share in SHARES:
+        sharpness = max(lambert_upper(count), KINK) / (share * eps)
+        heads.append(_maximum(steep, level, low, high, sharpness, guards, kind))
+        if heads[-1].bound <= eps:
+            return heads[-1]
+    best = min(head.bound for head in heads)
+    raise PrecisionError(
+        f"eps = {eps:g} cannot be reached for this maximum in {dtype_name(kind)}: sharp kinks have large logits, whose "
+        f"rounding costs about the square root of a roundoff; the smallest bound found is {upper_text(best)}",
+        reachable=best,
+    )
+
+
+def _maximum(
+    steep: Array, level: Array, low: Array, high: Array, sharpness: float, guards: int, kind: torch.dtype
+) -> AffineMaximum:
+    """Head i has a slot for each pair (function, anchor on side i): its logit is the sum of both, its value what side i
+    adds to the function there."""
+    (count, dim), width, middle = steep.shape, high - low, 0.5 * (low + high)
+    kappa, off = warmest(guards)
+    k = np.arange(-guards, guards + 2) - 0.5
+    keys, values = np.empty((dim, count, len(k), dim + 1)), np.empty((dim, count, len(k), 1))
+    keys[..., :dim], keys[..., dim] = sharpness * steep[:, None], (sharpness * level)[:, None] - kappa * k * k
+    for i in range(dim):
+        keys[i, ..., i] += 2 * kappa * k / width[i]
+        keys[i, ..., dim] -= 2 * kappa * k * middle[i] / width[i]
+        values[i, ..., 0] = steep[:, i, None] * (middle[i] + k * width[i]) + (level[:, None] if i == 0 else 0.0)
+    table, value = keys.reshape(dim, -1, dim + 1), values.reshape(dim, -1, 1)
+    tables = {
+        "W_Q": np.tile(np.eye(dim, dim + 1), (dim, 1, 1)), "b_Q": np.tile(np.eye(dim + 1)[dim], (dim, 1)),
+        "M_K": table, "M_V": value, "W_O": np.ones((dim, 1, 1)),
+    }  # fmt: skip
+    made = {name: torch.from_numpy(array).to(kind) for name, array in tables.items()}
+    layer = AttentionLayer([Heads("memory", purpose="affine maximum", **made)])  # type: ignore[arg-type]
+    lines = float((np.abs(steep) @ width).max()) * off
+    exact = float(up(lambert_upper(count) / sharpness + lines, dim + 16))
+    bound = exact + _rounding(table, value[..., 0], np.maximum(np.abs(low), np.abs(high)), kind)
+    return AffineMaximum(layer, table.shape[0] * table.shape[1], exact, float(up(bound, 16)))
+
+
+def _rounding(keys: Array, values: Array, size: Array, dtype: torch.dtype) -> float:
+    """What storing and computing heads that are added up may cost, for |x| <= size (A5, R2, R5, R6)."""
+    u, (dim, slots) = UNIT[dtype], values.shape
+    logit = float((np.abs(keys) @ np.append(size, 1.0)).max()) * (1 + (dim + 8) * 2.0**-52)
+    moved = (float(gamma(dim + 8, u)) + 2 * u) * logit + (exp_ulps() + 0.1) * u
+    most, spread = np.abs(values).max(1), np.ptp(values, 1)
+    share = min(1.0, 0.5 * math.expm1(min(2 * moved, 1.0)) if moved < 0.5 else 1.0)
+    return float((share * spread + float(gamma(2 * slots + dim + 12, u)) * most).sum() * 1.001)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..arguments import positive, whole
-from ..certificates.rounding import up
+from ..certificates.rounding import exp_up, up
 from ..dtypes import Array
 from ..errors import ArgumentError
 from ..heads.fast.table import dropped
@@ -28,7 +28,8 @@ SLACK = 32  # units in the last place by which a bound is moved up: it is some t
 
 
 def _rho(kappa: float) -> float:
-    return math.exp(-(math.pi**2) / kappa)
+    """rho, rounded up: every bound grows with it."""
+    return exp_up(-(math.pi**2) / kappa)
 
 
 def aliases(kappa: float) -> float:
@@ -80,13 +81,14 @@ class Strip:
         """A9(a): C mass max(e^{-pi decay/spacing}, e^{-pi^2/kappa}), with infinitely many anchors."""
         spacing, kappa = _checked(spacing, kappa)
         least = min(math.pi * self.decay / spacing, math.pi**2 / kappa)
-        return float(up(aliases(kappa) * self.mass * math.exp(-least), SLACK))
+        return float(up(aliases(kappa) * self.mass * exp_up(-least), SLACK))
 
     def values(self, spacing: float, kappa: float) -> float:
         """A9(a): the largest |V_k| at most; it is `mass` from kappa = pi spacing / (4 decay) on."""
         spacing, kappa = _checked(spacing, kappa)
-        most = max(0.0, math.pi**2 / (4 * kappa) - math.pi * self.decay / spacing)
-        return float(up(self.mass * math.exp(most), SLACK)) if most < 700 else math.inf
+        filtered, kept = math.pi**2 / (4 * kappa), math.pi * self.decay / spacing
+        most = max(0.0, filtered - kept + 8 * 2.0**-53 * (filtered + kept))  # terms that cancel are rounded themselves
+        return float(up(self.mass * exp_up(most), SLACK)) if most < 700 else math.inf
 
     def bound(self, spacing: float, kappa: float, guards: int) -> float:
         """A9(d): the same with `guards` anchors beyond either end of an interval, whose ends are anchors."""
@@ -138,15 +140,15 @@ class Density:
     def interpolation(self, spacing: float, kappa: float) -> float:
         """A9(b), for kappa < pi spacing / decay."""
         spacing, kappa = _checked(spacing, kappa)
-        over = math.pi * spacing / kappa - self.decay
+        over = math.pi * spacing / kappa * (1 - 8 * 2.0**-53) - self.decay  # rounded down, as what cancels must be
         if not over > 0:
             raise ArgumentError(f"kappa must be below pi spacing / decay = {math.pi * spacing / self.decay:g} (A9(b))")
-        least = 2 * self.amplitude * math.exp(-math.pi * self.decay / spacing)
+        least = 2 * self.amplitude * exp_up(-math.pi * self.decay / spacing)
         return float(up(least * (1 / self.decay + aliases(kappa) / over), SLACK))
 
     def values(self, spacing: float, kappa: float) -> float:
         """A9(b): the largest |V_k| at most, for kappa > pi spacing / (4 decay)."""
-        left = self.decay - math.pi * spacing / (4 * kappa)
+        left = self.decay - math.pi * spacing / (4 * kappa) * (1 + 8 * 2.0**-53)
         return float(up(2 * self.amplitude / left, SLACK)) if left > 0 else math.inf
 
     def bound(self, spacing: float, kappa: float, guards: int, resonance: bool = False) -> float:
@@ -163,7 +165,7 @@ class Density:
         True
         """
         spacing, _ = _checked(spacing, kappa := resonant(spacing, self.decay))
-        rho, r = _rho(kappa), math.exp(-math.pi * self.decay / spacing)
+        rho, r = _rho(kappa), exp_up(-math.pi * self.decay / spacing)
         inner = (2 + r * rho / (3 * (1 - rho)) + 2 * r) / (1 - 2 * rho)
         return float(up(2 * self.amplitude * rho / self.decay * (1 + inner), SLACK))
 
