@@ -85,7 +85,8 @@ def test_roundings_of_long_sums_are_not_only_of_the_first_order() -> None:
     """k roundings in a row cost k u/(1 - k u), of a million terms in float32 a sixteenth more than k u."""
     u, count = 2.0**-24, 10**6
     grown = count * u / (1 - count * u)
-    slopes = math.fsum(s * abs(c) for s, c in zip(pairs(torch.float32).scales, pairs(torch.float32).weights, strict=True))
+    table = pairs(torch.float32)
+    slopes = math.fsum(s * abs(c) for s, c in zip(table.scales, table.weights, strict=True))
     assert prediction_error(1.0, count, 1.0, torch.float32) >= 1.01 * grown * slopes
     assert aggregation_error(0.0, count, torch.float32) >= 1.01 * 2 * grown * levels(torch.float32).amplification
 

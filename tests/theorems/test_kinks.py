@@ -145,7 +145,9 @@ def test_computed_lines_are_no_better_than_the_lemma() -> None:
             assert found >= 2 * mp.pi / k * rho * (1 + mp.mpf("1.1") * rho) + tail
 
 
-@pytest.mark.parametrize(("count", "dim", "dtype"), [(1, 2, "float64"), (2, 1, "float32"), (5, 2, "float64"), (9, 4, "float64")])
+@pytest.mark.parametrize(
+    ("count", "dim", "dtype"), [(1, 2, "float64"), (2, 1, "float32"), (5, 2, "float64"), (9, 4, "float64")]
+)
 def test_maxima_of_affine_functions_keep_their_bound_where_functions_tie(count: int, dim: int, dtype: str) -> None:
     rng, kind = np.random.default_rng(count), getattr(torch, dtype)
     a, c = rng.normal(size=(count, dim)), rng.normal(size=count) / 3

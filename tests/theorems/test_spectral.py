@@ -55,11 +55,11 @@ def test_sinusoids_stay_below_the_bound_at_every_temperature(tone: float, decay:
 
 
 def test_computed_bounds_are_no_smaller_than_the_lemma() -> None:
-    """Exponents of hundreds carry roundings of hundreds of units in the last place: 60 digits say what the lemma says."""
-    rng = np.random.default_rng(0)
+    """Exponents of hundreds carry roundings of hundreds of units in the last place: 60 digits say what is stated."""
+    rng, ranges = np.random.default_rng(0), ((-3, 1), (-2, 2), (-2.4, 0.47), (-3, 9))
     with mp.workdps(60):
         for _ in range(400):
-            spacing, decay, kappa, mass = (float(10.0 ** rng.uniform(*r)) for r in ((-3, 1), (-2, 2), (-2.4, 0.47), (-3, 9)))
+            spacing, decay, kappa, mass = (float(10.0 ** rng.uniform(*r)) for r in ranges)
             D, d, k, M = (mp.mpf(x) for x in (spacing, decay, kappa, mass))
             rho = mp.exp(-(mp.pi**2) / k)
             C = (1 + rho**2 + rho**6 + rho**12) / (1 - 2 * rho)
