@@ -201,7 +201,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def table(data: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The summary, a column for each dtype."""
     names = list(data["summary"]["float32"])
-    head = ["", "float32, 0.001 of the range", "float64, 0.000001 of the range"]
+    head = ["asked for", "float32, 0.001 of the range", "float64, 0.000001 of the range"]
     cells = [[_cell(data["summary"][goal][name]) for goal in GOALS] for name in names]
     return head, [[name, *row] for name, row in zip(names, cells, strict=True)]
 

@@ -282,7 +282,7 @@ def show(data: dict[str, Any]) -> None:
 
 def markdown(data: dict[str, Any]) -> str:
     """The last run as docs/export.md shows it: the worst of every group, medians of what stock form costs."""
-    head = ("", "dtype", "rounding", *FORMS, "parameters, plain / memory", "time, plain / memory")
+    head = ("networks", "dtype", "rounding", *FORMS, "parameters, plain / memory", "time, plain / memory")
     lines = [head, ("---",) * len(head)]
     for kind in dict.fromkeys(row["kind"] for row in data["cases"]):
         for dtype in CLOSE:

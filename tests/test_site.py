@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import importlib
+import itertools
 import os
 import re
 import shutil
@@ -54,6 +55,16 @@ def test_every_page_stands_once_in_the_navigation() -> None:
     assert [p for p in pages if p not in named] == [], "give these pages a line in `nav` of mkdocs.yml"
     assert [p for p in named if p not in pages] == [], "these lines of `nav` in mkdocs.yml name no page"
     assert len(named) == len(set(named))
+
+
+def test_every_column_of_a_table_has_a_name() -> None:
+    unnamed = []
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        lines = page.read_text("utf-8").split("\n")
+        for head, rule in itertools.pairwise(lines):
+            if re.fullmatch(r"\|[\s:|-]*-[\s:|-]*\|", rule) and not all(map(str.strip, head.strip("|").split("|"))):
+                unnamed.append(f"{page.name}: {head}")
+    assert unnamed == []
 
 
 def test_the_navigation_is_by_jobs() -> None:

@@ -346,6 +346,39 @@ def test_token_programs_run_in_the_page(browser: Driven, name: str, form: str) -
     browser.clean()
 
 
+def test_several_programs_of_one_network_are_compared_one_at_a_time(browser: Driven) -> None:
+    programs = {"hist": rasp.library.hist(), "reverse": rasp.library.reverse(), "share": rasp.library.frac_prevs()}
+    domain = rasp.Sequences("abc", max_length=5)
+    net = af.compile(programs, domain)
+    page = browser.open(net)
+    sequences = domain.sample(8, seed=3)
+    places = [[net.vocabulary.index(token) for token in sequence] for sequence in sequences]
+    for name, program in programs.items():
+        page.select_option("#target", name)
+        said = page.evaluate("all => all.map(attnforge.decode)", places)
+        meant = page.evaluate("all => all.map(attnforge.target)", places)
+        for sequence, found, goal in zip(sequences, said, meant, strict=True):
+            wanted = program(sequence)
+            assert goal == [str(v) if isinstance(v, Fraction) else repr(v) for v in wanted]
+            if name == "share":
+                assert max(abs(a - float(b)) for a, b in zip(found, wanted, strict=True)) <= net.bound
+            else:
+                assert found == goal
+    until(page, "document.getElementById('verdict').innerText.includes('within the certified')")
+    page.click("#hunt")  # what is found of one program is no news of another
+    page.select_option("#target", "reverse")
+    until(page, "document.getElementById('verdict').innerText.includes('says what the program says')")
+    assert page.locator("#verdict svg").count() == 0, "an answer is right or wrong: there is no distance to draw"
+    assert page.inner_text("#hunt") == "Hunt for a worse point"
+    for u, label in enumerate(page.locator(".unit .label").all_inner_texts()):
+        if label.startswith("aggregate(select(indices, length"):
+            page.click(f"#power{u}")
+    until(page, "document.getElementById('verdict').innerText.includes('positions differ')")
+    page.select_option("#target", "hist")  # whose heads are other ones
+    until(page, "document.getElementById('verdict').innerText.includes('says what the program says')")
+    browser.clean()
+
+
 def test_margins_vanish_as_they_do_in_float32(browser: Driven) -> None:
     page = browser.open(_sort())
     watched = "attnforge.forward([0, 1, 3, 2], { watch: '2.0.0' }).watched"
@@ -418,6 +451,12 @@ def test_sliders_fields_and_keys_move_the_point(browser: Driven) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("attnforge.now.point[1]") == 2
     assert page.input_value("#slide1") == "2" and page.input_value("#field1") == "2"
+    assert "for y from 0 to 2: the nearest end is taken" in page.inner_text("#number-note")
+    page.fill("#field0", "")  # no number: the one that was there stays, and the page says so
+    page.keyboard.press("Tab")
+    assert "That is no number" in page.inner_text("#number-note") and page.input_value("#field0") != ""
+    page.click("#anywhere")
+    assert page.inner_text("#number-note") == ""
     until(page, "document.getElementById('said').textContent.includes('Network: output')")
     browser.clean()
 
@@ -464,6 +503,9 @@ def test_ablation_and_temperature_break_the_bound_and_mend(browser: Driven) -> N
     until(page, "document.getElementById('verdict').innerText.includes('above the certified')")
     until(page, "document.getElementById('heat-text').textContent.includes('4 times warmer')")
     page.wait_for_selector("#sweep svg")
+    mark = page.get_attribute("#heat-mark", "d")
+    page.keyboard.press("ArrowLeft")
+    until(page, "was => document.getElementById('heat-mark').getAttribute('d') !== was", mark)
     browser.clean()
 
 
@@ -494,9 +536,12 @@ def test_curves_and_maps(browser: Driven) -> None:
     page.select_option("#axis-y", "y")
     page.wait_for_selector("#curves canvas")
     until(page, "document.getElementById('curves-note').textContent.includes('41 by 41')")
+    assert "x from -2 to 2 to the right, y from 0 to 2 upwards" in page.inner_text("#curves-note")
     page.click("#curves canvas", position={"x": 3, "y": 3})
     x, y = page.evaluate("attnforge.now.point")
     assert x < -1.9 and y > 1.9
+    until(page, "parseFloat(document.querySelector('.mark').style.left) < 3")
+    assert float(page.eval_on_selector(".mark", "mark => parseFloat(mark.style.bottom)")) > 95
     browser.clean()
 
 
@@ -529,6 +574,18 @@ def test_sequences_are_edited(browser: Driven) -> None:
     page.select_option("#layer", index=1)
     assert "selector_width" in page.inner_text("#columns")
     assert not page.is_visible("#drawn")
+    browser.clean()
+
+
+def test_tokens_with_spaces_are_typed(browser: Driven) -> None:
+    page = browser.open(af.compile(rasp.library.reverse(), rasp.Sequences(["the", "fox", "fox jumps"], max_length=3)))
+    for typed, places in (("the fox jumps", [2, 1]), ("fox the  fox", [0, 2, 0]), ("fox jumps jumps", None)):
+        page.fill("#typed", typed)
+        page.keyboard.press("Tab")
+        if places is None:
+            assert page.inner_text("#typed-note") == "“jumps” is not in the vocabulary."
+        else:
+            assert page.evaluate("attnforge.now.point") == places
     browser.clean()
 
 

@@ -122,6 +122,10 @@ def test_pages_link_to_pages_beside_them_and_nowhere_else() -> None:
     for wrong in ("javascript:alert(1)", *beyond, "", ".html"):
         with pytest.raises(ArgumentError, match="beside it"):
             Page("t").links([("title", wrong, "")])
+    assert Page("t", up=("All", "../../index.html")).up == ("All", "../../index.html")
+    for wrong in ("../../../index.html", "..", "../https://a.org", "/../a.html"):
+        with pytest.raises(ArgumentError, match="beside it"):
+            Page("t", up=("title", wrong))
 
 
 def test_captions_know_code_and_nothing_else() -> None:

@@ -70,5 +70,27 @@ def test_bounds_of_programs_are_rounded_up() -> None:
     assert len(shown) == 2 and all(float(text) >= net.bound for text in shown)
 
 
+def rows(page: str, name: str) -> int:
+    """How many rows of tables begin with it."""
+    return len(re.findall(rf"<tr><t[dh][^>]*>{re.escape(name)}<", page))
+
+
+def test_pages_of_programs_show_each_once_and_its_output() -> None:
+    library, domain = af.rasp.library, af.rasp.Sequences("abc", max_length=4)
+    one = af.compile(library.sort().named("sort"), domain).report().html()
+    assert "sort: a token program" in one and rows(one, "sort") == 1 == rows(one, "output sort")
+    both = af.compile({"hist": library.hist(), "turned": library.reverse()}, domain).report().html()
+    assert "hist, turned: 2 token programs in one network" in both
+    assert [rows(both, name) for name in ("output hist", "output turned", "length")] == [1, 1, 1]
+
+
+def test_titles_say_what_a_network_is() -> None:
+    page = af.TokenHead.max(tokens=3, channels=1, lo=-1, hi=1, eps=1e-2).report().html()
+    assert "max over 3 tokens of 1 channels: heads between tokens" in page and "the family" not in page
+    missing = [kind for kind in CertifiedModule.families.values() if kind.called == CertifiedModule.called]
+    own = {"network", "program", "programs"}  # which have pages of their own
+    assert {kind.family for kind in missing if kind.__module__.startswith("attnforge.")} <= own
+
+
 def test_what_cannot_be_drawn_says_nothing() -> None:
     assert picture(af.compile(af.rasp.library.reverse(), af.rasp.Sequences("ab", max_length=3))) is None

@@ -233,6 +233,7 @@ class GridApproximation(TableApproximation):
     """A black box by one cold head over a grid; certified when a Lipschitz constant was declared."""
 
     family: ClassVar[str] = "blackbox-grid"
+    called = "a grid of anchors"
     schema: ClassVar[Any] = {**FORM, "grid": ([float], [float], [Whole(1)], float), "lipschitz": Either(None, float)}
     reference: Tensor
 

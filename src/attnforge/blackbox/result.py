@@ -228,6 +228,7 @@ class TableApproximation(Approximation):
     """One attention layer over the flattened input: heads that read constant keys and values, and nothing else."""
 
     family: ClassVar[str] = "blackbox-table"
+    called = "a table of samples as anchors"
     schema: ClassVar[Any] = FORM
 
     def __init__(self, about: About, layer: AttentionLayer, points: Tensor, wanted: Tensor):

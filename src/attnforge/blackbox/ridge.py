@@ -67,6 +67,7 @@ class RidgeApproximation(Approximation):
     """A black box by a fitted ReLU expansion: calibrated against the black box, certified against the expansion."""
 
     family: ClassVar[str] = "blackbox-ridge"
+    called = "fitted ridges, compiled"
     schema: ClassVar[Any] = {**FORM, "network": CompiledNetwork.schema, "expansion": CERTIFICATE}
 
     def __init__(self, about: About, network: CompiledNetwork, points: Tensor, wanted: Tensor):

@@ -9,12 +9,14 @@ from ..certificates.certificate import upper_text
 from ..groundtruth.manifest import Manifest
 from ..report.html import Page
 
+UP = "../../index.html"  # from the page of a model to the one that lists them all
 EDGES = 200  # shown on a page: the manifest has them all
 
 
 def model_page(about: Mapping[str, Any], truth: Manifest | None, certificate: str) -> Page:
     """What a model is, or, without its truth, only how large it is."""
-    page = Page(about["id"] if truth is None else f"{about['id']}: {about['target']}", _forms(about))
+    title = about["id"] if truth is None else f"{about['id']}: {about['target']}"
+    page = Page(title, f"A transformer of attention alone; form: {_forms(about)}.", up=("all models", UP))
     page.cards(
         [
             ("blocks", about["layers"], f"{about['heads']} heads, padding included"),
@@ -30,6 +32,7 @@ def model_page(about: Mapping[str, Any], truth: Manifest | None, certificate: st
         )
         return page
     page.section("Heads")
+    page.text("`L0.H1` is head 1 of block 0. What a head moves are the outputs that change when it is patched.")
     rows = [(h.id, h.role, h.note, ", ".join(h.relevant) or "nothing") for h in truth.heads if h.role != "padding"]
     page.table(("head", "role", "what it computes", "moves"), rows)
     page.section("Edges that move an output")

@@ -47,6 +47,8 @@ class CertifiedModule(nn.Module):
     """
 
     family: ClassVar[str] = ""
+    #: What pages call such a network, after its target.
+    called: ClassVar[str] = "a network"
     #: The form of `config` in files (see `schema`).
     schema: ClassVar[Any] = Any
     families: ClassVar[dict[str, type[CertifiedModule]]] = {}

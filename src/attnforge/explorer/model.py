@@ -40,12 +40,13 @@ from ..network import AttentionLayer, Heads
 from ..programs.program import Builder, Program
 from ..rasp.language import Node
 from ..rasp.network.compiled import CompiledProgram
+from ..rasp.network.several import CompiledPrograms
 from ..report.structure import MEANING, structure, title
 from ..theorems.partition import Cross, MaxAffine
 from ..theorems.ramps import Ramp
 from ..theorems.result import Construction
 from ..theorems.universal import Universal
-from .target import program_target, token_target
+from .target import program_target, several_target, token_target
 
 HOOKED = 1 << 18  # parameters up to which the plain form is worked out for the names of its hooks: a second or two
 FIRST = 8  # tokens of the first sequence that a page shows
@@ -256,6 +257,21 @@ def _tokens_frame(net: CompiledProgram) -> Model:
         outputs=source.names[-1], first_row=False, units=(), lines=_program_text(net), target=token_target(net),
         constants=net.positions, vocabulary=tuple(net.vocabulary),
         sequence=(net.domain.sample(1, seed=1)[0] * FIRST)[: min(FIRST, net.domain.max_length)],
+    )  # fmt: skip
+
+
+def _several(net: CompiledPrograms) -> Model:
+    """All heads once, as any one of the programs has them, and the columns of every output side by side."""
+    ones = {name: net[name] for name in net.programs}
+    found = _tokens(next(iter(ones.values())))
+    frames = {name: _tokens_frame(one) for name, one in ones.items()}
+    outputs = tuple(f"{name}: {column}" for name, frame in frames.items() for column in frame.outputs)
+    last = Layer.of(cast(AttentionLayer, net.network.layers[-1]), outputs)
+    texts = [line for name, frame in frames.items() for line in (Line(f"# {name}"), *frame.lines)]
+    normal_form = found.lines[len(next(iter(frames.values())).lines) :]
+    return replace(
+        found, layers=(*found.layers[:-1], last), outputs=outputs, target=several_target(ones),
+        lines=(*texts, *normal_form), title=", ".join(ones),
     )  # fmt: skip
 
 
@@ -683,7 +699,7 @@ def _black(net: Approximation) -> Model:
 
 #: Which function reads which kind of network; the first that fits.
 READERS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Model]], ...] = (
-    (CompiledNetwork, _compiled), (CompiledProgram, _tokens), (PlainTransformer, _plain), (Construction, _construction),
-    ((AnchorHead, FastActivation), _anchor), (GateHead, _gate), (ProductHead, _product), (TokenHead, _token),
-    (ChainHead, _chain), (NormHead, _norm), (Approximation, _black),
+    (CompiledNetwork, _compiled), (CompiledProgram, _tokens), (CompiledPrograms, _several), (PlainTransformer, _plain),
+    (Construction, _construction), ((AnchorHead, FastActivation), _anchor), (GateHead, _gate), (ProductHead, _product),
+    (TokenHead, _token), (ChainHead, _chain), (NormHead, _norm), (Approximation, _black),
 )  # fmt: skip

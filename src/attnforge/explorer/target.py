@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -56,6 +57,11 @@ def token_target(net: CompiledProgram) -> dict[str, Any]:
     """A token program as data, and the values that its network's logits stand for."""
     outputs = None if net.outputs is None else [value_json(value) for value in net.outputs]
     return {"kind": "tokens", "program": _large(program_json(net.program)), "outputs": _large(outputs)}
+
+
+def several_target(nets: Mapping[str, CompiledProgram]) -> dict[str, Any]:
+    """The programs of one network as data, by name, in the order of their columns."""
+    return {"kind": "several", "each": [{"name": name, **token_target(net)} for name, net in nets.items()]}
 
 
 def _large(data: Any) -> Any:

@@ -208,6 +208,14 @@ class Links:
         return cls(rows)
 
 
+def _above(title: str, file: str) -> tuple[str, str]:
+    """A link to a page in this folder or in one that holds it."""
+    way = re.match(r"(\.\./){0,2}", file)
+    assert way is not None
+    beside, *_ = Links.of([(title, file[way.end() :], "")]).links
+    return title, way[0] + beside[1]
+
+
 Part = Heading | Text | Cards | Table | Image | Code | Math | Plot | Details | Links
 
 
@@ -319,11 +327,11 @@ class Page(Block):
     LINKS_FROM: ClassVar[int] = 4
 
     def __init__(self, title: str, subtitle: str | None = None, up: tuple[str, str] | None = None):
-        """`up` is the title and the file of a page in the same folder that this one belongs to."""
+        """`up` is the title and the file of the page that this one belongs to, in its folder or one or two above it."""
         super().__init__()
         if not isinstance(title, str) or not title.strip():
             raise ArgumentError(f"a page's title is a text that is not empty, got {title!r}")
-        self.title, self.subtitle, self.up = title, subtitle, None if up is None else Links.of([(*up, "")]).links[0]
+        self.title, self.subtitle, self.up = title, subtitle, None if up is None else _above(*up)
 
     def html(self) -> str:
         """The whole page as one text."""

@@ -1,4 +1,4 @@
-"""The page of a token program's network: the program, its heads layer by layer, all margins, a sequence traced."""
+"""The page of a network of token programs: the programs, heads layer by layer, all margins, a sequence traced."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ from typing import cast
 from ..certificates.certificate import upper_text
 from ..errors import UnsupportedOperation
 from ..network import AttentionLayer
+from ..rasp.language import SOp
 from ..rasp.network.compiled import CompiledProgram
+from ..rasp.network.several import CompiledPrograms
 from .html import Page
 
 SHOWN = 12  # tokens of the traced sequence: what fits into a row of a table
 LINES = 120  # heads and columns that are listed before the rest is counted
 
 
-def program_page(net: CompiledProgram) -> Page:
+def program_page(net: CompiledProgram | CompiledPrograms) -> Page:
     """All there is to say about a program's network, on one page; raises `CertificateError` if its certificate is
     stale."""
     certificate, size = net.certificate, net.size
-    title = f"{net.program.name}: a token program" if net.program.name else "A token program"
+    if isinstance(net, CompiledPrograms):
+        programs = net.programs
+        title = f"{', '.join(programs)}: {_counted(len(programs), 'token program')} in one network"
+    else:
+        programs = {net.program.name or "": net.program}
+        title = f"{net.program.name}: a token program" if net.program.name else "A token program"
     page = Page(title, f"As an attention-only network, {certificate.dtype}.")
     least = certificate.margin
     exact = certificate.kind == "exact"
@@ -29,7 +36,10 @@ def program_page(net: CompiledProgram) -> Page:
     cards += [("parameters", f"{size.parameters:,}", _counted(size.slots, "memory slot"))]
     page.cards(cards)
     page.section("What it computes")
-    page.code(_text(net))
+    for name, program in programs.items():
+        if len(programs) > 1:
+            page.text(f"`{name}`")
+        page.code(_text(program))
     domain = net.domain
     rows = [("tokens", " ".join(map(repr, domain.vocabulary[:LINES]))), ("longest sequence", str(domain.max_length)),
             ("sequences", f"{float(domain.size):.4g}"), ("causal", "yes" if domain.causal else "no")]  # fmt: skip
@@ -53,8 +63,12 @@ def program_page(net: CompiledProgram) -> Page:
     page.section("One sequence")
     sequence = (domain.sample(1, seed=1)[0] * SHOWN)[: min(SHOWN, domain.max_length)]
     given = sequence if domain.bos is None else (domain.bos, *sequence)
-    traced = [(row.op, row.layer, *(" ".join(map(_short, values)) for values in (row.interpreter, row.network)),
-               "yes" if row.agrees else "no") for row in net.trace(given).rows]  # fmt: skip
+    traces = net.trace(given) if isinstance(net, CompiledPrograms) else dict.fromkeys(programs, net.trace(given))
+    held = {(row.op, row.layer): row for trace in traces.values() for row in trace.rows[:-1]}  # programs share heads
+    named = [*((row.op, row) for row in held.values()),
+             *(((f"output {name}").strip(), trace.rows[-1]) for name, trace in traces.items())]  # fmt: skip
+    traced = [(name, row.layer, *(" ".join(map(_short, values)) for values in (row.interpreter, row.network)),
+               "yes" if row.agrees else "no") for name, row in named]  # fmt: skip
     page.text(f"The sequence `{' '.join(map(str, sequence))}`, and what the network holds after each layer.")
     header = ["op", "layer", "in the interpreter", "in the network", "the same"]
     page.table(header, traced[:LINES], "Program and network beside each other: decoded columns.", "lrlll")
@@ -65,11 +79,11 @@ def _counted(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
-def _text(net: CompiledProgram) -> str:
+def _text(program: SOp) -> str:
     try:
-        return net.program.to_text()
+        return program.to_text()
     except UnsupportedOperation:
-        return repr(net.program)
+        return repr(program)
 
 
 def _short(value: object) -> str:

@@ -19,6 +19,7 @@ from ..heads.anchor.head import AnchorHead
 from ..heads.chain.head import ChainHead
 from ..heads.gate.head import GateHead
 from ..rasp.network.compiled import CompiledProgram
+from ..rasp.network.several import CompiledPrograms
 from .heads import figure_of, target_of
 from .html import Page
 from .lines import LOOKED_AT, line_figure
@@ -49,7 +50,7 @@ def report(net: CertifiedModule, path: str | Path | None = None, *, force: bool 
     """The page of a network, or where it was written."""
     if isinstance(net, CompiledNetwork):
         page = network_page(net)
-    elif isinstance(net, CompiledProgram):
+    elif isinstance(net, (CompiledProgram, CompiledPrograms)):
         page = program_page(net)
     else:
         page = _head_page(net)
@@ -58,10 +59,10 @@ def report(net: CertifiedModule, path: str | Path | None = None, *, force: bool 
 
 def _head_page(net: CertifiedModule) -> Page:
     """The page of what is no compiled network: its bound, its picture, and where the bound comes from."""
-    certificate, kind = net.certificate, "an attention head" if isinstance(net, HEADS) else "a network"
+    certificate = net.certificate
     size = "of the target's size, " if certificate.relative else ""
     claimed = "outside of it nothing is claimed" if certificate.bound is not None else "nothing is proved"
-    page = Page(f"{certificate.target}: {kind}", f"Of the family '{net.family}', {certificate.dtype}.")
+    page = Page(f"{certificate.target}: {net.called}", f"Softmax attention and affine maps only, {certificate.dtype}.")
     if certificate.bound is None:
         page.cards([("largest error seen", f"{certificate.measured:.3g}", f"{size}measured, not certified")])
     else:

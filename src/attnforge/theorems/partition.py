@@ -95,6 +95,7 @@ class MaxAffine(Construction):
     """One head that picks the cell of x; `theorems.max_affine` builds it."""
 
     family = "theorem-cells"
+    called = "the cells of the theorem"
     theorem = "arXiv 2504.19901, max-affine partition"
     cells: int | list[list[float]]  # how many there are, or their centres
 

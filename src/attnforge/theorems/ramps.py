@@ -390,6 +390,7 @@ class Ramp(Construction):
     """
 
     family = "theorem-ramp"
+    called = "the ramp of the theorem"
     # tensors of the forms
     w: Tensor
     t: Tensor

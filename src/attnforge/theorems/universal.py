@@ -292,6 +292,7 @@ class Universal(Construction):
     """Hats of every coordinate, then a selection among grid points: `two_layer` or `attention_then_softmax`."""
 
     family = "theorem-universal"
+    called = "the two layers of the theorem"
 
     def __init__(
         self, f: Function, grid: Grid, values: Tensor, omega: Modulus | None, count: int, eps0: float, form: str,

@@ -87,14 +87,18 @@ function drawMaps() {
           v = 1 - (event.clientY - box.top) / box.height;
         go(at(X.lo + u * (X.hi - X.lo), Y.lo + v * (Y.hi - Y.lo)));
       });
-      return make("div", {}, make("h3", { textContent: title }), canvas,
+      const mark = make("i", { className: "mark", "aria-hidden": "true" }), share = (v, { lo, hi }) => (v - lo) / (hi - lo || 1);
+      mark.style.left = `${100 * share(now.point[now.x], X)}%`;
+      mark.style.bottom = `${100 * share(now.point[now.y], Y)}%`;
+      return make("div", {}, make("h3", { textContent: title }), make("div", { className: "map" }, canvas, mark),
         make("div", { className: "scale" }, show(lo, 4), make("i"), show(hi, 4)));
     };
     const parts = [map(`network: ${scene.outputs[now.drawn]}`, net, Math.min(...net), Math.max(...net))];
-    if (error.length) parts.push(map(scene.bound && !scene.relative ? "error, up to the certified bound" : "error",
-      error, 0, scene.bound && !scene.relative ? Math.max(scene.bound, ...error) : Math.max(...error)));
+    const most = Math.max(...error), held = scene.bound && !scene.relative && most <= scene.bound;
+    if (error.length) parts.push(map(held ? "error, up to the certified bound" : "error", error, 0, held ? scene.bound
+      : most));
     byId("curves").replaceChildren(make("div", { className: "maps" }, ...parts),
       make("p", { className: "quiet", id: "curves-note",
-      textContent: `${X.name} to the right, ${Y.name} upwards, ${n} by ${n} points${error.length ? `; the largest difference is ${show(Math.max(...error), 4)}` : ""}. A click goes there.` }));
+      textContent: `${X.name} from ${show(X.lo, 4)} to ${show(X.hi, 4)} to the right, ${Y.name} from ${show(Y.lo, 4)} to ${show(Y.hi, 4)} upwards, ${n} by ${n} points${error.length ? `; the largest difference is ${show(Math.max(...error), 4)}` : ""}. The ring is where the sliders are; a click goes there.` }));
   });
 }

@@ -356,7 +356,16 @@ function drawChange() {
   byId("ablate").setAttribute("aria-pressed", off);
   allow("mend", changed(), "ablate");
   byId("heat").value = v;
+  follow();
   byId("heat-text").textContent = heatText(v);
+}
+// Where the temperature is on the drawing of the sweep, which stays as it is while the slider moves.
+let follow = () => {};
+function here(sx, frame) {
+  const mark = svg("path", { fill: "var(--net)", id: "heat-mark" });
+  follow = () => mark.setAttribute("d", `M${sx(Number(byId("heat").value)) - 6} ${frame.bottom}l6 -9l6 9z`);
+  follow();
+  return mark;
 }
 // The largest error over some points at each temperature of the head at hand.
 function sweep() {
@@ -392,10 +401,11 @@ function sweep() {
     const chart = panel({ width: widthOf("change"), height: 210, x: [-6, 4], y: [least, top], log: !wrong, label,
       xName: "warmer   ←   log2 of the factor   →   colder", yName: wrong ? "wrong" : "error",
       draw: (sx, sy, frame) => [
-        ...(scene.bound ? [svg("rect", { x: frame.left, width: frame.right - frame.left, y: sy(height(scene.bound)),
+        ...(scene.bound && !wrong ? [svg("rect", { x: frame.left, width: frame.right - frame.left, y: sy(height(scene.bound)),
           height: Math.max(0, frame.bottom - sy(height(scene.bound))), fill: "var(--band)" })] : []),
-        curve(xs, ys.map(height), sx, sy, "var(--miss)"), upright(0, sx, frame)] });
+        curve(xs, ys.map(height), sx, sy, "var(--miss)"), upright(0, sx, frame),
+        here(sx, frame)] });
     place.replaceChildren(chart, make("p", { className: "quiet",
-      textContent: `${label}${scene.bound ? "; the band is the certified bound" : ""}.` }));
+      textContent: `${label}${scene.bound && !wrong ? "; the band is the certified bound" : ""}.` }));
   });
 }

@@ -13,9 +13,13 @@ function buildInputs() {
     field.setAttribute("aria-label", `${name}, exactly`);
     slide.setAttribute("aria-valuetext", `${name} = ${show(now.point[i])}`);
     slide.addEventListener("input", () => { move(i, Number(slide.value)); field.value = exactly(now.point[i]); });
+    field.setAttribute("aria-describedby", "number-note");
     field.addEventListener("change", () => {
-      if (field.value !== "" && Number.isFinite(Number(field.value))) { move(i, Number(field.value));
-        slide.value = now.point[i]; }
+      const given = Number(field.value), readable = field.value !== "" && Number.isFinite(given);
+      if (readable) { move(i, given); slide.value = now.point[i]; }
+      byId("number-note").textContent = !readable
+        ? `That is no number that fits: ${name} stays ${exactly(now.point[i])}.` : given < lo || given > hi
+        ? `The network is for ${name} from ${show(lo, 4)} to ${show(hi, 4)}: the nearest end is taken.` : "";
       field.value = exactly(now.point[i]);
     });
     list.append(make("div", { className: `dial${name.length > 7 ? " tall" : ""}` },
@@ -23,7 +27,7 @@ function buildInputs() {
       make("span", { className: "ends", "aria-hidden": "true" }, make("span", { textContent: show(lo, 4) }),
         make("span", { textContent: show(hi, 4) }))));
   });
-  place.append(list);
+  place.append(list, make("p", { id: "number-note", className: "wrong small", role: "status" }));
   if (scene.inputs.length > 8) place.append(make("p", { className: "quiet",
     textContent: `${Math.min(scene.inputs.length, scene.mostInputs)} numbers: the list scrolls.` }));
   if (scene.inputs.length > scene.mostInputs) {
@@ -41,6 +45,7 @@ function move(i, value) {
 }
 function go(point) {
   now.point = point;
+  if (!tokenProgram) byId("number-note").textContent = "";
   now.query = Math.min(now.query, (tokenProgram ? point.length : scene.tokens) - 1);
   if (tokenProgram) drawSequence();
   else point.slice(0, scene.mostInputs).forEach((x, i) => { byId(`slide${i}`).value = x;
@@ -53,8 +58,7 @@ function buildSequence(place) {
     autocomplete: "off" });
   typed.addEventListener("change", () => {
     const blank = texts.some((text) => /\s/.test(text)); // then a space is a token, or a part of one
-    const parts = single && (blank || !/\s/.test(typed.value)) ? [...typed.value]
-      : typed.value.split(/\s+/).filter(Boolean);
+    const parts = single && (blank || !/\s/.test(typed.value)) ? [...typed.value] : spaced(typed.value, texts);
     const places = parts.map((part) => texts.indexOf(part)), bad = places.indexOf(-1);
     if (bad >= 0) refuse(`“${parts[bad]}” is not in the vocabulary.`);
     else if (!places.length || places.length > scene.tokens) {
@@ -76,6 +80,17 @@ function buildSequence(place) {
     make("p", { className: "quiet",
       textContent: `Vocabulary: ${texts.slice(0, 40).join("  ")}${texts.length > 40 ? " …" : ""}. Up to ${scene.tokens} tokens.` }));
   drawSequence();
+}
+// What stands between spaces; of a vocabulary whose tokens have spaces themselves, the longest token that fits.
+function spaced(text, texts) {
+  const pieces = text.split(/\s+/).filter(Boolean), found = [];
+  const most = Math.max(...texts.map((token) => token.split(/\s+/).length));
+  while (pieces.length) {
+    let count = Math.min(most, pieces.length);
+    while (count > 1 && !texts.includes(pieces.slice(0, count).join(" "))) count -= 1;
+    found.push(pieces.splice(0, count).join(" "));
+  }
+  return found;
 }
 // Why what was typed is not the sequence on the page; nothing once there is another one.
 function refuse(why) {

@@ -30,6 +30,21 @@ function drawOutputs(seen) {
       textContent: `16 of ${scene.outputs.length} outputs; the verdict is for all of them.` })] : []),
     ...(seen.meant ? [] : [make("p", { className: "quiet", textContent: scene.without })]));
 }
+// Which program of a network of several is compared; what was found of another one is no news of this.
+function buildWhich() {
+  if (targets.length < 2) { byId("which").hidden = true; return; }
+  const pick = make("select", { id: "target", onchange: () => {
+    jobs.get("hunt")?.();
+    jobs.delete("hunt");
+    hunted = "";
+    now.worst = null;
+    aim(pick.selectedIndex);
+    update();
+    sweep();
+  } }, ...targets.map(({ name }) => make("option", { textContent: name })));
+  byId("which").append(make("label", {}, "program", pick),
+    make("span", { className: "quiet", textContent: `${targets.length} programs, one network: every head is there for all of them.` }));
+}
 // Whether an error that is above the bound could be the target's own rounding in doubles.
 const undecided = (error, meant) => scene.dtype === "float64"
   && error - scene.bound < 1e-14 * (1 + Math.max(...(meant ?? [0]).map((v) => (typeof v === "number" ? Math.abs(v)
@@ -53,7 +68,7 @@ function verdictOf(seen) {
 function drawVerdict(seen) {
   const [kind, text] = verdictOf(seen), place = byId("verdict");
   place.replaceChildren();
-  if (seen.error !== null && scene.bound) {
+  if (seen.error !== null && scene.bound && !outputs) {
     const wide = widthOf("verdict"), lo = Math.log10(scene.bound) - 6, hi = Math.log10(scene.bound) + 3;
     const at = (v) => 10 + (Math.min(Math.max((Math.log10(v) - lo) / (hi - lo), 0), 1)) * (wide - 20);
     const mark = at(Math.max(seen.error, 1e-300));
@@ -64,6 +79,8 @@ function drawVerdict(seen) {
       svg("line", { x1: at(scene.bound), x2: at(scene.bound), y1: 3, y2: 24, stroke: "var(--held)",
         "stroke-width": 2 }),
       svg("text", { x: at(scene.bound), y: 39, "text-anchor": "middle" }, `bound ${scene.boundText}`),
+      svg("text", { x: 4, y: 39 }, show(10 ** lo, 1)), ...(wide > 400 // ten times more for each step: a scale of powers
+        ? [svg("text", { x: wide - 4, y: 39, "text-anchor": "end" }, show(10 ** hi, 1))] : []),
       svg("circle", { cx: mark, cy: 13, r: 6, fill: kind === "broken" ? "var(--miss)" : "var(--net)" }))));
   }
   if (text) place.append(make("p", { className: `verdict ${kind}`, id: "verdict-text", textContent: text }));

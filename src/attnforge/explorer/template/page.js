@@ -108,6 +108,7 @@ byId("theme").addEventListener("click", () => {
 
 buildWords();
 buildInputs();
+buildWhich();
 buildProgram();
 buildGrid();
 buildChange();

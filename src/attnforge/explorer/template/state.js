@@ -19,9 +19,17 @@ const carried = scene.numbers <= scene.mostNumbers;
 if (scene.boundText) scene.boundText = plainly(scene.boundText);
 const network = carried ? makeNetwork(scene) : { layers: [], round: (x) => x, handed: (x) => x, cost: Infinity };
 const tokenProgram = scene.vocabulary !== null;
-const goal = scene.target && (tokenProgram ? makeTokenProgram(scene.target) : makeProgram(scene.target));
 const words = scene.vocabulary?.map(readValue) ?? [];
-const outputs = scene.target?.outputs?.map(readValue) ?? null;
+// What the page compares with. A network of several programs has a target for each, and the page takes one at a time:
+// `goal` is its meaning, `outputs` the values that its columns stand for, `firstColumn` where these begin.
+const targets = !scene.target ? [] : (scene.target.each ?? [scene.target]).map((target) => ({ name: target.name,
+  mean: tokenProgram ? makeTokenProgram(target) : makeProgram(target), values: target.outputs?.map(readValue) ?? null }));
+let goal = null, outputs = null, firstColumn = 0;
+function aim(number) {
+  ({ mean: goal, values: outputs } = targets[number]);
+  firstColumn = targets.slice(0, number).reduce((sum, { values }) => sum + (values?.length ?? 1), 0);
+}
+if (targets.length) aim(0);
 // Where the page begins: somewhere inside, no two numbers alike, and short enough to read.
 const middle = fitted(scene.inputs.map(({ lo, hi }, i) => network.handed(
   Math.min(Math.max(Number((lo + ((0.37 + 0.618 * i) % 1) * (hi - lo)).toPrecision(3)), lo), hi))), () => 0.5);
@@ -37,7 +45,7 @@ const now = {
     after: 1 + Math.max(-1, ...scene.units.map((unit) => unit.layer)),
   worst: null, x: 0, y: -1, drawn: 0,
 };
-const shownDigits = scene.dtype === "float32" || innerWidth < 480 ? 7 : 12; // on a telephone a table of three columns fits
+const shownDigits = innerWidth < 420 ? 5 : scene.dtype === "float32" || innerWidth < 480 ? 7 : 12; // what fits a telephone
 const sized = scene.rows ? " of the row’s largest value" : scene.relative ? " of the target’s size" : "";
 const headNames = (unit, head = -1) => scene.units[unit].heads
   .filter((_, i) => head < 0 || i === head).map(([g, h]) => `${scene.units[unit].layer}.${g}.${h}`);
@@ -49,10 +57,10 @@ const change = () => ({ off: now.off, heat: now.heat });
 
 function decoded(point, found) {
   return point.map((_, t) => {
-    const row = found.output.subarray(t * found.columns, (t + 1) * found.columns);
+    const row = found.output.subarray(t * found.columns + firstColumn, (t + 1) * found.columns);
     if (!outputs) return row[0];
     let best = 0;
-    for (let c = 1; c < row.length; c += 1) if (row[c] > row[best]) best = c;
+    for (let c = 1; c < outputs.length; c += 1) if (row[c] > row[best]) best = c;
     return outputs[best];
   });
 }

@@ -182,6 +182,7 @@ class PlainTransformer(CertifiedModule):
     """
 
     family = "plain"
+    called = "a plain transformer"
     schema: ClassVar[Any] = {
         "registers": Whole(), "tokens": Whole(1, MOST_TOKENS), "stream": Whole(1), "outputs": Whole(1),
         "inputs": [str], "channels": [str], "heads": [[{}]], "causal": bool, "fixed": bool, "box": BOX, "boxes": [BOX],

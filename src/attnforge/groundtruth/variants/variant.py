@@ -61,6 +61,7 @@ class Variant(PlainTransformer):
     """
 
     family = "variant"
+    called = "a variant, harder to read"
     schema: ClassVar[Any] = {
         **PlainTransformer.schema, "base": {}, "kinds": [str], "seed": Whole(),
         "basis": {"rows": Whole(1, LIMIT), "at": [[Whole()]], "numbers": [[float]]},

@@ -145,6 +145,7 @@ class AnchorHead(CertifiedModule):
     """
 
     family = "anchor"
+    called = "an attention head with anchors"
     schema: ClassVar[Any] = {
         "function": str, "interval": PAIR, "dtype": str, "relative": bool, "strict": bool, "skip": bool,
         "shape": ((str, float, float, Whole(-1, 1), float), Whole(), Whole(), float),

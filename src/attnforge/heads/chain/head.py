@@ -47,6 +47,7 @@ class ChainHead(CertifiedModule):
     """
 
     family = "chain"
+    called = "gates and the heads that read them"
     schema: ClassVar[Any] = {"function": str, "interval": PAIR, "heads": {}}
 
     def __init__(self, function: Univariate, lo: float, hi: float, heads: Mapping[str, CertifiedModule]):

@@ -54,6 +54,7 @@ class FastActivation(CertifiedModule):
     """
 
     family = "fast"
+    called = "an activation read as attention"
     schema: ClassVar[Any] = {
         "function": str, "interval": PAIR, "strict": bool, "dtype": str,
         "table": {"rate": float, "kappa": float, "centre": float, "gate": float, "anchors": Whole(0, MOST)},

@@ -67,6 +67,7 @@ class GateHead(CertifiedModule):
     """
 
     family = "gate"
+    called = "a gate of one attention head"
     schema: ClassVar[Any] = {"name": str, "sharpness": Either(None, float), "lo": float, "hi": float, "parameters": {}}
 
     def __init__(self, spec: GateSpec, lo: float, hi: float, dtype: torch.dtype, given: dict[str, Any]):

@@ -137,6 +137,7 @@ class NormHead(CertifiedModule):
     """
 
     family = "norm"
+    called = "heads that normalise"
     schema: ClassVar[Any] = {"channels": Whole(1), "eps_norm": float, "kind": str, "offset": float, "variance": PAIR}
     scale: nn.Parameter
     shift: nn.Parameter

@@ -66,6 +66,7 @@ class ProductHead(CertifiedModule):
     """
 
     family = "product"
+    called = "heads that multiply"
     schema: ClassVar[Any] = {
         "x": PAIR, "y": PAIR, "method": str, "nodes": Either(None, Whole()), "gain": Either(None, float),
         "centre": Either(None, PAIR), "swapped": bool, "width": Either(None, Whole(1)),

@@ -49,6 +49,7 @@ class TokenHead(CertifiedModule):
     """
 
     family = "token"
+    called = "heads between tokens"
     schema: ClassVar[Any] = {
         "mode": str, "tokens": Whole(1, MOST_TOKENS), "channels": Whole(1), "lo": float, "hi": float,
         "matrix": Either(None, [[float]]),

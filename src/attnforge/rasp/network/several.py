@@ -27,8 +27,8 @@ class CompiledPrograms(TokenNetwork):
     """What `attnforge.compile` returns for a dict of token programs: one network, an output for each name.
 
     Called with a sequence it returns the values of every program by name. `net["name"]` is the network of one of them,
-    with all heads and the read-out of that program: what it has in common with other networks of programs (pages,
-    exports) it has there. The certificate is that of all of them together.
+    with all heads and the read-out of that program: it goes out (exports, manifests) from there. The certificate is
+    that of all of them together.
     """
 
     family = "programs"
