@@ -32,7 +32,7 @@ from .heads.gate.head import GateHead
 from .heads.norm.head import NormHead
 from .heads.product.head import ProductHead
 from .report.heads import LABELS, Comparison, Shapes, comparison_figure, figure_of, sweep_figure, swept
-from .report.html import Links, Page
+from .report.html import Page
 from .report.network import Measured, measure, network_page
 from .saving import write_whole
 
@@ -166,7 +166,7 @@ def write_networks(networks: Sequence[Compiled], folder: Path, step: Step) -> tu
         saved.append(path)
         step(f"writing {made.target.name}.html")
         page = network_page(made.net)
-        page.up = Links.of([("The demonstration", "index.html", "")]).links[0]
+        page.up = ("The demonstration", "index.html")
         pages.append(page.save(folder / f"{made.target.name}.html", force=True))
         pages.append(Path(explore(made.net, folder / "explore" / f"{made.target.name}.html", force=True)))
     return saved, pages
