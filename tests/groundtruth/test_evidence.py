@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -13,8 +14,9 @@ from torch import Tensor
 
 import attnforge as af
 from attnforge import rasp
-from attnforge.export import Lens, to_lens, to_plain
-from attnforge.groundtruth import Edge, HeadEntry, Manifest, Witness, check, schema
+from attnforge.export import Lens, load_lens, to_hf, to_lens, to_plain
+from attnforge.groundtruth import Edge, HeadEntry, Manifest, Witness, check, schema, vary
+from attnforge.groundtruth.artefacts import opened
 from attnforge.groundtruth.circuit import circuit_of
 
 BOX = af.Box(x=(-1, 1), y=(0.5, 2))
@@ -43,7 +45,15 @@ def fraction() -> Any:
     return af.compile(share, rasp.Sequences("ab", max_length=4))
 
 
-BUILDS = {build.__name__: build for build in (formulas, mlp, sequence, sort, fraction)}
+def reverse() -> Any:
+    return af.compile(rasp.library.reverse(), rasp.Sequences("abc", max_length=3), dtype=torch.float64)
+
+
+def formula() -> Any:
+    return af.compile("sin(x)*y", af.Box(x=(-1, 1), y=(0, 1)), 1e-2, dtype=torch.float64)
+
+
+BUILDS = {build.__name__: build for build in (formulas, mlp, sequence, sort, fraction, reverse, formula)}
 NETS: dict[str, Any] = {}
 
 
@@ -55,7 +65,8 @@ def made(build: str, tier: str) -> Any:
     return NETS[name]
 
 
-CASES = [(build, tier) for build in BUILDS for tier in ("memory", "plain")] + [("formulas", "lens"), ("sort", "lens")]
+WHOLE = [build for build in BUILDS if build not in ("reverse", "formula")]
+CASES = [(build, tier) for build in WHOLE for tier in ("memory", "plain")] + [("formulas", "lens"), ("sort", "lens")]
 
 
 @pytest.mark.parametrize(("build", "tier"), CASES)
@@ -206,6 +217,40 @@ def test_what_has_no_manifest() -> None:
         af.manifest(af.AnchorHead.fit("sin", -1, 1, anchors=8))
 
 
+def test_nothing_that_weights_allow_may_be_passed_over() -> None:
+    """An edge that shows on one sequence in hundreds: that a check meets none of these proves nothing."""
+    listed = rasp.library.get("detect_pattern")
+    domain = listed.domain(6)
+    net = af.compile(listed.program(domain), domain)
+    found = af.manifest(net)
+    for what in found.everything():
+        name = what.id if isinstance(what, HeadEntry) else f"{what.source} -> {what.target}"
+        with pytest.raises(af.CertificateError, match=f"^{name}: the manifest (does not say|lists)"):
+            check(changed(found, name, moves=(), still=()), net)
+    rotated = vary(made("reverse", "memory"), ["rotated", "idle"], 1)
+    found = af.manifest(rotated)
+    quiet = next(edge for edge in found.edges if not edge.moves)
+    with pytest.raises(af.CertificateError, match="the weights have this edge, and the manifest does not know it"):
+        check(replace(found, edges=tuple(edge for edge in found.edges if edge is not quiet)), rotated)
+
+
+@pytest.mark.parametrize("build", ["reverse", "formula"])
+def test_files_of_exports_know_what_their_heads_are_for(build: str, tmp_path: Path) -> None:
+    """Of plain forms and of variants alike: what is read back has the manifest of what was written."""
+    net = made(build, "memory")
+    for number, kinds in enumerate(((), ("rotated", "idle"), ("permuted", "distractor"))):
+        plain = vary(net, kinds, 1) if kinds else made(build, "plain")
+        found = af.manifest(plain)
+        assert "construction" not in {head.role for head in found.heads}
+        folder = tmp_path / f"hf{number}"
+        to_hf(plain, folder, verify=False)
+        again = opened(folder)
+        assert type(again) is type(plain) and af.manifest(again) == found
+        lens, path = to_lens(plain, verify=False), tmp_path / f"{number}.safetensors"
+        lens.save(path)
+        assert check(af.manifest(lens), load_lens(path)).witnesses > 0
+
+
 def test_heads_that_never_wake_up_are_left_open() -> None:
     """A unit that is 0 on the whole box reaches the output by its weights, and moves it on no input."""
     unit = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
@@ -218,4 +263,6 @@ def test_heads_that_never_wake_up_are_left_open() -> None:
     dead = [head for head in found.heads if head.still]
     assert [head.op for head in dead] == ["1.relu[1]"] and not dead[0].moves
     assert check(found, net).undecided == sum(len(what.still) for what in found.everything())
+    with pytest.raises(af.CertificateError, match=r"neither under what it moves nor under what is still"):
+        check(changed(found, dead[0].id, still=()), net)
     assert {type(what) for what in found.everything()} <= {HeadEntry, Edge}

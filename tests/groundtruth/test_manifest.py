@@ -91,6 +91,8 @@ def put(data: Any, path: tuple[Any, ...], value: Any) -> Any:
         (("heads", 0, "moves", 0, "output"), "g", "there is no output 'g'"),
         (("samples", 0), [0.1, 0.2], "every sample of this manifest has 1 numbers"),
         (("outputs",), [], "names its outputs"),
+        (("edges", 1), small().to_json()["edges"][0], "states every edge once"),
+        (("heads", 0, "still"), ["f"], "states an effect twice, or both"),
         (("weights", "tensors", "a"), 3, "the hash of 'a' must be a text"),
     ],
 )

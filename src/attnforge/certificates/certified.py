@@ -31,6 +31,7 @@ WRONG = (
 )
 #: Where the classes of families are defined that a file may name before anyone has loaded them: family -> module.
 HOMES: dict[str, str] = {}
+FILES = "attnforge.files"  # which fills it
 #: Which modules put what files of earlier versions say into the words of this one: family -> module with `today`.
 EARLIER: dict[str, str] = {}
 VIEWS = "attnforge.report.views"  # where the methods live that draw and explain networks
@@ -321,22 +322,33 @@ def certify(net: CertifiedModule) -> Certificate:
     return net.attach(net.recertify())
 
 
+def family_of(stated: object, name: str) -> type[CertifiedModule]:
+    """The class of the family that the file `name` states; `CertificateError` if there is none."""
+    family = str(stated)
+    if family not in CertifiedModule.families and not HOMES:
+        importlib.import_module(FILES)
+    if family not in CertifiedModule.families and family in HOMES:
+        importlib.import_module(HOMES[family])
+    if family not in CertifiedModule.families:
+        raise CertificateError(f"{name}: unknown kind of network {stated!r}")
+    return CertifiedModule.families[family]
+
+
+def rebuilt(kind: type[CertifiedModule], config: dict[str, Any], tensors: dict[str, Tensor]) -> CertifiedModule:
+    """The module of a description, which is put into today's words first where an earlier version wrote it."""
+    if kind.earlier(config):
+        config = importlib.import_module(EARLIER[kind.family]).today(config, tensors)
+    return kind.rebuild(config, tensors)
+
+
 def load(path: str | Path) -> CertifiedModule:
     """Read a network back; raises `CertificateError` when the file is unreadable, truncated or tampered with."""
     header, tensors = storage.read(path)
     name = Path(path).name
-    family = str(header.get("family"))
-    if family not in CertifiedModule.families and family in HOMES:
-        importlib.import_module(HOMES[family])
-    if family not in CertifiedModule.families:
-        raise CertificateError(f"{name}: unknown kind of network {header.get('family')!r}")
-    kind = CertifiedModule.families[family]
+    kind = family_of(header.get("family"), name)
     require(header["config"], kind.schema, f"the description in {name}")
     try:
-        config = header["config"]
-        if kind.earlier(config):
-            config = importlib.import_module(EARLIER[family]).today(config, tensors)
-        module = kind.rebuild(config, tensors)
+        module = rebuilt(kind, header["config"], tensors)
         expected, given = set(module.state_dict()), set(tensors)
         if expected != given:
             raise CertificateError(f"{name}: missing or unknown tensors {sorted(expected ^ given)}")

@@ -23,7 +23,9 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from ..certificates.certificate import Certificate, weights_hash
-from ..certificates.certified import CertifiedModule
+from ..certificates.certified import WRONG, CertifiedModule, rebuilt
+from ..certificates.schema import limited
+from ..certificates.schema import require as require_form
 from ..errors import ArgumentError, CertificateError, MissingExtra
 from ..extras import require
 from ..rasp.network.compiled import token_rows
@@ -31,7 +33,7 @@ from ..saving import free_file, write_whole
 from .fresh import MOST
 from .plain.build import to_plain
 from .plain.spec import PlainHead, PlainSpec
-from .plain.transformer import PlainTransformer
+from .plain.transformer import PlainTransformer, plain_family
 from .verification import LENS_HEADER, Verification, is_lens_file
 from .verification import verify as compare
 from .writing import quiet, steps
@@ -157,6 +159,7 @@ class Lens:
         target = free_file(path, force=force)
         header = {
             "format": FORMAT,
+            "family": self.plain.family,
             "plain": self.plain.config(),
             "certificate": self.plain.certificate.to_json(),
         }
@@ -195,8 +198,11 @@ def load_lens(path: str | Path) -> Lens:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if header["format"] not in (1, FORMAT):
             raise CertificateError(f"{source.name}: expected format {FORMAT}; upgrade attnforge, or write it again")
+        limited(header, f"the header of {source.name}")
+        kind = plain_family(header.get("family"), source.name)
+        require_form(header["plain"], kind.schema, f"the description in {source.name}")
         _refuse_other_sizes(source, PlainSpec.from_json(header["plain"]), tensors)
-        plain = PlainTransformer.rebuild(header["plain"], _part(tensors, "plain."))
+        plain = cast(PlainTransformer, rebuilt(kind, header["plain"], _part(tensors, "plain.")))
         certificate = Certificate.from_json(header["certificate"])
         if weights_hash(plain) != certificate.weights:
             raise CertificateError(f"{source.name}: its weights are not those that were certified: it was changed")
@@ -210,9 +216,9 @@ def load_lens(path: str | Path) -> Lens:
         if wrong:
             raise CertificateError(f"{source.name}: missing or unknown tensors {sorted(wrong)[:4]}")
         _put(model, given)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, CertificateError):
-            raise
+    except CertificateError:
+        raise
+    except (SafetensorError, OSError, *WRONG) as error:
         raise CertificateError(f"{source.name} is not a readable TransformerLens file: {error}") from error
     return Lens(plain, model)
 

@@ -261,10 +261,10 @@ def check(manifest: Manifest, net: object, *, seed: int = 1) -> Checked:
     """Find out whether a manifest is so for a network; `CertificateError` says what is not.
 
     Its hashes must be those of the weights; names, channels and edges those that stored tensors show; every witness
-    must move its output by what it states; and what `moves` does not list must move nothing beyond rounding: by zeros
-    of stored tensors where they prove it, and at samples of the check's own otherwise. What is `still` is less than a
-    claim, and the check says how often that is so: the search has found no input that moves the output. Where samples
-    of the check do, the manifest is refused, too.
+    must move its output by what it states. What is listed neither under `moves` nor under `still` must move nothing:
+    zeros of stored tensors must prove it, or, in a stream that mixes its columns, the certificate; samples of the
+    check's own are tried besides. What is `still` is less than a claim, and the check says how often that is so: the
+    search has found no input that moves the output. Where samples of the check do, the manifest is refused, too.
     """
     circuit = circuit_of(net)
     require_weights(manifest, circuit.tensors)
@@ -286,6 +286,8 @@ def check(manifest: Manifest, net: object, *, seed: int = 1) -> Checked:
         for name, outputs in silent.items():
             reached = set(outputs) & set(nodes[name].outputs)  # what zeros rule out is tried at few points only
             _unmoved(name, nodes[name], outputs, probes if reached else probes[:1], circuit)
+        for name, node in nodes.items():
+            _told(name, node, silent[name], name in stated, circuit)
         for name, what in stated.items():
             left = [o for o, output in enumerate(circuit.outputs) if output.name in what.still]
             _unmoved(name, nodes[name], left, probes[1:], circuit, "leaves open whether it moves")
@@ -312,6 +314,18 @@ def _silent(circuit: Circuit, node: Node, what: HeadEntry | Edge | None) -> list
     """The outputs that a manifest says, by not listing them, that a node does not move."""
     open_or_moved = set() if what is None else {*what.relevant, *what.still}
     return [o for o, output in enumerate(circuit.outputs) if output.name not in open_or_moved]
+
+
+def _told(name: str, node: Node, silent: Sequence[int], stated: bool, circuit: Circuit) -> None:
+    """Raise where a manifest passes over what weights do not rule out: that nothing moved it here proves nothing."""
+    reached = [circuit.outputs[o].name for o in silent if o in node.outputs]
+    if reached:
+        raise CertificateError(
+            f"{name}: the manifest lists {reached[0]!r} neither under what it moves nor under what is still, and the "
+            "weights between are not zeros: nothing proves that it cannot move it"
+        )
+    if not stated:
+        raise CertificateError(f"{name}: the weights have this edge, and the manifest does not know it")
 
 
 def _ruled_out(circuit: Circuit) -> list[Node]:

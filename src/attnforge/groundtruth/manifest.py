@@ -177,8 +177,15 @@ class Manifest:
         size = sum(_size(shape) for shape in self.inputs.shapes)
         if any(len(sample) != size for sample in self.samples):
             raise CertificateError(f"every sample of this manifest has {size} numbers")
+        if len({(edge.source, edge.target) for edge in self.edges}) < len(self.edges):
+            raise CertificateError("a manifest states every edge once, with all that is known of it")
         for what in self.everything():
             name = what.id if isinstance(what, HeadEntry) else f"{what.source} -> {what.target}"
+            lists = what.relevant + what.still
+            if len(set(what.moves)) < len(what.moves) or len(set(lists)) < len(lists):
+                raise CertificateError(
+                    f"{name} states an effect twice, or both that it moves an output and that it is still"
+                )
             named = {*what.still, *(witness.output for witness in what.moves)}
             if not named <= outputs:
                 raise CertificateError(f"{name}: there is no output {sorted(named - outputs)[0]!r}")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ...certificates.certificate import Certificate, upper_text
-from ...certificates.certified import CertifiedModule
+from ...certificates.certified import WRONG, CertifiedModule
 from ...certificates.storage import MAX_HEADER
 from ...charts.chart import Figure, Level, Panel, Series, error_panel
 from ...charts.drawing import save
@@ -186,7 +186,10 @@ def to_hf(
 
             step("plain form")
             plain = net if isinstance(net, PlainTransformer) else to_plain(net, tokens)
-            described = {"network": plain.config(), "certificate": plain.certificate.to_json()}
+            described = {
+                "network": {"family": plain.family, **plain.config()},
+                "certificate": plain.certificate.to_json(),
+            }
             with whole_folder(target) as staged:
                 AttnforgeModel(AttnforgeConfig(**described, dtype=plain.dtype), plain).save_pretrained(staged)
         done = Artefact("hf", target).verified(net, verify)
@@ -207,7 +210,7 @@ def load_hf(folder: str | Path) -> AttnforgeModel:
             model = AttnforgeModel.from_pretrained(
                 source, local_files_only=True, use_safetensors=True, trust_remote_code=False, dtype="auto"
             ).eval()
-        except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (OSError, *WRONG) as error:
             raise CertificateError(f"'{source}' does not hold a network written by attnforge: {error}") from error
     model.certificate  # noqa: B018  (raises if the weights are not those that were certified)
     return model

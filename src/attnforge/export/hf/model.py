@@ -15,10 +15,9 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from transformers.utils.generic import ModelOutput
 
 from ...certificates.certificate import Certificate, weights_hash
-from ...dtypes import DTYPES, shipped
+from ...certificates.schema import limited, require
 from ...errors import CertificateError
-from ..plain.spec import PlainSpec
-from ..plain.transformer import PlainTransformer
+from ..plain.transformer import PlainTransformer, plain_family
 
 
 class AttnforgeConfig(PretrainedConfig):
@@ -93,10 +92,11 @@ class AttnforgeModel(PreTrainedModel):  # type: ignore[misc]
 
 def _empty(config: AttnforgeConfig) -> PlainTransformer:
     """A plain transformer of the described shape, its weights still to be filled in."""
-    network = config.network or {}
-    built = PlainTransformer(PlainSpec.from_json(network), shipped(DTYPES[network["dtype"]]))
-    built.strict = bool(network["strict"])
-    return built
+    network = dict(config.network or {})
+    limited(network, "the network in config.json")
+    kind = plain_family(network.pop("family", None), "config.json")
+    require(network, kind.schema, "the network in config.json")
+    return kind.unfilled(network)
 
 
 AutoConfig.register(AttnforgeConfig.model_type, AttnforgeConfig, exist_ok=True)

@@ -16,7 +16,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ...certificates.certificate import Certificate, weights_hash
-from ...certificates.certified import CertifiedModule, load
+from ...certificates.certified import CertifiedModule, family_of, load
 from ...certificates.schema import BOX, MOST_TOKENS, Either, Whole
 from ...compiler.compiled import CompiledNetwork
 from ...dtypes import DTYPES, dtype_name, shipped, transformed
@@ -412,16 +412,32 @@ class PlainTransformer(CertifiedModule):
     @classmethod
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> PlainTransformer:
         """The module that `config` and `state_dict` describe."""
-        dtype = shipped(DTYPES[config["dtype"]])
-        spec = PlainSpec.from_json(config)
+        dtype, spec = shipped(DTYPES[config["dtype"]]), PlainSpec.from_json(config)
         with torch.device("meta"):  # shapes first: a description must not make us allocate what no file holds
-            shapes = {name: t.shape for name, t in cls(spec, dtype).state_dict().items()}
+            shapes = {name: t.shape for name, t in PlainTransformer(spec, dtype).state_dict().items()}
         if shapes != {name: t.shape for name, t in tensors.items()}:
             raise CertificateError("the tensors do not have the shapes that the description asks for")
-        built = cls(spec, dtype)
+        built = cls.unfilled(config)
         built.load_state_dict(tensors)
-        built.strict, built._origin = bool(config["strict"]), config["origin"]
         return built.eval()
+
+    @classmethod
+    def unfilled(cls, config: dict[str, Any]) -> PlainTransformer:
+        """The module that `config` describes, its weights still to be filled in."""
+        return cls(PlainSpec.from_json(config), shipped(DTYPES[config["dtype"]]))._told(config)
+
+    def _told(self, config: dict[str, Any]) -> Self:
+        """This, knowing what a description says beside its form."""
+        self.strict, self._origin = bool(config["strict"]), config["origin"]
+        return self
 
     def extra_repr(self) -> str:
         return f"{self.registers} registers, {self.tokens} token(s){', causal' if self.causal else ''}"
+
+
+def plain_family(stated: object, name: str) -> type[PlainTransformer]:
+    """The class of the plain form that the file `name` holds: a variant states its family, others need not."""
+    kind = PlainTransformer if stated is None else family_of(stated, name)
+    if not issubclass(kind, PlainTransformer):
+        raise CertificateError(f"{name} holds a network of the kind '{kind.family}', not a plain transformer")
+    return kind

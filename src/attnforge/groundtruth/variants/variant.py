@@ -352,23 +352,19 @@ class Variant(PlainTransformer):
         return {**super().config(), **about}
 
     @classmethod
-    def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> Variant:
-        """The module that `config` and `state_dict` describe."""
+    def unfilled(cls, config: dict[str, Any]) -> Variant:
         dtype = shipped(DTYPES[config["dtype"]])
         spec, base = PlainSpec.from_json(config), PlainSpec.from_json(config["base"])
-        with torch.device("meta"):  # shapes first: a description must not make us allocate what no file holds
-            shapes = {name: t.shape for name, t in PlainTransformer(spec, dtype).state_dict().items()}
-        if shapes != {name: t.shape for name, t in tensors.items()}:
-            raise CertificateError("the tensors do not have the shapes that the description asks for")
-        basis = torch.zeros(config["basis"]["rows"], spec.stream, dtype=torch.float64)
+        rows = len(config["basis"]["at"])
+        if rows != config["basis"]["rows"] or not 0 < rows <= LIMIT:
+            raise CertificateError(f"the basis of a variant has from 1 to {LIMIT} rows, and states each")
+        basis = np.zeros((rows, spec.stream))  # of NumPy: models of Hugging Face are begun on a device without numbers
         for row, at, found in zip(basis, config["basis"]["at"], config["basis"]["numbers"], strict=True):
-            row[torch.tensor(at, dtype=torch.long)] = torch.tensor(found, dtype=torch.float64)
+            row[np.array(at, dtype=np.int64)] = found
         if base.stream > 2 * spec.stream + len(basis) or base.registers + base.tokens > spec.registers + spec.tokens:
             raise CertificateError("the description of the plain form does not fit the variant")
-        built = cls(spec, base, basis, [str(kind) for kind in config["kinds"]], config["seed"], dtype)
-        built.load_state_dict(tensors)
-        built.strict, built._origin = bool(config["strict"]), config["origin"]
-        return built.eval()
+        kinds = [str(kind) for kind in config["kinds"]]
+        return cls(spec, base, torch.from_numpy(basis), kinds, config["seed"], dtype)._told(config)
 
     def extra_repr(self) -> str:
         return f"{', '.join(self.kinds)}, seed {self.seed}; {super().extra_repr()}"
