@@ -234,6 +234,7 @@ def test_rows_by_themselves_are_the_formula_in_every_form(
         wanted = total + (0 if S is None else wanted @ S) + (0 if s is None else s)
     wanted = wanted.reshape(5, 7, 3)
     assert network.constant and close(network(Z), wanted) and close(network.unrolled(Z), wanted)
+    assert all(close(group._by_slots(Z), group(Z)) for group in network.layers[0].heads())  # type: ignore[operator, union-attr]
     assert network(Z).is_contiguous() and network(Z[:0]).shape == (0, 7, 3)
     by_layers = Z
     for layer in network.layers:
@@ -317,7 +318,38 @@ def test_gradients_of_gradients_pass_chunks(monkeypatch: pytest.MonkeyPatch) -> 
         assert found is wanted is None or close(found, wanted)
 
 
-def test_what_is_unrolled_is_what_eager_takes() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_tables_that_pick_rows_are_products_with_them(
+    shared: bool, several: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, _ = rowwise(shared, False, True)
+    with torch.no_grad():
+        for name, table in network.named_parameters():
+            if name.split(".")[-1] in ("W_Q", "W_V", "W_O", "S"):  # at most one entry for each result; some have none
+                inputs = table.movedim(-2, 0) if "W_O" not in name else table.flatten(0, 1)
+                place = torch.randint(-1, len(inputs), inputs.shape[1:])
+                inputs[place != torch.arange(len(inputs)).view(-1, *[1] * place.dim())] = 0.0
+                inputs[:2] += several  # two entries: a sum is not left out
+    Z = torch.randn(40, 3, dtype=torch.float64)
+    wanted = network(Z)
+    picked: list[bool] = []  # whether there was more than one channel to pick from
+    watched = attnforge.network._picking
+
+    def counted(place: Tensor, scale: Tensor) -> Any:
+        picked.append(bool(place.any()))
+        return watched(place, scale)
+
+    monkeypatch.setattr(attnforge.network, "_picking", counted)
+    monkeypatch.setattr(attnforge.network, "PICKED", 1)
+    chunks(monkeypatch, 61)
+    assert close(network(Z), wanted) and any(picked) != several
+
+
+@pytest.mark.parametrize("most", [0, 10_000])
+def test_what_is_unrolled_is_what_eager_takes(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attnforge.network, "UNROLLED", most)  # beyond it every slot is written out, for all heads
+    torch.compiler.reset()
     network, _ = rowwise(False, False, True)
     compiled = torch.compile(network, backend="eager", fullgraph=True)
     Z = torch.randn(5, 3, dtype=torch.float64)

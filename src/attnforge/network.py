@@ -28,8 +28,11 @@ from .dtypes import transformed
 from .errors import ArgumentError
 
 Scope = Literal["memory", "self", "tokens"]
+Columns = Callable[[Tensor], Tensor]  # from (channel, row) to (channel, row)
 CHUNK = 1 << 21  # softmax entries alive at once: 8 MB in float32
-CACHED = 1 << 19  # and for heads without token keys on a processor: what stays in its cache
+CACHED = 1 << 18  # and for heads without token keys on a processor: what stays in its cache
+PICKED = 16  # channels from which on picking a few is cheaper than a product with many zeros
+SLOTS = 32  # of a head up to which a compiled network writes each out
 UNROLLED = 1024  # parameters up to which a compiled network is one loop: its compiler takes 0.1 s for each
 SIZES = {  # which axes of the tables mean the same thing
     "channels": {"W_Q": 1, "W_K": 1, "W_V": 1},
@@ -179,8 +182,10 @@ class Heads(nn.Module):
         """The output for some rows at once: no chunks, and nobody who watches the module is told."""
         if self.scope != "tokens" and rows != slice(None):
             Z, rows = Z[..., rows, :], slice(None)
+        if self.constant and torch.compiler.is_compiling():
+            return self._by_slots(Z) if not exporting() and self._few(Z.dtype) else self._attend_constant(Z)
         if self.constant:
-            return self._attend_constant(Z) if torch.compiler.is_compiling() else _rows_first(self, Z)
+            return _rows_first(self, Z)
         weights = torch.softmax(self.scores(Z, rows), dim=-1)
         split = weights.shape[-1] - self.slots
         read: Tensor | None = None
@@ -199,26 +204,45 @@ class Heads(nn.Module):
         """Whether all keys are constants: then a head reads its own row and no other."""
         return self.scope == "memory" or (self.scope == "self" and self.W_K is None and self.M_K is not None)
 
-    def columns(self, X: Tensor) -> Tensor:
-        """The same where all keys are constants, from and to (channel, row): every operation runs along the rows."""
-        keys, values, rows = self.M_K, self.M_V.transpose(-2, -1), X.shape[-1]
-        own = self.scope == "self"
+    def along(self, many: bool = False) -> Columns:
+        """The same where all keys are constants, from and to (channel, row): every operation runs along the rows. What
+        does not depend on them is made ready here, once for `many` rows: then tables that only select are looked for,
+        through which no gradient passes."""
+        keys, values, own = self.M_K, self.M_V.transpose(-2, -1), self.scope == "self"
         if own:
             both = max(keys.shape[0], self.b_K.shape[0])
             keys = torch.cat([self.b_K.unsqueeze(-2).expand(both, -1, -1), keys.expand(both, -1, -1)], dim=-2)
-        q = _project_columns(X, self.W_Q, self.b_Q)
-        if keys.shape[0] == values.shape[0] == 1 < self.heads:  # one table for all: their rows side by side
-            q = q.transpose(0, 1).reshape(1, q.shape[1], self.heads * rows)
-        weights = torch.softmax(keys @ q, dim=-2)
-        read = values @ (weights[:, 1:] if own else weights)
-        if read.shape[0] < self.heads:
-            read = read.reshape(read.shape[1], self.heads, rows).transpose(0, 1)
-        if own:
-            seen = weights[:, :1].reshape(self.heads, 1, rows)
-            read = torch.addcmul(read, seen, _project_columns(X, self.W_V, self.b_V))
-        summed = self.W_O.shape[0] == 1 < self.heads
-        read = read.sum(0) if summed else read.reshape(self.heads * read.shape[1], rows)
-        return self.W_O.flatten(0, 1).t() @ read
+        if keys.shape[0] == values.shape[0] == 1:
+            return self._side_by_side(keys[0], values[0], many)
+        query = _projection(self.W_Q, self.b_Q, many)
+        value = _projection(self.W_V, self.b_V, many) if own else None
+        summed, output = self.W_O.shape[0] == 1 < self.heads, _product(self.W_O.flatten(0, 1).t(), many)
+
+        def columns(X: Tensor) -> Tensor:
+            weights = torch.softmax(keys @ query(X), dim=-2)
+            read = values @ (weights[:, 1:] if own else weights)
+            if value is not None:
+                read = torch.addcmul(read, weights[:, :1], value(X))
+            return output(read.sum(0) if summed else read.flatten(0, 1))
+
+        return columns
+
+    def _side_by_side(self, keys: Tensor, values: Tensor, many: bool) -> Columns:
+        """`along` with one table for all heads: their rows side by side, (coordinate, head and row)."""
+        heads, own = self.heads, self.scope == "self"
+        query = _projection(self.W_Q, self.b_Q, many, heads_last=True)
+        value = _projection(self.W_V, self.b_V, many, heads_last=True) if own else None
+        summed = self.W_O.shape[0] == 1 < heads
+        output = _product(self.W_O[0].t() if summed else self.W_O.permute(2, 1, 0).flatten(1), many)
+
+        def columns(X: Tensor) -> Tensor:
+            weights = torch.softmax(keys @ query(X).flatten(1), dim=0)
+            read = (values @ (weights[1:] if own else weights)).view(len(values), heads, X.shape[-1])
+            if value is not None:
+                read = torch.addcmul(read, weights[0].view(heads, X.shape[-1]), value(X))
+            return output(read.sum(1) if summed else read.flatten(0, 1))
+
+        return columns
 
     def unrolled(self, columns: Sequence[Tensor]) -> list[Tensor]:
         """The same written out for every head and slot, a tensor for each channel: a compiler makes one loop of it."""
@@ -235,6 +259,25 @@ class Heads(nn.Module):
             reads = [_inner(weights, value) / total for value in values]
             every += [*zip(reads, own["W_O"].unbind(), strict=True)]
         return [_inner([x for x, _ in every], [row[j] for _, row in every]) for j in range(self.width)]
+
+    def _few(self, dtype: torch.dtype) -> bool:
+        """Whether a compiler may write every slot out, all tables being of this dtype: other mixtures raise."""
+        return self.slots <= SLOTS and all(p.dtype == dtype for p in self.parameters())
+
+    def _by_slots(self, Z: Tensor) -> Tensor:
+        """The same where all keys are constants, written out for every slot: pointwise over rows and heads, one loop of
+        a compiled program."""
+        keys, values = [*self.M_K.unbind(1)], [*self.M_V.unbind(1)]  # of each slot, (head or 1, coordinate)
+        own = None
+        if self.scope == "self":
+            keys, own = [self.b_K, *keys], _coordinates(Z, self.W_V, self.b_V)
+        query = _coordinates(Z, self.W_Q, self.b_Q)
+        weights, total = _unnormed([_inner(query, key.unbind(-1)) for key in keys])
+        reads = []
+        for j in range(self.M_V.shape[-1]):
+            slots = [value[:, j] for value in values]
+            reads.append(_inner(weights, slots if own is None else [own[j], *slots]) / total)
+        return _against_output(torch.stack(reads, -1), self.W_O)
 
     def _attend_constant(self, Z: Tensor) -> Tensor:
         """The same where all keys are constants, with rows last: a softmax over few slots runs along the rows then."""
@@ -277,8 +320,15 @@ class _Some(nn.Module):
         self.module = module
 
     def forward(self, Z: Tensor, rows: slice) -> Tensor:
+        return self.ready()(Z, rows)
+
+    def ready(self, many: bool = False) -> Callable[[Tensor, slice], Tensor]:
+        """What computes them, for many calls."""
         module = self.module
-        return module.attend(Z, rows) if isinstance(module, Heads) else _rows_first(module, Z[rows])
+        if isinstance(module, Heads) and not module.constant:
+            return module.attend
+        along = module.along(many)
+        return lambda Z, rows: along(Z[rows].t()).t()
 
 
 class _Chunks(torch.autograd.Function):
@@ -291,9 +341,9 @@ class _Chunks(torch.autograd.Function):
     ) -> Tensor:
         ctx.part, ctx.rows, ctx.names = part, rows, names
         ctx.save_for_backward(Z, *tables)
-        out = Z.new_empty(*Z.shape[:-1], width)
+        out, compute = Z.new_empty(*Z.shape[:-1], width), part.ready(many=True)
         for some in rows:
-            out[..., some, :] = part(Z, some)
+            out[..., some, :] = compute(Z, some)
         return out
 
     @staticmethod
@@ -332,7 +382,7 @@ def _in_chunks(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor, step: 
 
 
 def _along_rows(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor, groups: list[Heads]) -> Tensor:
-    """What reads each row by itself, through `columns`, in pieces that stay in the cache."""
+    """What reads each row by itself, through `along`, in pieces that stay in the cache."""
     flat = Z.reshape(-1, Z.shape[-1])
     most = max((group.heads * (group.slots + 1) for group in groups), default=1)
     step = max(1, (CACHED if Z.device.type == "cpu" else CHUNK) // most)
@@ -342,8 +392,8 @@ def _along_rows(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor, group
 
 
 def _rows_first(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor) -> Tensor:
-    """`columns`, from and to (..., row, channel)."""
-    out = module.columns(Z.reshape(-1, Z.shape[-1]).t())
+    """`along`, from and to (..., row, channel)."""
+    out = module.along()(Z.reshape(-1, Z.shape[-1]).t())
     return out.t().contiguous().view(*Z.shape[:-1], out.shape[0])
 
 
@@ -387,14 +437,21 @@ class AttentionLayer(nn.Module):
             terms.append(self.s)
         return functools.reduce(torch.add, terms)
 
-    def columns(self, X: Tensor) -> Tensor:
+    def along(self, many: bool = False) -> Columns:
         """The same for heads with constant keys, from and to (channel, row)."""
-        terms = [group.columns(X) for group in self.heads()]
-        if self.S is not None:
-            terms.append(self.S.t() @ X)
-        if self.s is not None:
-            terms.append(self.s.unsqueeze(-1))
-        return functools.reduce(torch.add, terms)
+        parts = [group.along(many) for group in self.heads()]
+        skip = None if self.S is None else _product(self.S.t(), many)
+        bias = None if self.s is None else self.s.unsqueeze(-1)
+
+        def columns(X: Tensor) -> Tensor:
+            terms = [part(X) for part in parts]
+            if skip is not None:
+                terms.append(skip(X))
+            if bias is not None:
+                terms.append(bias)
+            return functools.reduce(torch.add, terms)
+
+        return columns
 
     def unrolled(self, columns: Sequence[Tensor]) -> list[Tensor]:
         """The same written out, a tensor for each channel."""
@@ -442,11 +499,10 @@ class AttentionOnly(nn.Module):
         parameters = list(self.parameters())
         return all(p.dtype == dtype for p in parameters) and sum(p.numel() for p in parameters) <= UNROLLED
 
-    def columns(self, X: Tensor) -> Tensor:
+    def along(self, many: bool = False) -> Columns:
         """The same for heads with constant keys, from and to (channel, row)."""
-        for layer in self.layers:
-            X = cast(AttentionLayer, layer).columns(X)
-        return X
+        parts = [cast(AttentionLayer, layer).along(many) for layer in self.layers]
+        return lambda X: functools.reduce(lambda state, part: part(state), parts, X)
 
     def unrolled(self, Z: Tensor) -> Tensor:
         """The same written out for every channel, head and slot: pointwise, for a compiler to fuse."""
@@ -472,15 +528,50 @@ def _project(Z: Tensor, W: Tensor | None, b: Tensor | None) -> Tensor:
     return out if b is None else out + b
 
 
-def _project_columns(X: Tensor, W: Tensor | None, b: Tensor | None) -> Tensor:
-    """The same with rows last: (channel, row) -> (head, key, row)."""
+def _coordinates(Z: Tensor, W: Tensor | None, b: Tensor | None) -> list[Tensor]:
+    """The same, a tensor (..., head) for each coordinate."""
     if W is None:
         assert b is not None
-        return b.unsqueeze(-1)
-    heads, _, width = W.shape
-    table = W.transpose(1, 2).reshape(heads * width, -1)
-    out = (table @ X).view(heads, width, X.shape[-1])
-    return out if b is None else out + b.unsqueeze(-1)
+        return list(b.unbind(-1))
+    out = [Z @ table.t() for table in W.unbind(-1)]
+    return out if b is None else [x + bias for x, bias in zip(out, b.unbind(-1), strict=True)]
+
+
+def _projection(W: Tensor | None, b: Tensor | None, many: bool, heads_last: bool = False) -> Columns:
+    """The same with rows last: (channel, row) -> (head, key, row), or (key, head, row) with `heads_last`."""
+    bias = None if b is None else (b.t() if heads_last else b).unsqueeze(-1)
+    if W is None:
+        assert bias is not None
+        return lambda X: bias
+    first, second = (2, 0) if heads_last else (0, 2)
+    sizes, table = (W.shape[first], W.shape[second]), _product(W.permute(first, second, 1).flatten(0, 1), many)
+    if bias is None:
+        return lambda X: table(X).view(*sizes, X.shape[-1])
+    return lambda X: table(X).view(*sizes, X.shape[-1]) + bias
+
+
+def _product(table: Tensor, many: bool) -> Columns:
+    """table @ X for a table (result, channel). For `many` rows of X on a processor, one whose rows have one entry at
+    most picks rows and scales them: the same numbers, since nothing is added up."""
+    if many and table.shape[-1] >= PICKED and table.device.type == "cpu" and type(table) is Tensor:
+        filled = table != 0
+        if int(filled.sum(-1).amax()) <= 1:
+            place = filled.to(table.dtype).argmax(-1)
+            return _picking(place, table.gather(-1, place.unsqueeze(-1)))
+    return lambda X: table @ X
+
+
+def _picking(place: Tensor, scale: Tensor) -> Columns:
+    """Some rows, each times a number."""
+    start, picked = int(place[0]), len(place)
+    one_after_another = torch.equal(place, torch.arange(start, start + picked))
+    as_they_are = bool((scale == 1).all())
+
+    def columns(X: Tensor) -> Tensor:
+        rows = X[start : start + picked] if one_after_another else X.index_select(0, place)
+        return rows if as_they_are else rows * scale
+
+    return columns
 
 
 def _inner(x: Iterable[Tensor], y: Iterable[Tensor]) -> Tensor:
