@@ -212,8 +212,8 @@ class Heads(nn.Module):
         if own:
             both = max(keys.shape[0], self.b_K.shape[0])
             keys = torch.cat([self.b_K.unsqueeze(-2).expand(both, -1, -1), keys.expand(both, -1, -1)], dim=-2)
-        if keys.shape[0] == values.shape[0] == 1:
-            return self._side_by_side(keys[0], values[0], many)
+        if keys.shape[0] == values.shape[0] == 1 < self.heads:
+            return self._side_by_side(keys, values, many)
         query = _projection(self.W_Q, self.b_Q, many)
         value = _projection(self.W_V, self.b_V, many) if own else None
         summed, output = self.W_O.shape[0] == 1 < self.heads, _product(self.W_O.flatten(0, 1).t(), many)
@@ -236,10 +236,10 @@ class Heads(nn.Module):
         output = _product(self.W_O[0].t() if summed else self.W_O.permute(2, 1, 0).flatten(1), many)
 
         def columns(X: Tensor) -> Tensor:
-            weights = torch.softmax(keys @ query(X).flatten(1), dim=0)
-            read = (values @ (weights[1:] if own else weights)).view(len(values), heads, X.shape[-1])
+            weights = torch.softmax(keys @ query(X).flatten(1).unsqueeze(0), dim=-2)
+            read = (values @ (weights[:, 1:] if own else weights)).view(values.shape[1], heads, X.shape[-1])
             if value is not None:
-                read = torch.addcmul(read, weights[0].view(heads, X.shape[-1]), value(X))
+                read = torch.addcmul(read, weights[:, 0].view(heads, X.shape[-1]), value(X))
             return output(read.sum(1) if summed else read.flatten(0, 1))
 
         return columns
