@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,7 @@ class Instance:
     """One head under the contract.
 
     `to_eps` builds a head of the same kind for a wanted accuracy, `eps` are accuracies to ask for, coarse to fine.
+    `own` names tensors that are part of the target, so that changing them changes it.
     `soft` is a head that finite differences can follow, where `build` gives one that is too sharp for them; `effort`
     is how many points a search starts from.
     """
@@ -57,6 +58,7 @@ class Instance:
     eps: tuple[float, ...] = ()
     soft: Build | None = None
     effort: int = 1200
+    own: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -450,6 +452,55 @@ def certificates_go_stale(instance: Instance) -> None:
     _stale(instance, trained, "after an optimiser step")
     trained.load_state_dict(kept)
     assert trained.certificate.bound == original.bound, f"{instance}: the old weights keep their certificate"
+
+
+def certificates_follow_the_tensors(instance: Instance) -> None:
+    """After a cast, a trip through bfloat16 or a changed number a new certificate holds, or there is none."""
+    for what, head in treated(instance):
+        found = covered(instance, head)
+        assert found is not False, f"{instance}: {what}, and the new bound {head.bound} does not hold"
+
+
+def treated(instance: Instance, seed: int = 0) -> Iterator[tuple[str, CertifiedModule]]:
+    """What can happen to stored numbers, in words, and the head afterwards: casts, and one changed entry of each
+    tensor, one that is not 0 where there is one."""
+    yield "float32 became float64", copy.deepcopy(instance.build(torch.float32)).to(torch.float64)
+    yield "float64 became float32", copy.deepcopy(instance.build(torch.float64)).to(torch.float32)
+    there = copy.deepcopy(instance.build(torch.float32)).to(torch.bfloat16)
+    yield "bfloat16 in between", there.to(torch.float32)
+    rng = np.random.default_rng(seed)
+    for name, tensor in instance.build(torch.float32).state_dict().items():
+        places = torch.nonzero(tensor) if tensor.count_nonzero() else torch.nonzero(tensor == 0)
+        at = tuple(int(i) for i in places[rng.integers(len(places))]) if len(places) else ()
+        for what, change in CHANGES.items():
+            if name in instance.own and "nan" not in what:
+                continue
+            head = copy.deepcopy(instance.build(torch.float32))
+            with torch.no_grad():
+                number = head.state_dict()[name][at]
+                number.copy_(change(number.clone()))
+            yield f"{name}{list(at)} {what}", head
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "times 1.01": lambda x: x * 1.01,
+    "plus 1": lambda x: x + 1,
+    "made nan": lambda x: x * math.nan,
+    "made 0": lambda x: x * 0,
+}
+
+
+def covered(instance: Instance, head: CertifiedModule, points: int = 48) -> bool | None:
+    """Whether a certificate that is computed now holds at random points and the ends; None where there is none."""
+    try:
+        bound = af.certify(head).bound
+    except af.CertificateError:
+        return None
+    rng = np.random.default_rng(3)
+    drawn = instance.space.draw(head, points, rng)
+    kept = np.unique(np.concatenate([[0, len(drawn[0]) - 1], rng.integers(0, len(drawn[0]), points)]))
+    found = errors(head, instance.truth, tuple(p[kept] for p in drawn))
+    return bound is not None and all(error <= arb(bound) for error in found)
 
 
 def _stale(instance: Instance, head: CertifiedModule, when: str) -> None:

@@ -16,8 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnforge as af
+from attnforge.certificates.certificate import Certificate
 from attnforge.certificates.certified import CertifiedModule
 from attnforge.functions import registry as F
+from attnforge.heads.chain.head import ChainHead
+from attnforge.heads.fast.activation import FastActivation
 from attnforge.heads.gate.head import GateHead
 from attnforge.heads.norm.head import NormHead
 from attnforge.heads.product.head import ProductHead
@@ -29,6 +32,7 @@ from laws import (
     Instance,
     batch_equals_loop,
     bound_shrinks_with_eps,
+    certificates_follow_the_tensors,
     certificates_go_stale,
     compiled_equals_eager,
     cubes,
@@ -154,7 +158,8 @@ def norm(kind: str, channels: int, variance: tuple[float, float], affine: bool =
 
     name = f"norm-{kind}-{channels}{'-affine' if affine else ''}"
     space = rows(channels, variance, offset)
-    return Instance(name, once(build), truth, space, once(to_eps), (1e-2, 1e-8), effort=effort)
+    own = ("weight", "bias") if affine else ()
+    return Instance(name, once(build), truth, space, once(to_eps), (1e-2, 1e-8), effort=effort, own=own)
 
 
 def token(mode: str, tokens: int = 4, channels: int = 3) -> Instance:
@@ -196,6 +201,16 @@ def token(mode: str, tokens: int = 4, channels: int = 3) -> Instance:
     return Instance(f"token-{mode}", once(build), truth, cubes(), *extra, soft, effort=400)
 
 
+def fast(name: str) -> Instance:
+    build = functools.partial(FastActivation.fit, name, -9, 9)
+    return Instance(f"fast-{name}", once(lambda dtype: build(dtype=dtype)), of_scalar(FUNCTIONS[name]), scalars())
+
+
+def chain(name: str) -> Instance:
+    build = functools.partial(ChainHead.fit, name, -8, 8, 1e-4)
+    return Instance(f"chain-{name}", once(lambda dtype: build(dtype=dtype)), of_scalar(FUNCTIONS[name]), scalars())
+
+
 def tent(y: arb) -> arb:
     return (y + 2) * 0.75 - 1 if y <= 0 else arb(0.5) - y if y <= 1.5 else (y - 1.5) * 2 - 1
 
@@ -224,6 +239,9 @@ NORMS = [norm("layer", 24, (0.4, 130.0)), norm("rms", 10, (1e-2, 1e2)), norm("la
 TOKENS = [token(mode) for mode in ("gather", "mean", "prefix_mean", "mix", "max", "min")]
 ANCHORS = [anchor(name) for name in F.names()]
 INSTANCES = [*ANCHORS, *GATES, *PRODUCTS, *NORMS, *TOKENS]
+OTHERS = [*map(fast, ("gelu", "tanh", "quick_gelu", "relu")), *map(chain, ("hardswish", "selu"))]
+#: One of each form of stored numbers; anchors take long, since every change is another function to them.
+STORED = [*(i for i in ANCHORS if i.name == "anchor-relu"), *GATES, *PRODUCTS, *NORMS, *TOKENS, *OTHERS]
 
 
 def test_every_registered_function_has_a_truth() -> None:
@@ -249,6 +267,15 @@ FORMED = [instance for instance in INSTANCES if instance.name in TYPICAL or not 
 @pytest.mark.parametrize("law", FORM_LAWS, ids=lambda law: law.__name__)
 def test_law_of_a_form(law: Callable[[Instance], None], instance: Instance) -> None:
     law(instance)
+
+
+TRIED = ("gate-ramp", "gate-max", "product-vector", "norm-layer-16-affine", "token-mix", "token-max", "fast-gelu")
+
+
+@pytest.mark.parametrize("instance", [i for i in STORED if i.name in TRIED], ids=str)
+def test_certificates_follow_the_tensors(instance: Instance) -> None:
+    """A few of each family: `benchmarks/house.py` tries them all."""
+    certificates_follow_the_tensors(instance)
 
 
 @pytest.mark.parametrize("instance", [i for i in INSTANCES if i.name.split("-")[-1] in FORMS], ids=str)
@@ -425,6 +452,22 @@ def test_staleness_catches_a_certificate_that_never_expires() -> None:
 
     with pytest.raises(AssertionError, match="still says"):
         certificates_go_stale(sabotage(GELU, forget))
+
+
+def test_following_catches_a_certificate_of_what_was_stored_once() -> None:
+    class Believing(GateHead):
+        """A head that certifies the weights it was built with."""
+
+        family = ""
+
+        def recertify(self) -> Certificate:
+            return GATES[1].build(self.dtype).certificate
+
+    def believe(head: Any) -> None:
+        head.__class__ = Believing
+
+    with pytest.raises(AssertionError, match="does not hold"):
+        certificates_follow_the_tensors(sabotage(GATES[1], believe))
 
 
 def test_export_and_compile_catch_a_head_that_knows_it_is_traced() -> None:

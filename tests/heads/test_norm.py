@@ -350,6 +350,16 @@ def test_weights_that_are_not_numbers_cannot_be_certified() -> None:
         certify(head)
 
 
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_an_affine_map_that_is_not_finite_cannot_be_certified(name: str) -> None:
+    head = NormHead.layer_norm(4, (0.1, 10.0), weight=torch.ones(4), bias=torch.zeros(4))
+    for number in (math.nan, math.inf):
+        with torch.no_grad():
+            getattr(head, name)[2] = number
+        with pytest.raises(CertificateError, match=f"'{name}'"):
+            certify(head)
+
+
 def test_rows_outside_warn_once_and_raise_when_strict() -> None:
     head = NormHead.layer_norm(24, (0.5, 10.0))
     inside = rows("gaussian", 1.0, 24).float()

@@ -305,7 +305,7 @@ def test_another_dtype_needs_another_certificate() -> None:
     certify(head)
     assert 0 < head.bound < 1e-14, "128 is not deep enough in float64: the leak is tiny and counted"
     assert worst(head, points(head)) <= Fraction(head.bound)
-    with pytest.raises(PrecisionError, match="bfloat16"):
+    with pytest.raises(CertificateError, match="bfloat16"):
         certify(head.to(torch.bfloat16))
 
 

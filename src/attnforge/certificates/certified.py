@@ -316,10 +316,14 @@ def _view(name: str, module: str = VIEWS) -> Any:
 
 @shown("certifying")
 def certify(net: CertifiedModule) -> Certificate:
-    """Recompute the certificate of a network's present weights, attach it and return it."""
+    """Recompute the certificate of a network's present weights, attach it and return it; `CertificateError` says why
+    there is none."""
     if not isinstance(net, CertifiedModule):
         raise ArgumentError(f"certify takes a network built by attnforge, got {type(net).__name__}")
-    return net.attach(net.recertify())
+    try:
+        return net.attach(net.recertify())
+    except (DomainError, PrecisionError) as error:  # what says of weights being built that they cannot be
+        raise CertificateError(f"no certificate can be computed for these weights: {error}") from error
 
 
 def family_of(stated: object, name: str) -> type[CertifiedModule]:

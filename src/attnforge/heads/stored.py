@@ -210,7 +210,7 @@ def refuse_endless(module: torch.nn.Module) -> None:
     """Raise `CertificateError` on weights that are not finite, wherever they are: 0 times infinity is not 0."""
     broken = [name for name, tensor in module.state_dict().items() if not bool(torch.isfinite(tensor).all())]
     if broken:
-        raise CertificateError(f"no bound holds for weights that are not finite: {', '.join(broken)}")
+        raise CertificateError(f"no bound holds for weights that are not finite: {', '.join(map(repr, broken))}")
 
 
 def refuse_overflow(layer: AttentionLayer, size: float, dtype: torch.dtype) -> None:

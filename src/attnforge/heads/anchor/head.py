@@ -30,7 +30,7 @@ from ...network import AttentionLayer, Heads, exporting
 from ...progress import shown
 from ...threads import one_thread
 from ..fast.anchor import Lattice, fast_certificate, fast_core, lattice_of
-from ..stored import refuse_overflow
+from ..stored import refuse_endless, refuse_overflow
 from . import fit as search
 from .bound import CELLS, AnchorWeights, anchor_bound, steepness_of
 from .fit import Shape, cold_values, keys
@@ -444,6 +444,7 @@ class AnchorHead(CertifiedModule):
 
     def recertify(self) -> Certificate:
         """The bound of the stored weights in their dtype, computed anew."""
+        refuse_endless(self)
         weights, dtype = self.weights_in_float64(), dtype_name(self.dtype)
         if self.dtype not in SHIPPED:
             raise CertificateError(f"certificates are for float32 and float64 weights, these are {self.dtype}")

@@ -30,7 +30,7 @@ from ...certificates.schema import PAIR, Whole
 from ...dtypes import by_name, dtype_name, shipped, transformed
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...progress import shown
-from ..stored import refuse_beyond
+from ..stored import refuse_beyond, refuse_endless
 from .bound import WIDEN, Roundings, fit_error, largest, ledger
 from .construction import NormSpec, fit
 from .site import MAX_HEADS
@@ -330,6 +330,7 @@ class NormHead(CertifiedModule):
         return Roundings(tree_depth(self.width) + 1, dot, 2 + (GROUP - 1) + groups)
 
     def recertify(self) -> Certificate:
+        refuse_endless(self)
         refuse_beyond("norm", largest(self), self.dtype)
         terms = ledger(self)
         bound = total(t.value for t in terms)
