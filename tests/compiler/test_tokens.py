@@ -336,6 +336,17 @@ def test_positions_appear_once_and_only_where_needed() -> None:
     assert average(np.eye(N)) is None
 
 
+def test_kinks_beside_mixtures_of_tokens_keep_the_positions() -> None:
+    """Taking a kink apart leaves out what no value reads, and positions are read by heads alone."""
+    make = maker(2, 1)
+    program = make.program(make.mix(make.apply(0, "elu"), [[0.0, 1.0], [0.5, 0.5]]), "elu, then a mixture")
+    net = build(program, eps=1e-2)
+    x = torch.rand(200, 2, 1) * 2 - 1
+    with torch.no_grad():
+        error = (net(x).double() - values(program, x.double())).abs().max()
+    assert net.bound is not None and float(error) <= net.bound
+
+
 def test_centring_keeps_the_meaning() -> None:
     make = maker(width=6)
     program = make.program(make.normalise(0, 1e-4), "layer norm")

@@ -13,7 +13,7 @@ from attnforge.box import Box
 from attnforge.compiler.pipeline import compile_program
 from attnforge.frontends.module.program import capture_module
 from attnforge.heads.token.bound import fixed_terms
-from attnforge.programs.ops import Linear
+from attnforge.programs.ops import Linear, Normalise
 from attnforge.programs.program import Builder
 
 WEIGHT = torch.tensor([[0.3, -1.7, 2.1], [0.81, 0.13, -0.4], [0.98, 3.3, 0.7]], dtype=torch.float64)
@@ -123,3 +123,42 @@ def test_products_that_underflow_are_no_zeros() -> None:
     """The weight is off by 1e-19, the box 1e-310: their product is below float64, and not 0."""
     net = af.compile("1.0000000000000000001*x", {"x": (1e-310, 2e-310)}, eps=1e-3, dtype="float64")
     assert net.bound is not None and net.bound > 2e-329
+
+
+class Norm(torch.nn.Module):
+    """A module that is made for float32, with the norm of one's choice."""
+
+    def __init__(self, norm: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32):
+        super().__init__()
+        self.norm, self.weight = norm, torch.nn.Parameter(torch.ones(3, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) * self.weight
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "words"),
+    [
+        (lambda x: torch.nn.functional.rms_norm(x, (3,)), af.UnsupportedOperation, "give one, or use torch.nn.RMSNorm"),
+        (lambda x: x + torch.finfo(x.dtype).eps, af.ArgumentError, "numbers that torch does not see"),
+        (lambda x: x @ WEIGHT.bfloat16().to(x.dtype), af.UnsupportedOperation, "it rounds constants to bfloat16"),
+        (lambda x: x * torch.exp(C.half()).to(x.dtype), af.UnsupportedOperation, "it rounds constants to float16"),
+        (lambda x: x.half().to(x.dtype), af.UnsupportedOperation, "it rounds data to float16"),
+        (lambda x: (x + 1j).real, af.UnsupportedOperation, "complex"),
+    ],
+)
+def test_what_depends_on_the_dtype_is_refused(
+    target: Callable[[Tensor], Tensor], error: type[Exception], words: str
+) -> None:
+    """In float32 such a target is another function than the one in float64 that would be certified."""
+    with pytest.raises(error, match=words):
+        capture_module(Norm(target), Box.cube(1e-4, 2e-4, shape=3))
+
+
+def test_casts_that_change_nothing_are_free() -> None:
+    whole = torch.tensor([1.0, 2.5, -3.0])
+    assert len(capture_module(lambda x: x * whole.bfloat16().to(x.dtype), CUBE).ops) == 2
+    assert len(capture_module(lambda x: x.double().to(torch.float32), CUBE).ops) == 1
+    half = Norm(lambda x: torch.nn.functional.rms_norm(x, (3,)), torch.float64)
+    (norm,) = (op for op in capture_module(half, CUBE).ops if isinstance(op, Normalise))
+    assert norm.eps == torch.finfo(torch.float64).eps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from attnforge.heads.fast.activation import FastActivation
 from attnforge.heads.gate.head import GateHead
 from attnforge.heads.product.head import ProductHead
 from attnforge.heads.token.head import TokenHead
-from attnforge.kernel.file import Saved, parse
+from attnforge.kernel.file import Saved, Tensor, parse
 from attnforge.kernel.prove import prove
 
 Truth = Callable[..., torch.Tensor]
@@ -33,6 +34,10 @@ HEADS: dict[str, tuple[Callable[[], CertifiedModule], Truth]] = {
     "relu": (lambda: GateHead.relu(-1, 1, dtype=torch.float64), torch.relu),
     "product": (lambda: ProductHead.fit((0, 1), (-5, 1)), torch.mul),
     "max": (lambda: TokenHead.max(3, 2, -1, 1, eps=1e-2), lambda x: x.amax(-2, keepdim=True).expand_as(x)),
+    "min": (lambda: TokenHead.min(3, 2, -1, 2, eps=1e-2), lambda x: x.amin(-2, keepdim=True).expand_as(x)),
+    "relative": (lambda: AnchorHead.fit("exp", -2, 2, anchors=24, relative=True), torch.exp),
+    "relative, negative": (lambda: AnchorHead.fit("log", 0.1, 0.5, anchors=9, relative=True, dtype=torch.float64),
+                           torch.log),
     "mean": (lambda: TokenHead.mean(3, 2), lambda x: x.mean(-2, keepdim=True).expand_as(x)),
     "gather": (lambda: TokenHead.gather(3, 1, 2), lambda x: x[..., 1:2, :].expand_as(x)),
     "mix": (lambda: TokenHead.mix(torch.tensor(MIXED), 2, dtype=torch.float64),
@@ -45,7 +50,8 @@ def largest_error(head: CertifiedModule, truth: Truth) -> float:
     """The largest error at many points of the box, its corners among them."""
     points = head.box.sample(4000, dtype=head.dtype)
     inputs = tuple(points.unbind(-1)) if head.box.names else (points,)
-    error = (head.core(*inputs).double() - truth(*(x.double() for x in inputs))).abs()
+    wanted = truth(*(x.double() for x in inputs))
+    error = (head.core(*inputs).double() - wanted).abs() / (wanted.abs() if getattr(head, "relative", False) else 1)
     return float(error.max()) if bool(error.isfinite().all()) else float("inf")
 
 
@@ -99,7 +105,7 @@ def test_files_of_heads_are_checked_by_the_kernel(tmp_path: Path) -> None:
     head.save(tmp_path / "head.safetensors")
     found = af.check(tmp_path / "head.safetensors")
     assert found.kernel is not None and found.proof == ("kernel" if found.kernel <= found.bound else "analysis")
-    others = AnchorHead.fit("exp", -1, 1, relative=True), GateHead.max(-1, 1), ProductHead.symmetric(1, 1, width=2)
+    others = AnchorHead.fit("exp", -1, 1, fast=True), GateHead.max(-1, 1), ProductHead.symmetric(1, 1, width=2)
     for beyond in others:
         said = proved(beyond, beyond.certificate)
         assert said.kernel is None and said.proof == "analysis" and "no rule" in said.remark
@@ -113,14 +119,35 @@ def test_other_scopes_than_the_head_has_are_refused() -> None:
         prove(saved, {**chosen, "scopes": [[["memory", False]]]})
 
 
+def test_a_relative_bound_needs_a_function_that_keeps_away_from_zero() -> None:
+    head = AnchorHead.fit("exp", 1, 2, anchors=9, relative=True)
+    saved = parse(head.written())
+    chosen, config = derive(head, saved, 1.0), saved.header["config"]
+    assert 0 < prove(saved, chosen).bound < 1
+    through = replace(saved, header={**saved.header, "config": {**config, "function": "identity"}})
+    wide = replace(saved, header={**saved.header, "config": {**config, "function": "sin", "interval": [-1.0, 2.0]}})
+    edges = [[-1.0, 0.0, *chosen["tables"][0][1:]]]
+    assert prove(through, chosen).bound > 0.5
+    with pytest.raises(CertificateError, match="nothing can be proved"):
+        prove(wide, {**chosen, "tables": edges, "tree": []})
+
+
+def test_minima_that_read_more_than_their_tokens_are_refused() -> None:
+    head = TokenHead.min(3, 1, -1, 1, eps=1e-2)
+    saved = parse(head.written())
+    name = next(key for key in saved.tensors if key.endswith("W_V"))
+    shifted = {**saved.tensors, name.replace("W_V", "b_V"): Tensor("float32", (1, 1), (0.5,))}
+    with pytest.raises(CertificateError, match="b_V"):
+        prove(replace(saved, tensors=shifted), derive(head, saved, 1.0))
+
+
 def test_every_family_is_proved_or_says_why_not(tmp_path: Path) -> None:
     for family in set(HOMES) - set(files.PROVED):
         import_module(HOMES[family])
         assert CertifiedModule.families[family].beyond is not CertifiedModule.beyond, family
     heads = (
         FastActivation.fit("silu", -3, 3, dtype=torch.bfloat16), GateHead.max(-1, 1),
-        AnchorHead.fit("exp", 0, 1, anchors=8, relative=True),
-        TokenHead.min(3, 1, -1, 1, eps=1e-2), ProductHead.fit((0, 1), (0, 1), width=2),
+        AnchorHead.fit("exp", 0, 1, anchors=8, fast=True), ProductHead.fit((0, 1), (0, 1), width=2),
     )  # fmt: skip
     for i, head in enumerate(heads):
         assert head.beyond and head.beyond == head.certificate.remark

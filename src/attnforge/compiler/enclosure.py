@@ -22,7 +22,10 @@ def taken_apart(program: Program, dtype: torch.dtype) -> tuple[Program, list[Ran
     """The program with kinks as gates, products and smooth pieces, its ranges, and the cells that made them finite."""
     found, grid = _ranges(program, dtype)
     apart = expanded(program, found, MARGIN)
-    return (program, found, grid) if apart is program else (apart, *_ranges(apart, dtype))
+    if apart is program:
+        return program, found, grid
+    apart = prepared(apart)  # positions that no value reads were left out
+    return apart, *_ranges(apart, dtype)
 
 
 def _ranges(program: Program, dtype: torch.dtype) -> tuple[list[Range], int]:

@@ -42,8 +42,9 @@ class ConvergenceCertificate:
     w* is the optimum of the data as they were given, so the rounding of the prompt is one of the errors of a step.
     `kind` is "certified" where rho, e, the curvatures and ||w_0 - w*|| are bounds; otherwise "calibrated": they were
     measured, nothing is proved, and `reason` says why. `residual` is the measured norm of the (sub)gradient at the end;
-    `posterior` = residual/mu bounds the distance once more, without the history of the run, and `measured` =
-    residual/L is what the distance is at least. `depth` counts the applications since the last choice of a step size.
+    `posterior` = residual/mu bounds the distance once more, without the history of the run, and `measured` is what the
+    distance is at least: the residual less the rounding of gradients, over L; 0 where that says nothing. `depth` counts
+    the applications since the last choice of a step size.
     `domain` says which queries the bound is for, where it speaks of predictions.
     """
 
@@ -75,17 +76,17 @@ class ConvergenceCertificate:
         """What is left of the distance at the start: growth rho^T ||w_0 - w*||."""
         # pow may be off by a unit in the last place, and its exact value grows by (1 + u)^T with a rounded rho
         left = self.growth * self.rho**self.depth * self.distance
-        return math.nextafter(left * (1 + (self.depth + 8) * 2.0**-52), math.inf) if left > 0 else left
+        return _above(left * (1 + (self.depth + 8) * 2.0**-52))
 
     @property
     def steps(self) -> float:
         """What the errors of all steps add up to: amplification e."""
-        return math.nextafter(self.amplification * self.step_error * (1 + 1e-14), math.inf)
+        return _above(self.amplification * self.step_error * (1 + 1e-14))
 
     @property
     def bound(self) -> float:
         """The sum of both terms, and of what comes aside."""
-        return math.nextafter(math.nextafter(self.start + self.steps, math.inf) + self.aside, math.inf)
+        return _above(_above(self.start + self.steps) + self.aside)
 
     def __str__(self) -> str:
         word = f"calibrated, not certified ({self.reason})"
@@ -105,6 +106,11 @@ class ConvergenceCertificate:
                 f"distance is at most {upper_text(self.posterior, 4)}",
             )
         )
+
+
+def _above(x: float) -> float:
+    """The next number above, for what one rounding may have lowered; zero is zero."""
+    return math.nextafter(x, math.inf) if x > 0 else x
 
 
 def factors(kind: str, rho: float, depth: int) -> tuple[float, float]:
@@ -155,9 +161,10 @@ def _norm(vectors: Array) -> float:
     return math.inf if math.isnan(largest) else largest
 
 
-def _at_least(residual: float, high: float) -> float:
-    """What the distance is at least, for curvatures up to `high`."""
-    return residual / high if math.isfinite(residual) else 0.0
+def _at_least(gradient: Array, off: float, high: float) -> float:
+    """What the distance is at least, for curvatures up to `high` and gradients that are known up to `off`."""
+    found = (_norm(gradient) / GROWN**2 - off) / (high * GROWN)
+    return max(found, 0.0) if math.isfinite(found) else 0.0
 
 
 def audit(problem: Problem, path: Array, made: Made, reason: str = "") -> ConvergenceCertificate:
@@ -217,7 +224,7 @@ def quadratic(
         kind="calibrated" if reason else "certified", rho=rho, depth=depth,
         distance=_norm(path[:1] - path[-1:]) + posterior, step_error=step_error,
         growth=growth, amplification=amplification * GROWN, residual=residual,
-        measured=_at_least(residual, max(high, mu)), posterior=posterior,
+        measured=_at_least(gradients[-1:], _norm(error[None]), max(high, mu)), posterior=posterior,
         curvature=curvature, dtype=made.dtype, loss=made.loss, reason=reason,
     )  # fmt: skip
 
@@ -242,7 +249,8 @@ def composite(problem: Problem, path: Array, made: Made, reason: str = "") -> Co
     off = _least(apart, following, threshold)[..., live]
     rounding = 6 * U * np.abs(path).max(axis=0) / made.step
     e = _norm(off) + slack + _norm(rounding[None][..., live])
-    residual = _norm(_least(-gradients[-1:], path[-1:], threshold)[..., live]) + slack
+    least = np.where(live, _least(-gradients[-1:], path[-1:], threshold), 0.0)
+    residual = _norm(least) + slack
     first = _norm(_least(-gradients[-2:-1], path[:1], threshold)[..., live]) + slack
 
     spread = max(_norm(path[..., live] - end[:, live]), _norm(points[..., live] - end[:, live])) * GROWN
@@ -255,6 +263,8 @@ def composite(problem: Problem, path: Array, made: Made, reason: str = "") -> Co
     mu_known = low if low > 0 else mu
     posterior = residual / mu_known * GROWN
     distance = _norm(path[:1][..., live] - end[:, live]) + posterior
+    # where the optimum has the signs of the end, and subgradients differ as gradients do
+    smooth = np.abs(end) > (-1.0 if problem.threshold is None else posterior)
     if not reason and problem.threshold is not None:
         idle = problem.free & ~live  # |H_jS v| <= sqrt(H_jj v.H_SS v): of what is not in use, the diagonal is enough
         _, upper, off_by = problem.hessians(end, posterior, idle) if idle.any() else (0, np.zeros((0, 0)), 0.0)
@@ -270,7 +280,7 @@ def composite(problem: Problem, path: Array, made: Made, reason: str = "") -> Co
     return ConvergenceCertificate(
         kind="calibrated" if reason else "certified", rho=rho, depth=len(path) - 1, distance=distance,
         step_error=made.step * e, growth=growth * GROWN, amplification=amplification * GROWN,
-        residual=residual, measured=_at_least(residual, max(high, mu_known)), posterior=posterior + aside,
+        residual=residual, measured=_at_least(smooth * least, slack, max(high, mu_known)), posterior=posterior + aside,
         curvature=(low, high), dtype=made.dtype, loss=made.loss, reason=reason, aside=aside,
     )  # fmt: skip
 
@@ -342,7 +352,9 @@ def with_scale(problem: Problem, w: Array, epsilon: float, fixed: ConvergenceCer
     if fixed.kind == "certified" and not (mu > 0 and joint <= ball < tau / 2):
         reason = "the joint curvature of weights and scale could not be bounded from below near the end"
         return replace(fixed, kind="calibrated", reason=reason)
-    return replace(fixed, aside=joint + fixed.posterior, posterior=joint) if fixed.kind == "certified" else fixed
+    if fixed.kind != "certified":
+        return fixed
+    return replace(fixed, aside=joint + fixed.posterior, posterior=joint, measured=0.0)
 
 
 def kernel_descent(

@@ -42,7 +42,8 @@ ALONE = {"chain": chained, "theorem-ramp": ramped}
 
 @dataclass(frozen=True)
 class Proof:
-    """What was proved: |network - program| <= bound on the box, in the dtype, rounding included."""
+    """What was proved: |network - program| <= bound on the box, in the dtype, rounding included; for a head whose file
+    says that its bound is relative, <= bound |program|."""
 
     bound: float
     dtype: str
@@ -86,11 +87,12 @@ class Prover:
 
     def __init__(
         self, program: Program, chosen: Derivation, layers: list[Layer], constants: Errors, dtype: str,
-        folded: Folded | None = None, apart: float = 0.0,
+        folded: Folded | None = None, apart: float = 0.0, relative: bool = False,
     ):  # fmt: skip
         self.program, self.chosen, self.layers, self.dtype = program, chosen, layers, dtype
         self.folded = folded  # a plain transformer: columns are virtual then, and what is rounded is known to it
         self.apart = apart  # how far the program may be from the function that a head is for
+        self.relative = relative  # whether the bound is one of the error over the function's size
         self.machine: Machine = MACHINES[dtype]
         self.constants = constants
         self.forms = program.forms()
@@ -115,10 +117,10 @@ class Prover:
             raise CertificateError("the file holds no derivation, and none was given")
         scopes: Scopes | None = None
         folded: Folded | None = None
-        apart = 0.0
+        apart, relative = 0.0, False
         if header.get("family") in (*FAMILIES, *ALONE):
             head = ALONE.get(header["family"], alone)(saved)
-            apart = head.apart
+            apart, relative = head.apart, head.relative
             program, tensors, scopes, dtype = head.program, head.tensors, head.scopes, head.dtype
         elif header.get("family") == "network":
             config = header.get("config")
@@ -156,7 +158,7 @@ class Prover:
         output = tuple((program.output, c) for c in range(program.ops[program.output].width))
         if first != output:
             raise CertificateError("the last state of the network is not the output of the program")
-        return cls(program, derivation, layers, constants, dtype, folded, apart)
+        return cls(program, derivation, layers, constants, dtype, folded, apart, relative)
 
     # -- the whole box --------------------------------------------------------------------------------------------
 
@@ -200,7 +202,18 @@ class Prover:
                 errors = self._through(number, errors, found)
         except Blind:
             return math.inf
+        if self.relative:
+            return self._relative(errors, found[self.program.output])
         return up(largest([e for row in errors[: self.program.rows] for e in row]) + arb(self.apart))
+
+    def _relative(self, errors: Errors, found: Value) -> float:
+        """The largest error over the least size of what it is an error of."""
+        worst = 0.0
+        for row, entries in zip(errors[: self.program.rows], found, strict=False):
+            for error, entry in zip(row, entries, strict=True):
+                least = max(entry.low, -entry.high)
+                worst = max(worst, up((error + arb(self.apart)) / arb(least)) if least > 0 else math.inf)
+        return worst
 
     def _start(self) -> Errors:
         width = self.program.ops[0].width

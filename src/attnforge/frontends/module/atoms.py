@@ -59,9 +59,10 @@ class Parts(NamedTuple):
 class Tape:
     """The program under construction, and what its columns are called in the tensors of the target."""
 
-    def __init__(self, box: Box, tokens: int, batch: int):
+    def __init__(self, box: Box, tokens: int, batch: int, own: torch.dtype = torch.float64):
         self.build = Builder(box, tokens)
         self.tokens, self.batch = tokens, batch
+        self.own = own  # the dtype that the target is made for
         self.label = ""
         self._owner = np.array([-1])
         self._column = np.array([0])

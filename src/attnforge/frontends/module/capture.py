@@ -408,6 +408,12 @@ class Convention:
     unproved: set[str]
     """Operators that made constants of the target, and of which nothing says how they round; filled while reading."""
 
+    @property
+    def own(self) -> torch.dtype:
+        """The dtype of the target's parameters: the one that it is made for."""
+        found = next((p.dtype for p in self.net.parameters() if p.is_floating_point()), torch.get_default_dtype())
+        return found
+
     def examples(self, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, ...]:
         device = next((p.device for p in self.net.parameters()), torch.device("cpu"))
         points = [box.sample(self.batch or 1, seed=seed + i, dtype=dtype) for i, box in enumerate(self.boxes)]
@@ -493,11 +499,12 @@ def unfaithful(captured: Captured, reading: Convention) -> Exception | None:
     """An error if even the captured graph does not do what the target does: something happens outside of torch."""
     points = reading.examples(torch.float64, seed=200)
     try:
-        found = captured.run(points)
+        with _Operators(), _Calls():
+            found = captured.run(points)
     except RuntimeError:  # the graph insists on another dtype
         return None
     truth = double(reading.net, points)
-    if found.shape == truth.shape and _size(found.double() - truth) <= 1e-3 * _size(truth):
+    if found.shape == truth.shape and _size(found.double() - truth) <= 1e-9 * _size(truth):
         return None
     return ArgumentError(
         f"{describe(reading.net)} computes with numbers that torch does not see (numpy, .data, a cache, a file): "

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ...dtypes import Array
+from ...dtypes import Array, dtype_name
 from ...functions.directed import U, down, up
 from .atoms import Refusal, Tape
 from .handlers import TABLE
+from .handlers.movement import coarser
 from .handlers.table import Operation, words
 from .values import Atoms, leaves, substitute
 
@@ -48,6 +49,7 @@ def computed(tape: Tape, name: str, target: Any, args: list[Any], kwargs: dict[s
     (True, [0.0])
     """
     result = evaluated(target, args, kwargs)
+    _kept(tape, result, [*leaves([args, kwargs])])
     call = Operation(name, target, named(target, args, kwargs)) if isinstance(target, OpOverload) else None
     given = [leaf for leaf in leaves([args, kwargs]) if _real(leaf)]
     doubted = any(tape.off(leaf.numpy()).any() for leaf in given)
@@ -68,6 +70,17 @@ def computed(tape: Tape, name: str, target: Any, args: list[Any], kwargs: dict[s
             return found
     tape.unproved.add(name)
     return result
+
+
+def _kept(tape: Tape, result: Any, given: list[Any]) -> None:
+    """Raise where the target rounds constants to fewer digits than it is made for, as weights that are quantised."""
+    coarse = coarser(tape, given)
+    if coarse is None:
+        return
+    for leaf in leaves(result):
+        if _real(leaf) and not torch.equal(leaf.nan_to_num(), leaf.to(coarse).double().nan_to_num()):
+            low, own = dtype_name(coarse), dtype_name(tape.own)
+            raise Refusal(f"it rounds constants to {low}, and the target is made for {own}: round them before")
 
 
 def evaluated(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:

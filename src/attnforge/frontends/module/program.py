@@ -267,11 +267,10 @@ def _written(reading: Convention) -> Program:
 
 def _captured(capture: Callable[[nn.Module, tuple[Tensor, ...]], Captured], reading: Convention) -> Captured:
     """In the dtype of the target's parameters; in float64 where its own constants ask for that."""
-    own = next((p.dtype for p in reading.net.parameters() if p.is_floating_point()), torch.get_default_dtype())
     try:
-        return capture(reading.net, reading.examples(own))
+        return capture(reading.net, reading.examples(reading.own))
     except CaptureError as error:
-        if own == torch.float64 or not any(word in str(error) for word in ("dtype", "scalar type", "Double")):
+        if reading.own == torch.float64 or not any(word in str(error) for word in ("dtype", "scalar type", "Double")):
             raise
         return capture(reading.net, reading.examples(torch.float64))
 
@@ -330,7 +329,7 @@ def _cost(program: Program) -> int:
 
 def _attempt(captured: Captured, reading: Convention, tokens: int) -> tuple[Program | None, list[Obstacle]]:
     """The program with this many tokens, or why there is none."""
-    tape = Tape(_joined(reading.boxes), tokens, reading.batch or 1)
+    tape = Tape(_joined(reading.boxes), tokens, reading.batch or 1, reading.own)
     walk = Execution(tape, captured.places)
     bound: dict[str, Any] = dict(captured.constants)
     bound |= dict(zip(captured.inputs, _inputs(tape, reading), strict=True))

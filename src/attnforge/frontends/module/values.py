@@ -70,6 +70,8 @@ def atoms(tape: Tape, value: object) -> Tensor:
             return tape.lift(value)
         case bool() | int() | float():
             return tape.lift(torch.tensor(float(value), dtype=torch.float64))
+        case complex():
+            raise Refusal("it uses complex numbers")
     raise AssertionError(f"{value!r} is not a value")
 
 

@@ -402,7 +402,7 @@ class AnchorHead(CertifiedModule):
 
     @property
     def beyond(self) -> str:
-        return "it has no rule for relative bounds, and none for fast reads" if self.relative or self.fast else ""
+        return "it has no rule for anchors that are read with one exponential" if self.fast else ""
 
     def core(self, *inputs: Tensor) -> Tensor:
         """The attention itself: one token per scalar, one channel."""

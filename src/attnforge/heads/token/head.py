@@ -202,10 +202,6 @@ class TokenHead(CertifiedModule):
         head.attach(head.recertify())
         return head
 
-    @property
-    def beyond(self) -> str:
-        return "it has no rule for minima over tokens" if self.mode == "min" else ""
-
     def core(self, *inputs: Tensor) -> Tensor:
         (x,) = inputs
         if self.positions.shape[0]:

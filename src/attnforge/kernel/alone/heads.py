@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flint import fmpq
@@ -22,14 +22,15 @@ Scopes = tuple[tuple[tuple[str, bool], ...], ...]
 
 @dataclass(frozen=True)
 class Alone:
-    """A head as a network: its program, the tensors under the names of layers, and what its heads see; and how far its
-    program may be from the function that it is for."""
+    """A head as a network: its program, the tensors under the names of layers, and what its heads see; how far its
+    program may be from the function that it is for; and whether its bound is one relative to the function's size."""
 
     program: Program
     tensors: dict[str, Tensor]
     scopes: Scopes
     dtype: str
     apart: float = 0.0
+    relative: bool = False
 
 
 def alone(saved: Saved) -> Alone:
@@ -51,10 +52,11 @@ def _scalar(text: str, low: Any, high: Any, tensors: dict[str, Tensor], scopes: 
 
 def _anchor(config: Any, tensors: dict[str, Tensor]) -> Alone:
     tensors.pop("anchors", None)  # where the anchors are is not read by anyone
-    if config["relative"] is not False or "fast" in config:
-        raise NotProved("the kernel has no rule for relative bounds, and none for heads read by one exponential")
+    if "fast" in config or type(config["relative"]) is not bool:
+        raise NotProved("the kernel has no rule for heads read by one exponential")
     low, high = config["interval"]
-    return _scalar(str(config["function"]), low, high, tensors, (MEMORY,))
+    head = _scalar(str(config["function"]), low, high, tensors, (MEMORY,))
+    return replace(head, relative=config["relative"])
 
 
 def _gate(config: Any, tensors: dict[str, Tensor]) -> Alone:
@@ -94,8 +96,6 @@ def _product(config: Any, tensors: dict[str, Tensor]) -> Alone:
 def _token(config: Any, tensors: dict[str, Tensor]) -> Alone:
     """Tokens, beside them their positions where the head reads them; a fixed mixture of tokens, or the largest."""
     mode, n, width = config["mode"], whole(config["tokens"], 1, MOST), whole(config["channels"], 1)
-    if mode == "min":
-        raise NotProved("the kernel has no rule for minima over tokens")
     dtype, reads = _dtype(tensors), tensors["attention.W_Q"].shape[1]
     ops = [Op("input", (), width)]
     renamed = _renamed(tensors, "attention.", 0, "groups.0.")
@@ -103,14 +103,30 @@ def _token(config: Any, tensors: dict[str, Tensor]) -> Alone:
         eye = [[float(i == j) for j in range(n)] for i in range(n)]
         ops.append(Op("constant", (), n, {"value": eye, "off": [[[0.0] * n for _ in range(n)]]}))
         renamed["constants"] = Tensor(dtype, (n, n), tuple(x for row in eye for x in row))
-    if mode == "max":
+    if mode == "min":  # min(x) = -max(-x): signs round nothing (K27)
+        renamed = {key: _negated(key, tensor, width) for key, tensor in renamed.items()}
+    if mode in ("max", "min"):
         ops.append(Op("max_tokens", (0,), width))
     else:
         ops.append(Op("mix", (0,), width, {"matrix": _mixture(mode, n, config["matrix"])}))
     low, high = ((number(config[key]),) * (n * width) for key in ("lo", "hi"))
+    if mode == "min":
+        low, high = tuple(-x for x in high), tuple(-x for x in low)
     return Alone(
         Program(low, high, n, tuple(ops), len(ops) - 1, n), renamed, ((("tokens", mode == "prefix_mean"),),), dtype
     )
+
+
+def _negated(name: str, tensor: Tensor, width: int) -> Tensor:
+    """A tensor of a head, for one that gets -x for x in its first columns, and gives minus what that one gave."""
+    kind, (*_, rows, last) = name.rpartition(".")[2], tensor.shape
+    mine = [i // last % rows < width for i in range(len(tensor.numbers))]
+    beside = any(x != 0 for x, own in zip(tensor.numbers, mine, strict=True) if not own)
+    if kind not in ("W_Q", "b_Q", "W_K", "b_K", "W_V", "W_O") or (kind == "W_V" and beside):
+        raise NotProved(f"the kernel has no rule for minima whose {kind} reads more than the tokens")
+    if kind not in ("W_Q", "W_K"):
+        return tensor
+    return replace(tensor, numbers=tuple(-x if own else x for x, own in zip(tensor.numbers, mine, strict=True)))
 
 
 def _mixture(mode: str, n: int, given: Any) -> list[list[Any]]:

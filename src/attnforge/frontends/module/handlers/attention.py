@@ -174,6 +174,8 @@ def _layer_norm(tape: Tape, call: Operation) -> Any:
 def _rms_norm(tape: Tape, call: Operation) -> Any:
     x, rank, eps = call["input"], len(call["normalized_shape"]), call.get("eps")
     size = shape(x)
+    if eps is None and tape.own != torch.float64:
+        raise Refusal("its eps is that of the dtype it happens to run in: give one, or use torch.nn.RMSNorm")
     small = torch.finfo(torch.float64).eps if eps is None else float(eps)
     flat = rearranged(tape, x, lambda i: i.flatten(-rank))
     unit = rearranged(tape, normalise(tape, flat, small, centred=False), lambda i: i.reshape(size))
