@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 
 import mpmath as mp
@@ -16,8 +17,12 @@ import attnforge as af
 from attnforge.cli import app
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.compiler.quantise import few_bits
-from attnforge.errors import ArgumentError
+from attnforge.errors import ArgumentError, CertificateError
+from attnforge.heads.chain.head import ChainHead
+from attnforge.heads.fast.activation import FastActivation
+from attnforge.heads.norm.head import NormHead
 from attnforge.heads.slopes import Lines, Tangent, combined, plus, shares, spread_of, steepness, times
+from attnforge.heads.token.head import TokenHead
 from attnforge.heads.token.rule import peak_slopes
 
 BOX = {"x": (-1.0, 1.0), "y": (-2.0, 2.0)}
@@ -118,6 +123,84 @@ def test_single_heads() -> None:
     assert 1.0 <= af.GateHead.tanh(-2, 3).lipschitz() < 1.02
     with pytest.raises(ArgumentError, match="two numbers"):
         af.GateHead.max(-1, 1).lipschitz()
+
+
+def steepest(head: torch.nn.Module, low: float, high: float, count: int = 20001) -> float:
+    """The largest slope of a head of one number as softmax attention written out, in float64."""
+    head = copy.deepcopy(head).double()
+    core = head.plain() if isinstance(head, FastActivation) else head.core
+    y = torch.linspace(low, high, count, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(core(y).sum(), y)
+    return float(slope.abs().max())
+
+
+@pytest.mark.parametrize("name", ["gelu", "mish", "silu", "tanh"])
+def test_fast_heads_are_as_steep_as_certified(name: str) -> None:
+    head = FastActivation.fit(name, -20, 30)
+    found = steepest(head, -20, 30)
+    assert found <= head.lipschitz() < 1.02 * found
+    with torch.no_grad():
+        for p in head.parameters():
+            if p.requires_grad:
+                p += 0.5 * torch.sin(torch.arange(p.numel(), dtype=p.dtype)).reshape(p.shape)
+    assert steepest(head, -20, 30) <= head.lipschitz()
+
+
+@pytest.mark.parametrize(("name", "loose"), [("hardswish", 1.1), ("elu", 2.1), ("softsign", 2.1)])
+def test_chains_are_no_steeper_than_certified(name: str, loose: float) -> None:
+    head = ChainHead.fit(name, -6, 6)
+    found = steepest(head, -6, 6)
+    assert found <= head.lipschitz() < loose * found
+
+
+@pytest.mark.parametrize(
+    ("x", "y"), [((-1.0, 1.0), (-1.0, 1.0)), ((0.5, 3.0), (-2.0, 7.0)), ((-5.0, 1.0), (100.0, 101.0))]
+)
+def test_products_are_as_steep_as_their_operands(x: tuple[float, float], y: tuple[float, float]) -> None:
+    head = af.ProductHead.fit(x=x, y=y, dtype=torch.float64)
+    for stretched in (1.0, 1.5):
+        with torch.no_grad():
+            head.layer.heads()[0].W_O *= stretched
+        at = [torch.linspace(*side, 101, dtype=torch.float64) for side in (x, y)]
+        both = [part.flatten().requires_grad_(True) for part in torch.meshgrid(*at, indexing="ij")]
+        slopes = torch.autograd.grad(head.core(*both).sum(), both)
+        for slope, limit, side in zip(slopes, head.lipschitz(), (y, x), strict=True):
+            assert slope.abs().max() <= limit * (1 + 1e-13)  # computed slopes are rounded
+            assert limit < 1.1 * stretched * max(map(abs, side))
+    with pytest.raises(ArgumentError, match="a product of vectors"):
+        af.ProductHead.fit(x=x, y=y, width=3).lipschitz()
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_norms_are_as_steep_as_their_shortest_rows(kind: str) -> None:
+    head = NormHead.fit(8, variance=(0.25, 9.0), kind=kind, weight=torch.linspace(0.5, 2.0, 8), dtype=torch.float64)
+    rows = torch.randn(60, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = rows - rows.mean(-1, keepdim=True)
+    sizes = torch.linspace(0.51, 2.99, 60, dtype=torch.float64)
+    rows = rows / rows.square().mean(-1, keepdim=True).sqrt() * sizes[:, None]
+    slopes = [torch.func.jacrev(head.core)(row[None])[0, :, 0].detach() for row in rows]
+    steep = max(float(torch.linalg.matrix_norm(slope, 2)) for slope in slopes)
+    assert 0.8 * head.lipschitz() < steep <= head.lipschitz() < 2 / math.sqrt(0.25) * 1.001
+
+
+def test_token_heads_are_as_steep_as_their_rows() -> None:
+    matrix = torch.tensor([[0.5, -1.0, 2.0], [0.0, 2.0, 0.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+    heads = [TokenHead.mean(5, 1), TokenHead.prefix_mean(4, 2), TokenHead.gather(4, 1, 2), TokenHead.mix(matrix, 1)]
+    for head, rows in zip(heads, (1.0, 1.0, 1.0, 3.5), strict=True):
+        x = torch.zeros(head.tokens, head.channels, dtype=torch.float64)
+        jacobian = torch.func.jacrev(copy.deepcopy(head).double().core)(x).flatten(2).abs().sum(-1)
+        jacobian = jacobian.detach()
+        assert float(jacobian.max()) <= head.lipschitz() * (1 + 1e-15)  # computed slopes are rounded
+        assert head.lipschitz() == pytest.approx(rows, rel=1e-6)
+    for head in (TokenHead.max(5, 1, lo=-1, hi=1, eps=1e-2), TokenHead.min(3, 2, lo=-1, hi=1, eps=1e-2)):
+        x = 2 * torch.rand(300, head.tokens, head.channels, generator=torch.Generator().manual_seed(1)).double() - 1
+        x[:, 1:] = x[:, :1] + (x[:, 1:] - x[:, :1]) * 0.02  # within the reach of the soft maximum
+        jacobian = torch.func.vmap(torch.func.jacrev(copy.deepcopy(head).double().core))(x).flatten(3).abs().sum(-1)
+        assert 1.05 < float(jacobian.detach().max()) <= head.lipschitz()
+    with torch.no_grad():
+        heads[3].attention.W_Q[..., 0, :] += 0.1
+    with pytest.raises(CertificateError, match="depend on tokens"):
+        heads[3].lipschitz()
 
 
 def slopes_of(net: CompiledNetwork, points: torch.Tensor) -> np.ndarray:

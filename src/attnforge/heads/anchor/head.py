@@ -30,6 +30,7 @@ from ...network import AttentionLayer, Heads, exporting
 from ...progress import shown
 from ...threads import one_thread
 from ..fast.anchor import Lattice, fast_certificate, fast_core, lattice_of
+from ..slopes import Steepness
 from ..stored import refuse_endless, refuse_overflow
 from . import fit as search
 from .bound import CELLS, AnchorWeights, anchor_bound, steepness_of
@@ -482,7 +483,11 @@ class AnchorHead(CertifiedModule):
         >>> round(AnchorHead.fit("sin", -3, 3, anchors=24, dtype=torch.float64).lipschitz(), 1)
         1.0
         """
-        return steepness_of(self.weights_in_float64(), self.cells()).constant
+        return self.steepness().constant
+
+    def steepness(self) -> Steepness:
+        """Enclosures of the stored head's derivative and values, cell by cell."""
+        return steepness_of(self.weights_in_float64(), self.cells())
 
     @torch.no_grad()
     def _measure(self, points: int = 4097) -> float:

@@ -29,6 +29,7 @@ from ...errors import ArgumentError, CertificateError, PrecisionError, closest
 from ...functions.registry import Univariate, parse
 from ...network import AttentionLayer, Heads, exporting
 from ..choose import FAST, Fast, fast_form
+from ..slopes import Lines, steepness
 from .bound import DIVISIONS, ReadError, activation_error, bump_of, differing, read_error
 from .construction import tables
 from .expression import basis
@@ -38,6 +39,8 @@ from .table import Table
 KINDS = tuple(dtype for dtype in DTYPES.values() if dtype != torch.float16)  # float16 overflows in the lattice form
 LEAST, MOST = 5, 64  # anchors of a table: with fewer a bump is not one, and with 64 rounding decides in every dtype
 SHORT, FINE = 17, 1e-5  # tables of fewer anchors are tried where asked for, or for an eps that they can reach
+CELLS = 512  # first cells of the derivative, of the interval and of where logits differ by less than NEAR
+NEAR = 40.0  # beyond, one slot has all the weight
 WORTH = 0.95  # a larger table is kept when its expected bound is at most so much of the best
 WORSE = 1.1  # and the search ends when it is so much above: rounding decides, more anchors do not help
 
@@ -279,6 +282,28 @@ class FastActivation(CertifiedModule):
                 f"the keys, queries and outputs of a fast activation are fixed, and {', '.join(changed)} changed; "
                 "train the values only, or use AnchorHead"
             )
+
+    def lipschitz(self) -> float:
+        """How steep the stored heads are on the interval, at most (lemma H2): certified, for real arithmetic.
+
+        >>> round(FastActivation.fit("gelu", -8, 8).lipschitz(), 2)
+        1.14
+        """
+        self._check_keys()
+        t, (low, high) = self.stored_table(), self.interval_in_dtype()
+        none, parts, edges = np.zeros(2), [], [np.linspace(low, high, CELLS + 1), np.array([low, high])]
+        if t.gate:
+            parts.append((1.0, Lines(np.array([t.gate, 0.0]), none, none, np.array([1.0, 0.0]))))
+            edges.append(np.linspace(-NEAR, NEAR, CELLS + 1) / t.gate)
+        if t.anchors:
+            (slope, offset), value = t.keys().T, np.array(t.value)
+            moved = slope * t.centre
+            most = float((np.abs(moved) + np.abs(offset)).max())  # each is rounded, and so is their difference
+            slack = 2 * 2.0**-53 * float(np.abs(slope).max()), 4 * 2.0**-53 * most
+            parts.append((1.0, Lines(slope, offset - moved, value, 0 * value, slack=slack)))
+            last = NEAR + t.kappa * t.anchors
+            edges.append(t.centre + np.linspace(-last, last, CELLS + 1) / t.rate)
+        return steepness(parts, 0.0, np.unique(np.clip(np.concatenate(edges), low, high))).constant
 
     @torch.no_grad()
     def _measure(self, points: int = 4097) -> float:

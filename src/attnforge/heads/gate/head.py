@@ -46,6 +46,7 @@ from ...dtypes import by_name, dtype_name, shipped
 from ...errors import ArgumentError, PrecisionError
 from ..packing import self_layer
 from ..self_head import SelfSpec
+from ..slopes import Steepness
 from ..stored import refuse_overflow
 from .bound import GateError, gate_domain, gate_error, steepness_of
 from .construction import LARGEST_BITS, MOST_BITS, GateSpec, gate_spec, sharpness_for
@@ -246,13 +247,17 @@ class GateHead(CertifiedModule):
         >>> GateHead.relu(-2, 3, sharpness=64.0).lipschitz() < 1.11  # y sigmoid(64 y) overshoots a little
         True
         """
+        return self.steepness().constant
+
+    def steepness(self) -> Steepness:
+        """Enclosures of the stored gate's derivative and values, cell by cell."""
         if self.spec.target.pair:
             raise ArgumentError(f"{self.name} is a function of two numbers: ask the network that uses it")
         shape = self.spec.target.shape
         knots = shape.knots if isinstance(shape, Lines) else ()
         near = [k + side * (self.hi - self.lo) * 2.0 ** -np.arange(2.0, 54.0) for k in knots for side in (-1, 1)]
         edges = np.concatenate([np.linspace(self.lo, self.hi, 513), *near, list(knots)])
-        return steepness_of(SelfSpec.read(self.layer), np.unique(np.clip(edges, self.lo, self.hi))).constant
+        return steepness_of(SelfSpec.read(self.layer), np.unique(np.clip(edges, self.lo, self.hi)))
 
     def config(self) -> dict[str, Any]:
         return {

@@ -12,6 +12,7 @@ import numpy as np
 from ...certificates.certificate import Source, Term
 from ...certificates.rounding import TINY, UNIT, exp_ulps, gamma, up
 from ...dtypes import Array, stored
+from ..slopes import Lines, Steepness, steepness
 
 if TYPE_CHECKING:
     from .head import NormHead
@@ -21,6 +22,7 @@ WIDEN = 2.0**-7  # fitted and certified on [lo (1 - WIDEN), hi (1 + WIDEN)]: roo
 
 ORDER = 10  # of the Taylor polynomials in `fit_error`
 CELLS = 64  # per factor e of v + eps
+SLOPE_CELLS = 64  # first cells of the derivative for every factor e of v + eps: it turns by a small share in each
 
 
 def fit_error(
@@ -180,3 +182,19 @@ def ledger(head: NormHead) -> tuple[Term, ...]:
     cross = max(0.0, float(up(whole + affine)) - math.fsum(row[2] for row in rows))
     rows.append(("second order", "propagation", float(up(cross)), ""))
     return tuple(Term(*row) for row in rows if row[2] > 0)
+
+
+def slopes_of(scale: Array, shift: Array, amount: Array, variance: tuple[float, float], eps: float) -> Steepness:
+    """S(v) = sum_j amount_j sigmoid(shift_j - scale_j v) and its derivative, on cells of the mean square v (lemma H2).
+
+    `scale` may be a product that was rounded once.
+    """
+    start, end = variance
+    count = max(16, math.ceil(SLOPE_CELLS * math.log((end + eps) / (start + eps))))
+    edges = np.clip(np.geomspace(start + eps, end + eps, count + 1) - eps, start, end)
+    edges[0], edges[-1] = start, end
+    rounded = float(2.0**-53 * np.abs(scale).max()) * (1 + 2.0**-50)
+    own_slot = np.array([1.0, 0.0])
+    lines = [(float(a), Lines(-s * own_slot, b * own_slot, own_slot, 0 * own_slot, slack=(rounded, 0.0)))
+             for s, b, a in zip(scale, shift, amount, strict=True)]  # fmt: skip
+    return steepness(lines, 0.0, np.unique(edges))

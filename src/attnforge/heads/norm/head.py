@@ -30,8 +30,9 @@ from ...certificates.schema import PAIR, Whole
 from ...dtypes import by_name, dtype_name, shipped, transformed
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...progress import shown
+from ..slopes import plus, times
 from ..stored import refuse_beyond, refuse_endless
-from .bound import WIDEN, Roundings, fit_error, largest, ledger
+from .bound import WIDEN, Roundings, fit_error, largest, ledger, slopes_of
 from .construction import NormSpec, fit
 from .site import MAX_HEADS
 
@@ -349,6 +350,22 @@ class NormHead(CertifiedModule):
             lemmas=("G1", "A5"),
             assumptions=assumptions(),
         )
+
+    def lipschitz(self) -> float:
+        """How far rows move when rows do, in the Euclidean norm and for rows within `variance`, at most (lemma H2):
+        certified, for real arithmetic. The derivative of c S(v) is S + (2/d) S'(v) c c^T, with the eigenvalues S and
+        S + 2 v S'; centring makes nothing longer.
+
+        >>> head = NormHead.layer_norm(32, variance=(0.25, 4.0))
+        >>> round(head.lipschitz(), 2)  # 1/sqrt(0.25)
+        2.0
+        """
+        curve = slopes_of(*self.table(), self.variance, self.eps_norm)
+        twice = times((2 * curve.edges[:-1], 2 * curve.edges[1:]), curve.slope)
+        along = plus(twice, curve.value)
+        most = max(float(np.maximum(-low, high).max()) for low, high in (along, curve.value))
+        gain = 1.0 if self.weight is None else float(self.weight.detach().double().abs().max())
+        return most * gain * (1 + 2.0**-50)
 
     def config(self) -> dict[str, Any]:
         names = ("channels", "variance", "eps_norm", "kind", "offset")

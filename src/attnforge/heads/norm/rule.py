@@ -15,12 +15,10 @@ from ...errors import CertificateError
 from ...programs.enclose import Range, normalised_size
 from ...programs.ops import Normalise
 from ..rule import Copies, Local, Moved, Passed, Rule, Setting, scaled
-from ..slopes import Enclosure, Lines, Steepness, Tangent, combined, plus, scaled_by, stacked, steepness, times, within
+from ..slopes import Enclosure, Steepness, Tangent, combined, plus, scaled_by, stacked, times, within
 from ..stored import StoredHeads
-from .bound import layer_error
+from .bound import layer_error, slopes_of
 from .site import NormSite
-
-SLOPE_CELLS = 64  # first cells of the derivative for every factor e of v + eps: it turns by a small share in each
 
 
 @dataclass(frozen=True)
@@ -121,15 +119,7 @@ class NormRule(Rule):
         start, end = site.variance
         inside = (v[0] >= start) & (v[1] <= end)
         v = np.where(inside, v[0], start), np.where(inside, v[1], start)
-        eps = self._op(site, setting).eps
-        count = max(16, math.ceil(SLOPE_CELLS * math.log((end + eps) / (start + eps))))
-        edges = np.clip(np.geomspace(start + eps, end + eps, count + 1) - eps, start, end)
-        edges[0], edges[-1] = start, end
-        rounded = float(2.0**-53 * d * np.abs(scale).max())  # of the product -d s
-        own_slot = np.array([1.0, 0.0])
-        lines = [(float(a), Lines(-d * s * own_slot, b * own_slot, own_slot, 0 * own_slot, slack=(rounded, 0.0)))
-                 for s, b, a in zip(scale, shift, amount, strict=True)]  # fmt: skip
-        curve = steepness(lines, 0.0, edges)
+        curve = slopes_of(d * scale, shift, amount, site.variance, self._op(site, setting).eps)
         twice = times((2 * curve.edges[:-1], 2 * curve.edges[1:]), curve.slope)  # 2 v S'
         products = Steepness(curve.edges, plus(twice, curve.value), twice)
         size, slope, double, diagonal = curve.values(*v), curve.slopes(*v), products.values(*v), products.slopes(*v)

@@ -24,13 +24,28 @@ from flint import arb, arb_series
 
 from ...certificates.rounding import TINY, exp_ulps, gamma, softmax_rounding, unit, up
 from ...dtypes import Array
+from ...errors import CertificateError
 from ...functions.directed import high_end, precision
 from ..self_head import SelfSpec, power_of_two
+from ..slopes import Enclosure, lines_of, plus, steepness, times
 
 BITS, ORDER = 128, 16
 REACH = 0.125  # half width of a Taylor cell, in units of the logit
 CELLS = 64  # for rounding
+SLOPE_CELLS = 256  # first cells of the derivatives: hot heads turn slowly
 MOST_CELLS = 4096  # of the truncation: steeper queries than any product has are bounded on wider cells, loosely
+
+
+def partials(spec: SelfSpec, query: tuple[float, float], x: Enclosure, y: Enclosure) -> tuple[Enclosure, Enclosure]:
+    """Derivatives of stored heads by the value operand x and the query operand y, in `query`, on cells of both: they
+    compute x G(y) + H(y), and the skip (lemma H2)."""
+    if spec.W_Q[:, 0].any():
+        raise CertificateError("these heads read their value as a query, which no product does")
+    edges = np.linspace(*query, SLOPE_CELLS + 1)
+    by_value = steepness(lines_of(spec, 1, 0, constant=False), 0.0, edges)
+    rest = steepness(lines_of(spec, 1, None), float(spec.S[1, 0]), edges)
+    first = np.full_like(x[0], float(spec.S[0, 0]))
+    return plus((first, first), by_value.values(*y)), plus(times(x, by_value.slopes(*y)), rest.slopes(*y))
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,9 @@ from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...progress import shown
 from ..packing import self_layer
 from ..self_head import SelfSpec
+from ..slopes import Enclosure
 from ..stored import refuse_overflow
-from .bound import ProductError, Sides, fused_error, product_error
+from .bound import SLOPE_CELLS, ProductError, Sides, fused_error, partials, product_error
 from .construction import NODES, ProductSpec, arrange, gain_for, nodes_for, remainder
 from .site import MOST_NODES
 
@@ -166,6 +167,29 @@ class ProductHead(CertifiedModule):
         stored = SelfSpec.read(self.layer)
         refuse_overflow(self.layer, max(self._sides().sizes), self.dtype)
         return product_error(stored, self._sides(), self.dtype)
+
+    def lipschitz(self) -> tuple[float, float]:
+        """How far the stored heads move when x moves, and when y does, at most: certified, for real arithmetic (H2).
+
+        >>> [round(size, 1) for size in ProductHead.fit(x=(-1, 2), y=(-0.5, 0.5)).lipschitz()]
+        [0.5, 2.0]
+        """
+        found = [float(np.maximum(-low, high).max()) for low, high in self.partials(*self._cells())]
+        return (found[1], found[0]) if self.swapped else (found[0], found[1])
+
+    def partials(self, x: Enclosure, y: Enclosure) -> tuple[Enclosure, Enclosure]:
+        """Derivatives by the value operand and by the query operand, on cells of both."""
+        if self.width not in (None, 1):
+            raise ArgumentError("a product of vectors has a constant for each entry: ask the network that uses it")
+        return partials(SelfSpec.read(self.layer), self._sides().query, x, y)
+
+    def _cells(self) -> tuple[Enclosure, Enclosure]:
+        """All values beside cells of the queries."""
+        sides = self._sides()
+        edges = np.linspace(*sides.query, SLOPE_CELLS + 1)
+        edges[0], edges[-1] = sides.query
+        low, high = (np.full(SLOPE_CELLS, end) for end in sides.value)
+        return (low, high), (edges[:-1], edges[1:])
 
     def fused_bound(self) -> float:
         """A bound of the product as `fused` evaluates it: both heads together, with the numbers of lemma C1."""

@@ -16,12 +16,10 @@ from ...programs.enclose import Range
 from ...programs.ops import Apply, Product
 from ..rule import Copies, Local, Moved, Passed, Rule, Setting, or_endless
 from ..self_head import SelfSpec
-from ..slopes import Enclosure, lines_of, plus, steepness, times
+from ..slopes import Enclosure, plus
 from ..stored import StoredHeads
-from .bound import Sides, product_error
+from .bound import Sides, partials, product_error
 from .site import ProductSite
-
-SLOPE_CELLS = 256  # first cells of the derivatives: hot heads turn slowly
 
 
 @dataclass(frozen=True)
@@ -91,14 +89,7 @@ class ProductRule(Rule):
         self, site: ProductSite, setting: Setting, heads: StoredHeads, x: Enclosure, y: Enclosure
     ) -> tuple[Enclosure, Enclosure]:
         """Derivatives by the value operand and by the query operand: x G(y) + H(y) plus the skip (lemma H2)."""
-        spec = heads.self_spec()
-        if spec.W_Q[:, 0].any():
-            raise CertificateError(f"the heads of %{site.op} read their value as a query, which no product does")
-        edges = np.linspace(*setting.stretched(site.intervals[1]), SLOPE_CELLS + 1)
-        by_value = steepness(lines_of(spec, 1, 0, constant=False), 0.0, edges)
-        rest = steepness(lines_of(spec, 1, None), float(spec.S[1, 0]), edges)
-        first = np.full_like(x[0], float(spec.S[0, 0]))
-        return plus((first, first), by_value.values(*y)), plus(times(x, by_value.slopes(*y)), rest.slopes(*y))
+        return partials(heads.self_spec(), setting.stretched(site.intervals[1]), x, y)
 
     def slopes(
         self, site: ProductSite, setting: Setting, heads: Sequence[StoredHeads], inputs: list[Enclosure]

@@ -78,6 +78,38 @@ def fixed_terms(heads: Heads, target: Array, channels: int, lo: float, hi: float
     return tuple(Term(site, source, float(x), f"row {worst}") for site, source, x in rows_ if x > 0)  # type: ignore[arg-type]
 
 
+def mixing(heads: Heads, n: int, channels: int) -> float:
+    """The largest sum of |coefficients| of an output, for heads whose weights depend on positions alone."""
+    tables = {name: stored(tensor) for name, tensor in heads.named_parameters()}
+    if any(tables[name][:, :channels].any() for name in ("W_Q", "W_K") if name in tables):
+        raise CertificateError("the weights of these heads depend on tokens: ask the network that uses them")
+    if not all(np.isfinite(table).all() for table in tables.values()):
+        raise CertificateError("a token head holds NaN or infinity: nothing can be said of it")
+    rows, none = tables["W_Q"].shape[1] - channels, np.zeros((1, n, tables["W_Q"].shape[2]))
+    q, k = none, none
+    for name, bias in (("W_Q", "b_Q"), ("W_K", "b_K")):
+        moved = none + (np.eye(n)[:, :rows] @ tables[name][:, channels:] if rows and name in tables else 0.0)
+        moved = moved + (tables[bias][:, None] if bias in tables else 0.0)
+        q, k = (moved, k) if name == "W_Q" else (q, moved)
+    logit = q @ k.swapaxes(-1, -2)
+    error = (q.shape[-1] + 2) * 2 * U64 * (np.abs(q) @ np.abs(k).swapaxes(-1, -2))
+    if heads.causal:
+        logit = np.where(np.triu(np.ones((n, n), dtype=bool), 1), -np.inf, logit)
+    if "M_K" in tables:
+        sink = tables["M_K"].swapaxes(-1, -2)
+        more = (q.shape[-1] + 2) * 2 * U64 * (np.abs(q) @ np.abs(sink))
+        logit, error = np.concatenate([logit, q @ sink], -1), np.concatenate([error, more], -1)
+    weight = np.exp(logit - logit.max(-1, keepdims=True))
+    weight = weight / weight.sum(-1, keepdims=True)
+    size = np.abs(np.where(weight > 0, logit, 0.0)) + weight.shape[-1]
+    slip = np.expm1(2 * error.max(-1, keepdims=True) + 8 * U64 * size)
+    passed = tables["W_V"][:, :channels] @ tables["W_O"]  # (head, channel, output)
+    weight, slip = weight[..., :n], (weight * slip + 1e-300)[..., :n]
+    found = np.abs(np.einsum("hij,hco->ijco", weight, passed)).sum((1, 2))
+    off = np.einsum("hij,hco->io", slip + 8 * n * U64 * weight, np.abs(passed))
+    return float(up((found + off).max(), 16))
+
+
 def peak_terms(heads: Heads, n: int, channels: int, lo: float, hi: float, sign: float) -> tuple[Term, ...]:
     """The ledger of a max (sign 1) or min (sign -1) head: one head per channel, logits beta x_j, values x_j.
 

@@ -25,13 +25,13 @@ from ...arguments import is_whole
 from ...box import Box
 from ...certificates.certificate import Certificate, total
 from ...certificates.certified import CertifiedModule
-from ...certificates.rounding import assumptions
+from ...certificates.rounding import assumptions, up
 from ...certificates.schema import MOST_TOKENS, Either, Whole
 from ...dtypes import by_name
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...network import AttentionLayer, Heads
 from ..stored import refuse_overflow
-from .bound import UNDERFLOW, fixed_terms, peak_terms
+from .bound import UNDERFLOW, fixed_terms, lambert_upper, mixing, peak_terms, sharpnesses
 from .construction import OMEGA, average_heads, average_matrix, gather_heads, mix_heads, peak_heads, sharpest
 
 Mode = Literal["gather", "mean", "prefix_mean", "mix", "max", "min"]
@@ -246,6 +246,19 @@ class TokenHead(CertifiedModule):
             lemmas=lemmas,
             assumptions=(*assumptions(), UNDERFLOW),
         )
+
+    def lipschitz(self) -> float:
+        """How far an output can move when every entry moves by at most 1 (lemma H2): certified, for real arithmetic.
+
+        >>> TokenHead.mix(torch.tensor([[0.5, -1.0], [0.0, 2.0]]), 1).lipschitz() < 2.0001
+        True
+        >>> TokenHead.max(tokens=2, channels=1, lo=-1, hi=1, eps=1e-3).lipschitz() < 1.557  # 1 + 2 W0(1/e)
+        True
+        """
+        if self.target is None:
+            sharpnesses(self.attention, self.channels, 1.0 if self.mode == "max" else -1.0)  # or it is no such head
+            return float(up(1 + 2 * lambert_upper(self.tokens)))
+        return mixing(self.attention, self.tokens, self.channels)
 
     def _described(self) -> str:
         over = f"over {self.tokens} tokens of {self.channels} channels"
