@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import attnforge as af
+from attnforge import groundtruth
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.heads import families
 from attnforge.heads.construction import HeadBuilder, Order, Tactics
@@ -105,6 +106,20 @@ def test_it_is_explained_and_exported(net: CompiledNetwork, toy: str, tmp_path: 
     assert af.check(tmp_path / "plain.safetensors").bound == plain.bound
     onnx = af.export.to_onnx(net, tmp_path / "toy.onnx")
     assert np.allclose(af.export.run_onnx(onnx.path, x), net(x).detach().numpy(), atol=1e-5)
+
+
+def test_every_other_room_takes_it(net: CompiledNetwork, tmp_path: Path) -> None:
+    x = BOX.sample(500, dtype=torch.float32)
+    few = af.quantise(net, 12)
+    assert float((few.network(x).detach().double() - truth(x)).abs().max()) <= few.bound
+    varied = groundtruth.vary(net, kinds=("permuted", "idle"), seed=1)
+    assert float((varied(x).detach().double() - truth(x)).abs().max()) <= varied.bound
+    heads = af.manifest(net).heads
+    assert len(heads) == 6 and all(head.role for head in heads)
+    assert "tanh product" in net.report().html() and "attnforge" in net.explore()
+    # the kernel has rules of its own, and says of other heads that it has none
+    net.save(tmp_path / "net.safetensors")
+    assert "operation" in af.check(tmp_path / "net.safetensors").remark
 
 
 def test_without_the_line_in_the_table_its_files_are_refused(net: CompiledNetwork, toy: str, tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ class ConvertedProduct(SiteModule):
 
 def right_everywhere(head: CertifiedModule) -> bool:
     """Whether a head goes on as its function does beyond its interval: a gate, and a bump that has decayed."""
-    return head.family == "fast"
+    return isinstance(head, FastActivation)
 
 
 def handed_on(bound: float, size: float, dtype: torch.dtype) -> float:
