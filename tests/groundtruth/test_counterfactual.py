@@ -103,6 +103,15 @@ def test_what_no_input_makes_is_not_known() -> None:
         assert any(so_far > letters.count(x) for x, so_far in zip(letters, pair.after, strict=True))
 
 
+def test_what_can_differ_alone_is_found_among_all_sequences() -> None:
+    """How many there are so far, and in all: few sequences agree in the latter alone, such as ccaa and adda."""
+    listed = rasp.library.get("hist2")
+    domain = listed.domain(4)
+    found = pairs(af.compile(listed.program(domain), domain), 2)
+    so_far = found.of("selector_width(same_token & select(indices, indices, leq))")
+    assert so_far and all(pair.only for pair in so_far)
+
+
 def test_an_output_of_several_has_its_own_variables() -> None:
     given = {"sorted": rasp.library.sort(), "one more": rasp.library.hist() + 1}
     net = af.compile(given, rasp.Sequences("ab", max_length=3))["one more"]

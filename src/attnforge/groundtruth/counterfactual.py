@@ -33,6 +33,7 @@ from ..rasp.values import Value
 from ..saving import free_file, write_whole
 from .circuit import Circuit, Mask, circuit_of, operation
 
+Place = tuple[int, int]  # a table of sequences, and a row of it
 FORMAT = "attnforge-pairs"
 VERSION = 1  # of the JSON form
 TRIES = 24  # candidates for each pair that is wanted: one in a few changes a variable, and one in more only that
@@ -163,12 +164,15 @@ def _program_pairs(net: CompiledProgram, circuit: Circuit, count: int, seed: int
     words = [[tuple(known[i] for i in row if i < len(known)) for row in table] for table in rows]
     values = [[evaluate(output, sequence) for sequence in table] for table in words]
     possible = None if net.outputs is None else set(net.outputs)
+    tried = [((0, i), (k, i)) for k in range(1, len(rows)) for i in range(len(bases))]
     for node in nodes:
         aside = [n for n in nodes if n != node and n not in below[node] and node not in below[n]]
         found: list[tuple[Pair, bool]] = []
-        for k in range(1, len(rows)):
-            for i, sequence in enumerate(words[0]):
-                base = values[0][i]
+        for places in (tried, _alike(values, words, aside)):
+            if any(pair.only for pair, _ in found):
+                break
+            for (j, b), (k, i) in places:
+                sequence, base = words[j][b], values[j][b]
                 source = {n: values[k][i][n][: len(sequence)] for n in nodes}
                 if base[node] == source[node]:
                     continue
@@ -177,13 +181,25 @@ def _program_pairs(net: CompiledProgram, circuit: Circuit, count: int, seed: int
                 except DomainError:  # the program means nothing where its parts do not fit together
                     continue
                 pair = Pair(
-                    _called(node), tuple(map(float, rows[0][i])), tuple(map(float, rows[k][i])),
+                    _called(node), tuple(map(float, rows[j][b])), tuple(map(float, rows[k][i])),
                     all(base[n] == source[n] for n in aside), possible is None or set(patched) <= possible,
                     _values(base[node]), _values(source[node]), _values(base[output]), _values(patched),
                     _apart(net, base[output], patched),
                 )  # fmt: skip
                 found.append((pair, base[output] != patched))
         yield from _best(_seen(net, circuit, _called(node), found), count)
+
+
+def _alike(
+    values: Sequence[Sequence[Any]], words: Sequence[Sequence[Any]], aside: Sequence[Node]
+) -> Iterator[tuple[Place, Place]]:
+    """Sequences of one length on which some variables are all equal: pairs of the first of them with another."""
+    first: dict[Any, Place] = {}
+    for k, row in enumerate(words):
+        for i, sequence in enumerate(row):
+            other = first.setdefault((len(sequence), *(values[k][i][n] for n in aside)), (k, i))
+            if other != (k, i):
+                yield other, (k, i)
 
 
 @torch.no_grad()
