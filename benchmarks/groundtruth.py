@@ -3,6 +3,7 @@
 python benchmarks/groundtruth.py            30 models, prints a table, writes benchmarks/results/groundtruth.json
 python benchmarks/groundtruth.py --resume   goes on where a run was stopped: models that it has measured are kept
 python benchmarks/groundtruth.py --quick    6 models, writes nothing
+python benchmarks/groundtruth.py --markdown prints the last run as docs/groundtruth.md shows it; --fill puts it there
 
 Ten programs of the library, from some that take two blocks to `bigram_copy`, which takes six, each in three forms that
 have the same idle and distractor heads: "plain" columns, a "rotated" stream, "superposed" codes in a rotated stream.
@@ -47,6 +48,7 @@ from attnforge.groundtruth.scoring import score  # noqa: E402
 from attnforge.groundtruth.variants.build import vary  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "groundtruth.json"
+PAGE = ROOT / "docs" / "groundtruth.md"
 PROGRAMS = (
     "reverse", "hist", "shift_by", "sort", "detect_pattern", "index_select", "sort_unique", "induction", "unique_copy",
     "bigram_copy",
@@ -261,12 +263,35 @@ def measured() -> list[dict[str, Any]]:
     return list(found["models"]) if found.get("settings") == SETTINGS else []
 
 
+def markdown(means: list[dict[str, Any]]) -> str:
+    """The table of the page: means over the programs."""
+    lines = ["| method | form | edges: precision | recall | AUC | heads: recall | networks with all edges right |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for row in means:
+        first = row["method"] if row["form"] == next(iter(FORMS)) else ""
+        numbers = [f"{row[key]:.2f}" for key in ("edges precision", "edges recall", "edges auc", "heads recall")]
+        cells = [first, row["form"], *numbers, f"{row['all edges right']} of {row['models']}"]
+        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure, show, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two programs, nothing is written")
     parser.add_argument("--resume", action="store_true", help="keep what a run that was stopped has measured")
+    parser.add_argument("--markdown", action="store_true", help="print the last run as the page shows it")
+    parser.add_argument("--fill", action="store_true", help="put the last run into the page")
     asked = parser.parse_args()
+    if asked.markdown or asked.fill:
+        means = json.loads(RESULTS.read_text("utf-8"))["summary"]
+        if asked.fill:
+            from readme import filled
+
+            PAGE.write_text(filled(PAGE.read_text("utf-8"), "circuits", markdown(means)), "utf-8")
+        else:
+            print(markdown(means))
+        return
     torch.set_num_threads(1)
     rows = measured() if asked.resume and not asked.quick else []
     done = {(row["program"], row["form"]) for row in rows}
