@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+import torch
 
 import attnforge as af
 from attnforge.groundtruth.manifest import Claim, Edge, HeadEntry, Inputs, Manifest, Output, Witness
@@ -47,6 +50,8 @@ def test_counts_are_those_of_a_hand(truth):
     assert (found.edges.right, found.edges.wrong, found.edges.missed) == (1, 1, 2)
     everything = score({"heads": ["L0.H0", "L1.H0"], "edges": [(e.source, e.target) for e in truth.edges]}, truth)
     assert everything.heads.f1 == everything.edges.f1 == 1.0
+    for one in (1, np.float32(1), np.int64(1), torch.tensor(1.0), math.inf):
+        assert score({"heads": {"L0.H0": one, "L1.H0": one, "L0.H1": -1.0}}, truth).heads.auc == 1.0
     nothing = score({}, truth)
     assert nothing.edges.precision == 1.0 and nothing.edges.recall == 0.0
     assert nothing.to_json()["edges"]["missed"] == 3
@@ -79,6 +84,8 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order(truth):
         ({"edges": [("output", "L0.H0")]}, "later layer"),
         ({"edges": ["L0.H0"]}, "pair"),
         ({"heads": {"L0.H0": float("nan")}}, "ranked by numbers"),
+        ({"heads": {"L0.H0": 10**400}}, "ranked by numbers"),
+        ({"heads": {"L0.H0": torch.ones(1)}}, "ranked by numbers"),
         ({"heads": "L0.H0"}, "a list"),
         ({"head": []}, "heads"),
         ({"edges": [(["input"], "L0.H0")]}, "a text"),

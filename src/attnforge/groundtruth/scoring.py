@@ -115,14 +115,21 @@ def score(found: Mapping[str, Any], manifest: Manifest, *, threshold: float | No
 def _ranked(given: Any, what: str) -> tuple[dict[Any, float], bool]:
     """What was found, with a number for each, and whether the numbers were given."""
     if isinstance(given, Mapping):
-        numbers = {_name(key): value for key, value in given.items()}
-        wrong = [key for key, n in numbers.items() if not isinstance(n, int | float) or math.isnan(n)]
-        if wrong:
-            raise ArgumentError(f"{what} are ranked by numbers, and {wrong[0]!r} has {numbers[wrong[0]]!r}")
-        return {key: float(n) for key, n in numbers.items()}, True
+        return {_name(key): _rank(value, key, what) for key, value in given.items()}, True
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ArgumentError(f"{what} are a list, or a mapping to numbers, got {type(given).__name__}")
     return {_name(item): 1.0 for item in given}, False
+
+
+def _rank(value: Any, key: Any, what: str) -> float:
+    """A number, also one of NumPy or PyTorch; infinite ones rank, too."""
+    found = value.item() if getattr(value, "shape", None) == () else value
+    try:
+        if isinstance(found, int | float) and not math.isnan(found):
+            return float(found)
+    except OverflowError:  # a whole number beyond float64
+        pass
+    raise ArgumentError(f"{what} are ranked by numbers, and {key!r} has {str(value)[:40]!r}")
 
 
 def _name(item: Any) -> Any:
