@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from attnforge.charts.drawing import matplotlib_figure, svg
+from attnforge.charts.chart import Figure, Panel, Series
+from attnforge.charts.drawing import interactive, matplotlib_figure, svg
 from attnforge.charts.themes import render
 from attnforge.errors import ArgumentError
 from attnforge.report.heads import Comparison, comparison_figure
@@ -257,6 +258,37 @@ def test_plotly_draws_under_the_policy(tmp_path: Path) -> None:
     page = Page("t").plotly(go.Figure(go.Scatter(x=[1, 2], y=[3, 4])), "a line")
     seen = probed(page.html(), tmp_path / "page.html")
     assert seen["plots"] >= 1 and seen["errors"] == [] and seen["loads"] == 0
+
+
+#: Texts of plots that lie on one another, or beyond the plot.
+SPOILED = """() => [...document.querySelectorAll(".plot")].flatMap((plot) => {
+  const all = [...plot.querySelectorAll(".legendtext, .annotation-text, .xtitle, .ytitle")].filter((e) => e.textContent);
+  const boxes = all.map((e) => e.getBoundingClientRect()), whole = plot.getBoundingClientRect();
+  const on = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2;
+  return boxes.flatMap((a, i) => [
+    ...(a.left < whole.left - 1 || a.right > whole.right + 1 ? [`cut: ${all[i].textContent}`] : []),
+    ...boxes.slice(0, i).flatMap((b, j) => (on(a, b) ? [`${all[i].textContent} on ${all[j].textContent}`] : []))]);
+})"""
+
+
+@browser
+def test_names_in_charts_lie_beside_one_another(tmp_path: Path) -> None:
+    sync = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+    long = [f"largest error, sort {i}, certified" for i in range(8)]
+    series = [Series(name, (1.0, 2.0), (i + 1.0, i + 2.0)) for i, name in enumerate(long)]
+    title = "one network for every length"
+    panels = [Panel(f"{title} {i}", "the inverse temperature kappa (large is cold)", "error", series) for i in (1, 2)]
+    path = Page("t").plotly(interactive(Figure("many", "Many.", panels))).save(tmp_path / "page.html")
+    with sync.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        for width in (1200, 700, 360):
+            page = started.new_page(viewport={"width": width, "height": 900})
+            page.goto(path.as_uri())
+            page.wait_for_selector(".plot .legend")
+            page.wait_for_timeout(300)
+            assert page.locator(".plot .annotation-text").count() == 2
+            assert page.evaluate(SPOILED) == [], f"at {width} pixels"
+        started.close()
 
 
 @browser

@@ -91,11 +91,31 @@
 
   // On a narrow screen panels stand below one another, each with its colour bar, under a legend of one name a line.
   const NARROW = 560;
-  const stacked = (data, layout) => {
+  const LETTER = 8.4, LINE = 18;  // pixels of the name of an axis, which plotly cuts where it is too long
+  const broken = (text, width) => text.split(" ").reduce((lines, word) => {
+    const last = lines[lines.length - 1];
+    if (last && (last.length + 1 + word.length) * LETTER <= width) lines[lines.length - 1] = `${last} ${word}`;
+    else lines.push(word);
+    return lines;
+  }, []);
+  // The names of these axes in lines that fit, with room for them below; returns how much room.
+  const fold = (layout, axes, width) => {
+    let most = 1;
+    for (const axis of axes.map((number) => layout[`xaxis${number}`])) {
+      if (!axis?.title?.text) continue;
+      const lines = broken(axis.title.text, width(axis));
+      axis.title.text = lines.join("<br>");
+      most = Math.max(most, lines.length);
+    }
+    if (layout.margin?.b) layout.margin.b += LINE * (most - 1);
+    return LINE * (most - 1);
+  };
+  const stacked = (data, layout, width) => {
     const drawn = new Set(data.map((trace) => (trace.xaxis ?? "x").slice(1)));  // a grid may have a place for nothing
     const axes = Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key)).map((key) => key.slice(5))
       .filter((number) => drawn.has(number));
-    const panel = 0.75 * layout.meta.row, gap = 0.26 * layout.meta.row;  // the gap holds an axis, its name, and a title
+    const more = fold(layout, axes, () => width - 80);
+    const panel = 0.75 * layout.meta.row, gap = 0.26 * layout.meta.row + more;  // an axis, its name, and a title
     const total = axes.length * panel + (axes.length - 1) * gap;
     axes.forEach((number, i) => {
       const bars = data.filter((trace) => trace.colorbar && (trace.xaxis ?? "x") === `x${number}`);
@@ -106,17 +126,31 @@
       for (const { colorbar } of bars) Object.assign(colorbar, { x: 0.84, y: (top + bottom) / 2, len: top - bottom });
     });
     const names = new Set(data.filter((trace) => trace.name && trace.showlegend !== false).map((trace) => trace.name));
-    layout.margin = { ...layout.margin, l: 52, r: 10, t: 52 + 21 * names.size };
+    layout.margin = { ...layout.margin, l: 52, r: 10, t: 52 + 21 * names.size, b: layout.margin.b };
     layout.height = total + layout.margin.t + layout.margin.b;
     layout.dragmode = false;
     layout.legend = { ...layout.legend, y: 1, orientation: "v", tracegroupgap: 0 };
   };
 
+  // A legend of more lines than were expected gets room of its own above the titles of the panels.
+  const TITLE = 34;
+  const lift = (place) => {
+    const legend = place.querySelector(".legend"), { margin, height } = place._fullLayout;
+    if (!legend) return;
+    const need = Math.ceil(legend.getBoundingClientRect().bottom - place.getBoundingClientRect().top + TITLE);
+    if (need > margin.t) Plotly.relayout(place, { "margin.t": need, height: height + need - margin.t });
+  };
+  addEventListener("resize", () => setTimeout(() => plots.forEach(lift), 400));  // after plotly's own
+
   for (const place of document.querySelectorAll(".plot")) {
     const { data, layout } = JSON.parse(place.querySelector("script").textContent);
     const family = getComputedStyle(document.body).fontFamily;
     if (layout.colorway) place.dataset.coloured = "";
-    if (layout.meta?.row && place.clientWidth < NARROW) stacked(data, layout);
+    if (layout.meta?.row && place.clientWidth < NARROW) stacked(data, layout, place.clientWidth);
+    else if (layout.meta?.row && place.clientWidth) {
+      const numbers = Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key)).map((key) => key.slice(5));
+      fold(layout, numbers, ({ domain = [0, 1] }) => (domain[1] - domain[0]) * (place.clientWidth - 84) + 40);
+    }
     const solid = data.some((trace) => /surface|3d|volume|cone|streamtube/.test(trace.type));
     const top = layout.title ? 56 : 32;
     const margin = solid ? { l: 8, r: 8, t: top, b: 8 } : { l: 60, r: 24, t: top, b: 52 };
@@ -124,7 +158,7 @@
     Plotly.newPlot(
       place, data, { ...ours, ...layout, font: { family, size: 13, ...layout.font }, autosize: true },
       { responsive: true, displaylogo: false, displayModeBar: place.clientWidth < NARROW ? false : undefined },
-    );
+    ).then(() => { if (place.clientWidth) lift(place); });
     plots.push(place);
     // Inside a folded part a plot has no width to fit; it gets one when the part opens.
     place.closest("details")?.addEventListener("toggle", () => Plotly.Plots.resize(place));
