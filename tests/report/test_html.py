@@ -262,7 +262,8 @@ def test_plotly_draws_under_the_policy(tmp_path: Path) -> None:
 
 #: Texts of plots that lie on one another, or beyond the plot.
 SPOILED = """() => [...document.querySelectorAll(".plot")].flatMap((plot) => {
-  const all = [...plot.querySelectorAll(".legendtext, .annotation-text, .xtitle, .ytitle")].filter((e) => e.textContent);
+  const all = [...plot.querySelectorAll(".legendtext, .annotation-text, .xtitle, .ytitle")]
+    .filter((e) => e.textContent);
   const boxes = all.map((e) => e.getBoundingClientRect()), whole = plot.getBoundingClientRect();
   const on = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2;
   return boxes.flatMap((a, i) => [
