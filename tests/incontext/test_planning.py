@@ -44,6 +44,7 @@ def test_runs_keep_the_promise_at_every_step(n: int, d: int, share: float, eps: 
     t = np.arange(len(path))
     promised = (1 + (1 + found.rho) * t) * found.rho**t * np.linalg.norm(best) * grown + found.steps
     assert (away <= promised).all() and away[-1] <= found.bound
+    assert np.linalg.norm(found.weights(x, y) - best) <= found.bound
     residuals = np.abs(path @ x.T - y / found.scale).max()
     assert 0.01 < residuals <= 1, "every residual stays where the heads are linear"
     heavy = path[1:-1] - step * (path[1:-1] @ gram - x.T @ y / n / found.scale)
@@ -67,6 +68,21 @@ def test_nothing_is_promised_beyond_the_dtype() -> None:
         incontext.plan(1000, 10, 100.0, 0.1, dtype="float32")
     assert step_error(100, 4, 6.0, 1.0) < step_error(10_000, 4, 6.0, 1.0) < step_error(100, 4, 6.0, 1.0, "float32")
     assert math.isinf(step_error(2**60, 4, 6.0, 1.0))
+
+
+def test_data_beyond_the_plan_are_refused() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    x = x / np.sqrt((x**2).mean(0))
+    found = incontext.plan(40, 3, 6.0, 1e-3, distance=3.0, residual=3.0)
+    assert found.weights(x, x[:, 0]) == pytest.approx([1, 0, 0], abs=found.bound)
+    thin = np.concatenate([x[:, :2], x[:, 1:2] + 1e-3 * x[:, 2:]], 1)
+    long = x * np.where(np.arange(40) == 7, 6.0, 1.0)[:, None]
+    for X, word in ((2 * x, "root mean square 1"), (x[:, :2], "up to 40 rows of 3 columns"),
+                    (np.tile(x, (2, 1)), "up to 40"), (x * np.nan, "finite"),
+                    (thin / np.sqrt((thin**2).mean(0)), "condition numbers up to 6"),
+                    (long / np.sqrt((long**2).mean(0)), "rows up to 5.19615")):  # fmt: skip
+        with pytest.raises(ArgumentError, match=word):
+            found.weights(X, X[:, 0])
 
 
 def test_wrong_use_is_refused() -> None:

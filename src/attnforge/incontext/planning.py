@@ -10,16 +10,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+
 from ..arguments import positive, whole
 from ..certificates.certificate import upper_text
-from ..certificates.rounding import UNIT, exp_ulps, gamma
-from ..dtypes import DTYPES, SHIPPED
+from ..certificates.rounding import UNIT, exp_ulps, gamma, up
+from ..dtypes import DTYPES, SHIPPED, Array
 from ..errors import ArgumentError, PrecisionError
+from .blocks import frozen
 from .certificate import depth_for, factors
 from .extrapolation import LOG_SINK, levels
-from .prompt import LARGEST_DOUBLINGS, doublings_for
+from .losses import LINEAR
+from .problem import enclosure
+from .prompt import LARGEST_DOUBLINGS, doublings_for, step_size, tensor
+from .solver import run
 
 STEP = 4.0  # the step size at most: (1 + sqrt(beta))^2 / L, and L >= 1 where columns have root mean square 1
+SCALED = 1e-6  # by which mean squares may differ from 1: far inside the hundredth by which a step's error is rounded up
 ROOM = 1.01  # labels are scaled down by so much more than exact iterates need: errors of steps must fit as well
 
 
@@ -41,6 +49,48 @@ class DepthPlan:
     start: float
     steps: float
     dtype: str
+    rows: int
+    columns: int
+    condition: float
+    radius: float
+
+    def weights(self, X: Array, y: Array) -> Array:
+        """What the planned network makes of a prompt: its weights after exactly `depth` applications, (columns,).
+
+        X has columns of root mean square 1 and no more than the planned rows; that, their lengths and the condition
+        number are checked. `distance` and `residual` speak of the optimum, which nobody knows before the run.
+
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.choice([-1.0, 1.0], size=(50, 2))
+        >>> planned = plan(50, 2, condition=2.0, eps=1e-6, distance=3.0, residual=1e-3)
+        >>> bool(np.linalg.norm(planned.weights(X, X @ [1.0, -2.0]) - [1.0, -2.0]) <= planned.bound)
+        True
+        """
+        X, y = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.float64)
+        if X.ndim != 2 or not 1 <= len(X) <= self.rows or X.shape[1] != self.columns or y.shape != X.shape[:1]:
+            raise ArgumentError(
+                f"the plan is for up to {self.rows} rows of {self.columns} columns and a label each, got {X.shape} "
+                f"and {y.shape}"
+            )
+        if not (np.isfinite(X).all() and np.isfinite(y).all()):
+            raise ArgumentError("rows and labels must be finite")
+        squares = np.mean(X**2, 0)
+        if not np.abs(squares - 1).max() <= SCALED:
+            raise ArgumentError(f"columns must have root mean square 1, got {np.sqrt(squares).tolist()}: divide by it")
+        longest = float(up(math.sqrt(float((X**2).sum(1).max())), self.columns + 4))
+        if longest > self.radius:
+            raise ArgumentError(f"the plan is for rows up to {self.radius:g}, one has the length {longest:g}")
+        low, high = enclosure(X.T @ X / len(X), (len(X) + 4) * 2.0**-52 * float(squares.sum()))
+        if not 0 < high <= low * self.condition:
+            found = f"{high / low:.6g}" if low > 0 else "no finite one"
+            raise ArgumentError(f"the plan is for condition numbers up to {self.condition:g}, these data have {found}")
+        kind, doublings = DTYPES[self.dtype], doublings_for(1.0, self.condition)
+        block = frozen(LINEAR, "heavy ball", doublings, self.columns, dtype=kind)
+        step = step_size("heavy ball", doublings, high) / len(X)
+        data = block.channels.data(tensor(X, kind), tensor(step * X, kind), tensor(y[:, None] / self.scale, kind))
+        state = block.channels.state(torch.zeros(1, self.columns, dtype=kind))
+        done = run(block, state, data, rho=self.rho, tol=0.0, max_iter=self.depth)
+        return np.asarray(self.scale * np.asarray(done.path()[-1], dtype=np.float64).reshape(-1))
 
     @property
     def bound(self) -> float:
@@ -145,4 +195,5 @@ def plan(
     growth = factors("heavy ball", rho, depth)[0]
     start = growth * rho**depth * distance * (1 + (depth + 8) * 2.0**-52)
     heads = 2 * len(levels(DTYPES[dtype]).scales)
-    return DepthPlan(depth, depth, depth * heads, rho, growth, amplification, e, scale, start, steps, dtype)
+    return DepthPlan(depth, depth, depth * heads, rho, growth, amplification, e, scale, start, steps, dtype, n, d,
+                     float(condition), radius)  # fmt: skip

@@ -7,14 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from ...charts.chart import Figure, Panel
-from ...incontext.blocks import frozen
-from ...incontext.losses import LINEAR
 from ...incontext.planning import plan
-from ...incontext.prompt import column_scale, doublings_for, step_size
-from ...incontext.solver import run
+from ...incontext.prompt import column_scale, doublings_for
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, growth, slope
 from .shared import line, pairs, where
@@ -42,20 +38,14 @@ def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     x, y = prompt(settings["condition"], seed)
     gram = x.T @ x / ROWS
     values, best = np.linalg.eigvalsh(gram), np.linalg.solve(gram, x.T @ y / ROWS)
-    top, spread = float(values[-1]) * (1 + 1e-9), float(values[-1] / values[0]) * (1 + 1e-6)
+    spread = float(values[-1] / values[0]) * (1 + 1e-6)
     found = plan(
         ROWS, COLUMNS, spread, EPS, radius=float(np.linalg.norm(x, axis=1).max()) * (1 + 1e-12),
         distance=float(np.linalg.norm(best)) * (1 + 1e-9), residual=float(np.abs(x @ best - y).max()) * (1 + 1e-9),
     )  # fmt: skip
-    doublings = doublings_for(1.0, spread)
-    block = frozen(LINEAR, "heavy ball", doublings, COLUMNS, dtype=torch.float64)
-    step, at = step_size("heavy ball", doublings, top), block.channels
-    rows, labels = torch.from_numpy(x), torch.from_numpy(y / found.scale).unsqueeze(1)
-    data = at.data(rows, step / ROWS * rows, labels)
-    start = at.state(torch.zeros(1, COLUMNS, dtype=torch.float64))
-    done = run(block, start, data, rho=found.rho, tol=0.0, max_iter=found.depth)
-    reached = float(np.linalg.norm(found.scale * done.path()[-1].reshape(-1) - best))
-    return {"root": math.sqrt(2.0**doublings), "depth": found.depth, "reached": reached, "promised": found.bound}
+    reached = float(np.linalg.norm(found.weights(x, y) - best))
+    root = math.sqrt(2.0 ** doublings_for(1.0, spread))
+    return {"root": root, "depth": found.depth, "reached": reached, "promised": found.bound}
 
 
 def figures(records: Sequence[Record]) -> list[Figure]:
