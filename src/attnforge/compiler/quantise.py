@@ -113,8 +113,8 @@ def quantise(net: CompiledNetwork, bits: int | Literal["bfloat16"] = 8, maps: bo
         kind = bits if bits == "bfloat16" else f"{bits} bits"
         alone = ", or maps=False to leave the affine maps alone" if maps else ""
         raise CertificateError(
-            f"no finite bound can be proved with {kind}: what is rounded takes arguments out of the intervals that heads "
-            f"are made for; use more bits{alone}, or compile on a wider box"
+            f"no finite bound can be proved with {kind}: what is rounded takes arguments out of the intervals that "
+            f"heads are made for; use more bits{alone}"
         ) from error
     assert before is not None
     return Quantised(small, bits, tables, narrow, wide, count * item, after, before)
