@@ -449,6 +449,19 @@ def test_a_trace_of_means_agrees_within_what_is_proved() -> None:
     assert not net.trace("abba").agrees
 
 
+def test_large_vocabularies_are_refused_before_memory_is() -> None:
+    with pytest.raises(af.DomainError, match="stands in 5000 columns, and a table over them would have 5001 by"):
+        compiled(tokens, rasp.Sequences(range(5000), 2))
+    net = compiled(tokens, rasp.Sequences(range(200), 2))
+    assert net([7, 199]) == [7, 199]
+
+
+def test_a_trace_of_numbers_that_no_float64_tells_apart() -> None:
+    program = aggregate(select(indices, indices - 1), tokens, default=0) > 1
+    net = compiled(program, rasp.Sequences((2**60, 2**60 + 1), 3))
+    assert net.trace([2**60 + 1, 2**60, 2**60]).agrees
+
+
 def test_numbers_of_more_than_64_bits_are_kept_in_files(tmp_path: Path) -> None:
     domain = rasp.Sequences([10**30, -(2**63), 5], 2)
     net = compiled(aggregate(select(indices, length - 1 - indices), tokens, default=2**70), domain)

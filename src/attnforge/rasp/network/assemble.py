@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,10 +12,14 @@ from torch import Tensor
 from ...dtypes import Array, dtype_name
 from ...errors import PrecisionError
 from ...network import AttentionLayer, AttentionOnly, Heads
+from ..language import tokens
 from .facts import Facts
 from .layout import Feature, Layer, Layout
 from .plan import Form, Head, Plan
 from .state import first_columns
+
+#: Numbers of one table: 64 MB of float32, and half a minute of proof; a vocabulary of 4,000 that is put out as it is.
+NUMBERS = 1 << 24
 
 
 def assemble(plan: Plan, facts: Facts, dtype: torch.dtype) -> tuple[Layout, AttentionOnly]:
@@ -28,18 +33,32 @@ def assemble(plan: Plan, facts: Facts, dtype: torch.dtype) -> tuple[Layout, Atte
     for form in plan.readout:
         last.update(dict.fromkeys(form.terms, count))
     first = first_columns(facts)
-    positions = tuple(sorted(f for f in last if f not in written and f not in first))
+    known = {*first, *written}
+    positions = tuple(sorted(f for f in last if f not in known))
     before = (*first, *positions)
     state, layers, modules = before, [], []
     for d in range(count):
         after = tuple(f for f in (*before, *sorted(written)) if written.get(f, 0) <= d + 1 <= last.get(f, 0))
         heads = [head for head in plan.heads if head.layer == d]
+        _refuse_large(facts, state, max([len(after), *(len(head.query) for head in heads)]))
         modules.append(_layer(state, heads, after, dtype))
         layers.append(Layer(tuple(head.seat for head in heads), after))
         state = after
+    _refuse_large(facts, state, len(plan.readout))
     S, s = _affine(plan.readout, state)
     modules.append(AttentionLayer([], S=_tensor(S, dtype), s=_tensor(s, dtype)))
     return Layout(positions, tuple(layers)), AttentionOnly(modules)
+
+
+def _refuse_large(facts: Facts, state: Sequence[Feature], columns: int) -> None:
+    """Raise where a table over the columns of a state is too large, and name the op that has most of them."""
+    if len(state) * columns > NUMBERS:
+        most, count = Counter(feature.op for feature in state).most_common(1)[0]
+        node = facts.sop(most) if most >= 0 else tokens
+        raise node.fail(
+            f"stands in {count} columns, and a table over them would have {len(state)} by {columns} numbers, where the "
+            f"limit is {NUMBERS}; choose a smaller vocabulary or max_length"
+        )
 
 
 def _layer(

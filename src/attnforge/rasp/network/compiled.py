@@ -293,7 +293,7 @@ class CompiledProgram(TokenNetwork):
                     continue
                 assert isinstance(node, SOp)
                 found = self._decoded(node, kind, state[0][:, columns], [plan.after[c] for c in columns])
-                raw = kind != "is" and not self.facts.listed(node)
+                raw = kind != "is" and not self._told_apart(node)
                 within = self._proved().errors[number - 1][columns[0]] if raw else None
                 rows.append(Traced(_plain(node.label), number, found, list(meant[node]), within))
         last = self.decode(self.network.layers[-1](state), [len(tokens)])[0]
@@ -319,10 +319,14 @@ class CompiledProgram(TokenNetwork):
             best = columns.argmax(-1).tolist()
             return [kept[i] if hit or not rest else off for i, hit in zip(best, on, strict=True)]
         given = columns[:, 0].double().numpy()
-        if not self.facts.listed(node):
+        if not self._told_apart(node):
             return list(given.tolist())
         numbers = self.facts.numbers(node)
         return [self.facts.values(node)[int(np.abs(numbers - x).argmin())] for x in given]
+
+    def _told_apart(self, node: SOp) -> bool:
+        """Whether the values of an op whose values are numbers are listed, and each has a float64 of its own."""
+        return self.facts.listed(node) and len(np.unique(self.facts.numbers(node))) == len(self.facts.values(node))
 
     # ---- certificates and files
 

@@ -36,7 +36,7 @@ def undefined(program: SOp, facts: Facts) -> tuple[Node, ...]:
         if isinstance(node, Select) and isinstance(node.predicate, Packed):
             asked.update(walk(node.predicate.selector))
     known: dict[SOp, bool] = {}
-    images = rewritten(program, facts.domain)
+    images = rewritten(program, facts.domain, facts.order)
     return tuple(node for node, image in images.items() if not _sure(node, image, asked, facts, known))
 
 

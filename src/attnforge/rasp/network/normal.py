@@ -13,6 +13,7 @@ equality of programs on every sequence: who proves something about the normal fo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -72,12 +73,17 @@ def normal(program: SOp, domain: Sequences) -> SOp:
     return found
 
 
-def rewritten(program: SOp, domain: Sequences) -> dict[Node, Node]:
-    """The normal form of every op of a program, what an op reads before the op itself."""
+def rewritten(program: SOp, domain: Sequences, known: Iterable[Node] = ()) -> dict[Node, Node]:
+    """The normal form of every op of a program, what an op reads before the op itself.
+
+    What is equal to an op that is `known` becomes that op itself, so that comparing two of them takes one look.
+    """
     done: dict[Node, Node] = {}
     numbers: dict[SOp, bool] = {}
+    same = {node: node for node in known}
     for node in walk(program):
-        done[node] = _rewritten(_with(node, done), domain, numbers)
+        found = _rewritten(_with(node, done), domain, numbers)
+        done[node] = same.get(found, found)
     return done
 
 

@@ -39,6 +39,7 @@ LARGEST = {torch.float32: 2.0**100, torch.float64: 2.0**900}  # numbers that are
 CHUNK = 1 << 22  # logits alive at once: 32 MB
 LOOSE = 64  # coordinates of queries whose errors are followed one by one
 PAIRS = 1 << 28  # logits that are looked at for one head: some seconds
+NUMBERS = 1 << 25  # numbers of one table or of all its rows: 256 MB, so that small files cannot ask for large memories
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,7 @@ class _Checker:
     def _rows(self, state: Sequence[Column], W: Array, b: Array, nodes: Sequence[SOp], what: str) -> Rows:
         """What W and b make of the columns that W reads, for all combinations of the ops there and of others."""
         used = np.flatnonzero(W.any(1)).tolist()
+        _refuse_large(len(used), W.shape[1], what)
         if any(state[j].feature.op < 0 and state[j].feature.kind != "real" for j in used):
             raise CertificateError(f"{what or 'a head'!r} reads tokens, of which the program does not speak")
         read = [self._node(state[j]) for j in used]
@@ -204,6 +206,7 @@ class _Checker:
             ids = [column[keep] for column in ids]
         here = dict(zip(wanted, ids, strict=True))
         count = len(ids[0]) if wanted else 1  # a row that reads nothing, or the tokens' flag alone
+        _refuse_large(count, max(len(used), W.shape[1]), what)
         codes = np.ones((count, len(used)))
         for i, (j, node) in enumerate(zip(used, read, strict=True)):
             if node is not None:
@@ -294,6 +297,7 @@ class _Checker:
         groups = layer.heads()
         if len(groups) != len(seats):
             raise CertificateError(f"a layer has {len(groups)} heads, its layout {len(seats)}")
+        _refuse_large(len(state), len(after), "a layer")
         S = np.zeros((len(state), len(after))) if layer.S is None else stored(layer.S)
         if layer.s is not None and stored(layer.s).any():
             raise CertificateError("a layer adds a constant to its columns, which no lemma speaks of")
@@ -637,7 +641,10 @@ class _Checker:
             off = rows.error[:, 0] + facts.rounded(output) + slack[0]
             return _most(_up(np.abs(rows.at[:, 0] - facts.numbers(output)[right]) + off))
         used = np.flatnonzero(W.any(1))
-        codes = self._rows(state, np.eye(len(state))[:, used], np.zeros(len(used)), [output], "read-out")
+        _refuse_large(len(state), len(used), "the read-out")
+        picked = np.zeros((len(state), len(used)))
+        picked[used, np.arange(len(used))] = 1.0
+        codes = self._rows(state, picked, np.zeros(len(used)), [output], "read-out")
         one = np.ones((len(codes.at), 1))
         q = Rows(np.concatenate([codes.at, one], 1), np.concatenate([codes.error, 0 * one], 1), codes.ids)
         keys = np.concatenate([W[used], b[None]]).T
@@ -683,6 +690,14 @@ class HeadError(CertificateError):
     def __init__(self, message: str, head: str, margin: float, needed: float):
         super().__init__(message)
         self.head, self.margin, self.needed = head, margin, needed
+
+
+def _refuse_large(rows: int, columns: int, what: str) -> None:
+    if rows * columns > NUMBERS:
+        raise CertificateError(
+            f"'{what or 'a head'}' needs a table of {rows} by {columns} numbers looked at; the limit is {NUMBERS}: "
+            "choose a smaller vocabulary or max_length"
+        )
 
 
 def _default(facts: Facts, node: Aggregate, feature: Feature) -> float:
