@@ -46,7 +46,8 @@ def assemble(plan: Plan, facts: Facts, dtype: torch.dtype) -> tuple[Layout, Atte
         state = after
     _refuse_large(facts, state, len(plan.readout))
     S, s = _affine(plan.readout, state)
-    modules.append(AttentionLayer([], S=_tensor(S, dtype), s=_tensor(s, dtype)))
+    names = ", ".join(output.label for output in facts.outputs)
+    modules.append(AttentionLayer([], S=_finite(S, dtype, f"the read-out of {names}"), s=_finite(s, dtype, names)))
     return Layout(positions, tuple(layers)), AttentionOnly(modules)
 
 
@@ -85,9 +86,7 @@ def _heads(state: Sequence[Feature], head: Head, after: Sequence[Feature], dtype
             out[i, after.index(feature)] = by
     tables["W_O"] = out
     scope = "memory" if head.seat.kind == "map" else "tokens"
-    given = {name: _tensor(table, dtype)[None] for name, table in tables.items()}
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in given.values()):
-        raise PrecisionError(f"'{head.label}' has numbers that are too large for {dtype_name(dtype)}")
+    given = {name: _finite(table, dtype, f"'{head.label}'")[None] for name, table in tables.items()}
     return Heads(scope, causal=head.seat.causal, purpose=head.label, **given)  # type: ignore[arg-type]
 
 
@@ -98,6 +97,13 @@ def _affine(forms: Sequence[Form], state: Sequence[Feature]) -> tuple[Array, Arr
         for feature, c in form.terms.items():
             W[at[feature], j] = c
     return W, np.array([form.constant for form in forms])
+
+
+def _finite(x: Array, dtype: torch.dtype, what: str) -> Tensor:
+    found = _tensor(x, dtype)
+    if not bool(torch.isfinite(found).all()):
+        raise PrecisionError(f"{what} has numbers that are too large for {dtype_name(dtype)}")
+    return found
 
 
 def _tensor(x: Array, dtype: torch.dtype) -> Tensor:
