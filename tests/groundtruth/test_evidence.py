@@ -144,6 +144,8 @@ def test_what_is_not_so_is_found(build: str, tier: str) -> None:
         (replace(found, samples=(tuple(0.5 for _ in found.samples[0]), *found.samples[1:])), "is no input"
          if build == "sort" else "and there it moves it by"),
         (replace(found, certificate=replace(found.certificate, kind="calibrated", bound=None)), "kind and dtype"),
+        (replace(found, samples=(), heads=tuple(replace(h, moves=()) for h in found.heads),
+                 edges=tuple(replace(e, moves=()) for e in found.edges)), "does not say that it moves"),
     ]  # fmt: skip
     if build == "formulas":
         other = next(h for h in found.heads if h.op == "exp(x)")
