@@ -172,6 +172,22 @@ def test_maxima_of_affine_functions_keep_their_bound_where_functions_tie(count: 
     assert np.abs(top.layer(X).detach().double().numpy()[:, 0] - exact).max() > top.bound
 
 
+@pytest.mark.parametrize(
+    ("size", "width", "dtype"),
+    [(1e-42, 1.0, "float32"), (1e-310, 1.0, "float64"), (1e20, 1e38, "float32"), (1.0, 1e-35, "float32")],
+)
+def test_maxima_at_the_ends_of_a_dtype_are_right_or_refused(size: float, width: float, dtype: str) -> None:
+    rng, ends = np.random.default_rng(0), width * np.ones(2)
+    a, c = rng.normal(size=(3, 2)) * size / width, rng.normal(size=3) * size
+    try:
+        top = affine_maximum(a, c, -ends, ends, eps=0.1 * size, dtype=getattr(torch, dtype))
+    except PrecisionError:
+        return
+    x = torch.from_numpy(0.9 * width * rng.uniform(-1, 1, size=(3000, 2))).to(getattr(torch, dtype))
+    error = np.abs(top.layer(x).detach().double().numpy()[:, 0] - (x.double().numpy() @ a.T + c).max(1)).max()
+    assert error <= top.bound
+
+
 def test_maxima_that_cannot_be_are_refused() -> None:
     one = np.ones(1)
     with pytest.raises(ArgumentError, match="expected shapes"):

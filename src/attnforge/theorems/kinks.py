@@ -18,7 +18,7 @@ import torch
 
 from ..arguments import interval, positive, whole
 from ..certificates.certificate import upper_text
-from ..certificates.rounding import UNIT, exp_ulps, exp_up, gamma, up
+from ..certificates.rounding import TINY, UNIT, exp_ulps, exp_up, gamma, up
 from ..dtypes import Array, dtype_name, shipped
 from ..errors import ArgumentError, PrecisionError
 from ..functions.registry import get
@@ -303,7 +303,9 @@ def _rounding(keys: Array, values: Array, size: Array, dtype: torch.dtype) -> fl
     """What storing and computing heads that are added up may cost, for |x| <= size (A5, R2, R5, R6)."""
     u, (dim, slots) = UNIT[dtype], values.shape
     logit = float((np.abs(keys) @ np.append(size, 1.0)).max()) * (1 + (dim + 8) * 2.0**-52)
-    moved = (float(gamma(dim + 8, u)) + 2 * u) * logit + (exp_ulps() + 0.1) * u
+    lost = TINY[dtype]  # of every number that is stored or formed, should it underflow
+    moved = (float(gamma(dim + 8, u)) + 2 * u) * logit + (exp_ulps() + 0.1) * u + lost * (float(size.sum()) + dim + 4)
     most, spread = np.abs(values).max(1), np.ptp(values, 1)
     share = min(1.0, 0.5 * math.expm1(min(2 * moved, 1.0)) if moved < 0.5 else 1.0)
-    return float((share * spread + float(gamma(2 * slots + dim + 12, u)) * most).sum() * 1.001)
+    rounded = float((share * spread + float(gamma(2 * slots + dim + 12, u)) * most).sum())
+    return (rounded + dim * (4 * slots + 8) * lost) * 1.001
