@@ -14,7 +14,9 @@ from typing import Any, cast
 
 import torch
 
+from ...certificates.rounding import UNIT
 from ...charts.chart import Figure, Panel, Series, Zone
+from ...dtypes import DTYPES
 from ...network import AttentionOnly
 from ...theorems import ramp
 from ...theorems.ramps import BALANCED
@@ -23,8 +25,7 @@ from ..verdicts import bound, close, threshold
 from .shared import line, pairs, where
 
 A, B = -1.0, 1.0  # the ramp's ends; errors are in spacings, so that any interval would do
-#: Half a unit in the last place of 1: the relative error of one rounding.
-UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
+TRIED = ("float64", "float32", "bfloat16")
 SOLVED = (0.5, 3.0)  # the kappa for which A3 is compared: below, float64 rounding is larger; above, it does not speak
 WITHIN = 0.05  # relative distance from A3's amplitude that agrees with it
 ALLOWED = 4.0  # times u p^2/8 spacings: A5 says "about"
@@ -36,7 +37,7 @@ def cells(quick: bool) -> tuple[Cell, ...]:
     steps = 4 if quick else 10
     kappas = [round(10 ** (i / steps), 6) for i in range(-3 * steps, 3 * steps + 1)]
     kappas = sorted({*kappas, 0.5, BALANCED, 3.0})
-    return grid(p=(33,) if quick else (33, 129), dtype=tuple(UNIT), kappa=kappas)
+    return grid(p=(33,) if quick else (33, 129), dtype=TRIED, kappa=kappas)
 
 
 @torch.no_grad()
@@ -65,7 +66,7 @@ def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
         "interpolation": interpolation(kappa),
         "kink": kink(kappa, p),
         "staircase": 0.5 if kappa >= 1 else None,
-        "rounding": UNIT[settings["dtype"]] * p**2 / 8,
+        "rounding": UNIT[DTYPES[settings["dtype"]]] * p**2 / 8,
     }
 
 
@@ -91,7 +92,7 @@ def figures(records: Sequence[Record]) -> list[Figure]:
     made = []
     for p in sorted({r["p"] for r in records}):
         panels = []
-        for dtype in UNIT:
+        for dtype in TRIED:
             chosen = where(records, p=p, dtype=dtype)
             series: list[Series] = []
             series += line("interior", chosen, "kappa", "interior", group="interior")
