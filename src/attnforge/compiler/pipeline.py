@@ -247,10 +247,11 @@ def attempt(problem: Problem, task: Task, say: Say) -> Attempt:
     net = CompiledNetwork(
         layout, network, tolerance.dtype, tolerance.eps, problem.boxes, problem.grid, tolerance.rtol
     )  # fmt: skip
-    say("certify")
-    if not all(bool(torch.isfinite(p).all()) for p in net.state_dict().values()):  # beyond the dtype's numbers
+    useless = task.fewer is not None and net.size.anchors >= task.fewer
+    if useless or not all(bool(torch.isfinite(p).all()) for p in net.state_dict().values()):  # beyond the dtype
         middle = 0.5 * (program.box.lower + program.box.upper).numpy().reshape(problem.found[0].low.shape[1:])
         return Attempt(net, None, NetworkBound(math.inf, math.inf, np.zeros(len(layout.sites) + 1), middle, middle, 0))
+    say("certify")
     with np.errstate(over="ignore", invalid="ignore"):
         return Attempt(net, *net.analyse())
 

@@ -66,10 +66,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Task:
-    """One try: the share of the tolerance that each operation gets, and tactics."""
+    """One try: the share of the tolerance that each operation gets, and tactics. A network of `fewer` anchors or more
+    is of no use: it need not be analysed."""
 
     shares: Mapping[int, float]
     tactics: Tactics = TACTICS[0]
+    fewer: int | None = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,8 @@ class Search:
             slack = eps / self.best.bound.excess if self.best.bound.excess > 0 else math.inf
             if slack < 2.5 or not self.best.anchors:
                 return
-            task = replace(task, shares={i: share * min(0.6 * slack, 100.0) for i, share in task.shares.items()})
+            shares = {i: share * min(0.6 * slack, 100.0) for i, share in task.shares.items()}
+            task = replace(task, shares=shares, fewer=self.best.anchors)
             yield task
             now = self._learned()
             if now.bound.excess > eps or now.anchors >= self.best.anchors:
