@@ -525,6 +525,10 @@ def test_the_hunt_finds_worse_points_below_the_bound_and_stops(browser: Driven) 
     assert page.evaluate("attnforge.now.point") == point
     page.evaluate("[1, 2].forEach(() => document.getElementById('hunt').click())")  # begins, and stops at once
     assert page.inner_text("#hunt-text") == "stopped"
+    button = page.query_selector("#hunt")
+    page.evaluate("document.getElementById('hunt').click()")
+    until(page, "document.getElementById('hunt').textContent === 'Hunt for a worse point'", seconds=20)
+    assert button.evaluate("node => node.isConnected"), "a button made anew would not hear of a click that is under way"
     browser.clean()
 
 

@@ -104,10 +104,20 @@ function noteWorst(point, error) {
   return true;
 }
 let hunted = ""; // what came of the last hunt
+// Made once and changed in place: a button that is made anew while a finger is on it never hears of the click.
+function buildWorst() {
+  if (!goal) return;
+  byId("worst").append(make("p", { className: "small", id: "worst-text" }),
+    make("div", { className: "row" },
+      make("button", { type: "button", id: "hunt", onclick: () => (jobs.has("hunt") ? stopHunt() : hunt()) }),
+      make("button", { type: "button", id: "visit", textContent: "Go there",
+        onclick: () => go([...now.worst.point]) }),
+      make("progress", { max: 1, value: 0, id: "hunting", "aria-label": "the hunt" }),
+      make("span", { className: "quiet", id: "hunt-text" })));
+}
 function drawWorst(progress = 0) {
-  const place = byId("worst");
-  if (!goal) { place.replaceChildren(); return; }
-  const held = document.activeElement?.id, running = jobs.has("hunt");
+  if (!goal) return;
+  const running = jobs.has("hunt");
   const what = !now.worst ? "none yet" : outputs && !now.worst.error ? "no position was wrong" : outputs
     ? `${now.worst.error} wrong positions`
     : `${show(now.worst.error, 5)}${scene.bound ? `, ${show((100 * now.worst.error) / scene.bound, 3)}% of the bound` : ""}`;
@@ -115,17 +125,15 @@ function drawWorst(progress = 0) {
     ? now.worst.point.map((i) => plainValue(words[i])).join(" ")
     : now.worst.point.slice(0,
     6).map((x, i) => `${scene.inputs[i].name} = ${show(x, 6)}`).join(", ") + (now.worst.point.length > 6 ? ", …" : ""));
-  place.replaceChildren(
-    make("p", { className: "small", id: "worst-text" }, make("b", { textContent: "Worst so far: " }), what, where
-      ? make("span", { className: "quiet", textContent: ` at ${where}` }) : null),
-    make("div", { className: "row" },
-      make("button", { type: "button", id: "hunt", textContent: running ? "Stop the hunt" : "Hunt for a worse point",
-        onclick: () => (running ? stopHunt() : hunt()) }),
-      make("button", { type: "button", id: "visit", textContent: "Go there", disabled: !now.worst?.error,
-        onclick: () => go([...now.worst.point]) }),
-      running ? make("progress", { max: 1, value: progress, "aria-label": "the hunt" }) : null,
-      !running && hunted ? make("span", { className: "quiet", id: "hunt-text", textContent: hunted }) : null));
-  if (held === "hunt" || held === "visit") byId(byId(held).disabled ? "hunt" : held).focus();
+  byId("worst-text").replaceChildren(make("b", { textContent: "Worst so far: " }), what,
+    where ? make("span", { className: "quiet", textContent: ` at ${where}` }) : "");
+  const label = running ? "Stop the hunt" : "Hunt for a worse point";
+  if (byId("hunt").textContent !== label) byId("hunt").textContent = label;
+  allow("visit", Boolean(now.worst?.error), "hunt");
+  byId("hunting").hidden = !running;
+  byId("hunting").value = progress;
+  byId("hunt-text").hidden = running || !hunted;
+  byId("hunt-text").textContent = hunted;
 }
 function endHunt(text) {
   hunted = text;

@@ -109,6 +109,7 @@ byId("theme").addEventListener("click", () => {
 buildWords();
 buildInputs();
 buildWhich();
+buildWorst();
 buildProgram();
 buildGrid();
 buildChange();
