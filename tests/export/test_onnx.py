@@ -20,7 +20,7 @@ import attnforge as af
 from attnforge import theorems
 from attnforge.certificates.certified import CertifiedModule
 from attnforge.compiler.compiled import CompiledNetwork
-from attnforge.export import run_onnx, session, to_onnx, to_plain
+from attnforge.export import run_onnx, session, to_onnx, to_plain, verification
 from attnforge.export.graph import Graph
 from attnforge.export.verification import domain
 
@@ -196,7 +196,8 @@ def test_plain_theorems_take_fewer_tokens(causal: bool, tmp_path: Path) -> None:
         assert torch.allclose(run_onnx(opened, X), m(X), rtol=0, atol=1e-12)
 
 
-def test_exports_are_verified(net: CompiledNetwork, tmp_path: Path) -> None:
+def test_exports_are_verified(net: CompiledNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "SECONDS", 60.0)  # a busy machine looks at fewer points in three
     file = to_onnx(net, tmp_path / "net.onnx")
     assert file.verification is not None and file.verification.passed
     assert file.verification.points > 4000 and file.verification.largest <= file.verification.bound
