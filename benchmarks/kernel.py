@@ -71,6 +71,7 @@ ANCHORS = (
     ("sin", -3, 3), ("exp", -2, 2), ("gelu", -4, 4), ("sqrt", 0, 4), ("log", 0.5, 8), ("reciprocal", 0.5, 4),
     ("tanh", -3, 3), ("softplus", -5, 5), ("square", -2, 2), ("erf", -2, 2),
 )  # fmt: skip
+RELATIVE = ("exp", -2, 2), ("sqrt", 0.5, 4), ("log", 1.5, 8), ("reciprocal", 0.5, 4)
 GATES: dict[str, Callable[..., GateHead]] = {
     "relu": functools.partial(GateHead.relu, -1, 1), "abs": functools.partial(GateHead.abs, -2, 3),
     "leaky relu": functools.partial(GateHead.leaky_relu, -1, 1), "hard tanh": GateHead.hard_tanh,
@@ -114,6 +115,9 @@ def heads() -> Iterator[tuple[str, CertifiedModule]]:
             yield f"{name} on [{low}, {high}], {goal}", AnchorHead.fit(name, low, high, anchors=24, dtype=dtype)
             cold = AnchorHead.fit(name, low, high, anchors=24, temperature="cold", dtype=dtype)
             yield f"{name} on [{low}, {high}], cold, {goal}", cold
+        for name, low, high in RELATIVE:
+            head = AnchorHead.fit(name, low, high, anchors=24, relative=True, dtype=dtype)
+            yield f"relative {name} on [{low}, {high}], {goal}", head
         for name, gate in GATES.items():
             yield f"{name}, {goal}", gate(dtype=dtype)
         for x, y in ((-1, 1), (-1, 1)), ((0, 1), (-5, 1)), ((-100, 100), (0.5, 2)), ((-1e-3, 1e-3), (7, 9)):
@@ -124,6 +128,7 @@ def heads() -> Iterator[tuple[str, CertifiedModule]]:
             yield f"mean of {n}, {goal}", TokenHead.mean(n, 2, dtype=dtype)
             yield f"prefix mean of {n}, {goal}", TokenHead.prefix_mean(n, 2, dtype=dtype)
             yield f"maximum of {n}, {goal}", TokenHead.max(n, 2, -1, 1, eps=1e-2, dtype=dtype)
+            yield f"minimum of {n}, {goal}", TokenHead.min(n, 2, -1, 1, eps=1e-2, dtype=dtype)
             mixture = torch.randn(n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64).to(dtype)
             yield f"mixture of {n}, {goal}", TokenHead.mix(mixture, 2, dtype=dtype)
             yield f"gather of {n}, {goal}", TokenHead.gather(n, n - 1, 2, dtype=dtype)

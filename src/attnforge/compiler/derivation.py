@@ -6,6 +6,7 @@ kernel's own bound is worst, until it is near the bound of the fast analysis or 
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from ..heads.site import Site
 from ..heads.stored import StoredHeads
 from ..kernel.balls import working
 from ..kernel.file import Saved
+from ..kernel.functions import Function
 from ..kernel.prove import Prover
 from ..kernel.scalar import Table, error_on
 from ..kernel.values import MOST_SYMBOLS, Blind, values
@@ -180,9 +182,11 @@ def _refined(prover: Prover, reach: dict[int, float], enough: float, most: int) 
         edges = found.get(number, list(prover.chosen.tables[number]))
         if number in found:
             slopes, rests = Table(site.function, edges).errors(site)
+        per = functools.partial(_least_size, site.function) if prover.relative else _one
         cells = {
-            (a, b): s * away[number] + r for a, b, s, r in zip(edges, edges[1:], slopes, rests, strict=False)
-        }  # fmt: skip
+            (a, b): (s * away[number] + r) / per(a, b)
+            for a, b, s, r in zip(edges, edges[1:], slopes, rests, strict=False)
+        }
         before, stuck, kept = max(cells.values()), 0, None
         while stuck < 2 and len(cells) < most and before > enough:
             least = 0.9 * before if math.isfinite(before) else before
@@ -192,7 +196,7 @@ def _refined(prover: Prover, reach: dict[int, float], enough: float, most: int) 
                     del cells[a, b]
                     for part in ((a, middle), (middle, b)):
                         slope, rest = error_on(site, *part)
-                        cells[part] = slope * away[number] + rest
+                        cells[part] = (slope * away[number] + rest) / per(*part)
             worst = max(cells.values())
             stuck = stuck + 1 if math.isfinite(worst) and not worst < 0.98 * before else 0
             if worst < before:
@@ -203,6 +207,16 @@ def _refined(prover: Prover, reach: dict[int, float], enough: float, most: int) 
         if kept is not None:
             found[number] = kept
     return found
+
+
+def _one(low: float, high: float) -> float:
+    return 1.0
+
+
+def _least_size(function: Function | None, low: float, high: float) -> float:
+    """The least size of a function on a cell, roughly: what a relative error is relative to."""
+    table = Table(function, (low, high))
+    return max(table.low[0], -table.high[0], 1e-300)  # where it has a zero, no cell is fine enough
 
 
 def split(prover: Prover, goal: float, effort: int) -> list[Any]:
