@@ -23,13 +23,35 @@ SHIPPED = (torch.float32, torch.float64)
 
 
 def transformed(*tensors: torch.Tensor) -> bool:
-    """Whether torch.func is at work on one of some tensors: nobody can look at its numbers then, and operators of our
-    own have no rules for it, where plain PyTorch has.
+    """Whether torch.func is at work on one of some tensors: operators of our own have no rules for it, where plain
+    PyTorch has.
 
     >>> torch.func.vmap(lambda x: x + transformed(x))(torch.zeros(2)), transformed(torch.zeros(2))
     (tensor([1., 1.]), False)
     """
     return any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors)
+
+
+def underlying(x: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor that torch.func is at work on, with what vmap runs over as leading dimensions.
+
+    >>> shapes = []
+    >>> _ = torch.func.vmap(lambda x: shapes.append(underlying(x).shape) or x, in_dims=1)(torch.zeros(2, 3))
+    >>> shapes
+    [torch.Size([3, 2])]
+    """
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    batches: list[int] = []
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if torch._C._functorch.is_batchedtensor(x):
+            batches.append(torch._C._functorch.maybe_get_bdim(x))
+        x = torch._C._functorch.get_unwrapped(x)
+    with temporarily_clear_interpreter_stack():  # type: ignore[no-untyped-call]
+        x = x.detach()
+        for moved, at in enumerate(reversed(batches)):
+            x = x.movedim(at + moved, 0)
+    return x
 
 
 def transforming() -> bool:

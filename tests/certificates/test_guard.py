@@ -41,6 +41,23 @@ def test_reduced_precision_is_refused(compiled: Callable[[Tensor], Tensor]) -> N
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.parametrize("way", [
+    torch.func.vmap,
+    lambda f: lambda x: torch.func.vmap(torch.func.vmap(f, in_dims=1))(x[:, :, None]),
+    lambda f: torch.func.jacrev(lambda x: f(x.reshape(-1, 2))),
+    lambda f: torch.func.vmap(torch.func.hessian(f)),
+    lambda f: lambda x: torch.func.jvp(f, (x,), (x,)),
+], ids=["vmap", "twice", "jacobian", "hessian", "jvp"])  # fmt: skip
+def test_points_are_looked_at_within_transforms(way: Callable[..., Callable[[Tensor], Tensor]]) -> None:
+    net = af.compile("x*y", af.Box(x=(-1, 1), y=(0, 1)), 1e-3, strict=True)
+    way(net)(X)
+    for bad in (float("nan"), float("inf"), 1.5):
+        with pytest.raises(af.DomainError):
+            way(net)(torch.full_like(X, bad))
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(af.PrecisionError, match="autocast"):
+        way(net)(X)
+
+
 def test_one_whole_graph_says_that_it_is_not_guarded() -> None:
     net = af.compile("x + y", af.Box(x=(-1, 1), y=(0, 1)), 1e-3, strict=True)
     torch.compiler.reset()  # graphs that are there already, with their guards, would be used again

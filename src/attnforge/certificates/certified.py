@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable, without loading the compiler
 
 from ..box import Box
-from ..dtypes import SHIPPED, dtype_name, transformed
+from ..dtypes import SHIPPED, dtype_name, transformed, underlying
 from ..errors import ArgumentError, AttnforgeError, CertificateError, DomainError, DomainWarning, PrecisionError
 from ..progress import shown
 from . import storage
@@ -147,10 +147,21 @@ class CertifiedModule(nn.Module):
         if not torch.compiler.is_compiling():
             inputs = self.as_tensors(inputs, named)
             if not transformed(*inputs):
-                self.guard(*inputs)  # the numbers that vmap and grad of torch.func pass on cannot be looked at
+                self.guard(*inputs)
+            else:
+                self._guard_within(*inputs)
         elif not torch.compiler.is_exporting() and not _one_graph():
             _guard_outside(self, *inputs)
         return self.core(*inputs)
+
+    def _guard_within(self, *inputs: Tensor) -> None:
+        """The guard where torch.func passes points on: on the numbers below, unless these are a tracer's."""
+        from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+        below = tuple(map(underlying, inputs))
+        if all(type(x) is Tensor for x in below):
+            with temporarily_clear_interpreter_stack():  # type: ignore[no-untyped-call]
+                self.guard(*below)
 
     def as_tensors(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, ...]:
         """The input tensors that arguments of `forward` stand for."""
