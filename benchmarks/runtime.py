@@ -152,15 +152,18 @@ def mlp(few: int) -> list[Row]:
     for dtype, eps in ((torch.float32, 1e-3), (torch.float64, 1e-4)):
         module, box = perceptron((10, 64, 64, 1), dtype), af.Box.cube(-1, 1, shape=10)
         net = af.compile(module, box, eps=eps, dtype=dtype)
+        converted = af.convert(module, box.sample(256, dtype=dtype))[0].requires_grad_(False)
         for batch in BATCHES:
             x, entries = box.sample(batch, dtype=dtype), slots(net) * batch
             some = torch.rand(min(entries, CACHED), dtype=dtype)
             with torch.no_grad():
                 took = clock({"network": lambda n=net, x=x: n(x), "core": lambda n=net, x=x: n.core(x),
-                              "original": lambda m=module, x=x: m(x), "exp": some.exp}, 7, 0.02)  # fmt: skip
+                              "original": lambda m=module, x=x: m(x), "exp": some.exp,
+                              "converted": lambda m=converted, x=x: m(x)}, 7, 0.02)  # fmt: skip
             rows.append({"what": str(dtype)[6:], "points": batch, "us": 1e6 * took["network"],
                          "ratio": took["network"] / took["original"],
                          "without the range check": took["core"] / took["original"],
+                         "one exponential each": took["converted"] / took["original"],
                          "exponentials alone": took["exp"] * entries / len(some) / took["original"]})  # fmt: skip
     return rows
 
