@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from attnforge.catalogue.recipes import recipes
 from attnforge.errors import ArgumentError
 from attnforge.groundtruth import check
 from attnforge.rasp.domain import Sequences
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
@@ -106,6 +109,26 @@ def test_the_index_page_lists_and_filters(catalogue):
     page = (catalogue / "index.html").read_text("utf-8")
     assert page.count("<tr>") == 10 and 'href="models/m0008/index.html"' in page and 'type="search"' in page
     assert 'src="http' not in page and "light-dark(" in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the path")
+def test_the_index_page_filters_in_a_browser(catalogue):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        wrong: list[str] = []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto((catalogue / "index.html").as_uri())
+        field, rows = page.locator("input[type=search]"), page.locator("tbody tr:visible")
+        for words, count in (("rotated", 2), ("held-out", 3), ("OPEN superposed", 1), ("nothing such", 0), ("", 9)):
+            field.fill(words)
+            assert rows.count() == count, words
+        field.fill("superposed")
+        rows.locator("a").first.click()
+        assert page.url.endswith("models/m0002/index.html") and not wrong
+        browser.close()
 
 
 def test_a_catalogue_has_two_hundred_models_and_a_longer_one_begins_alike():
