@@ -393,6 +393,8 @@ class Facts:
                 found[one] = np.zeros(len(fits), dtype=np.int64)
                 continue
             assert isinstance(one, Map)
+            if one not in self._maps:
+                self.values(one)  # a sum of means, whose values nobody has asked for yet
             sizes, keys, results = self._maps[one]
             wanted = _combined([found[operand] for operand in one.operands], sizes)
             place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
