@@ -20,6 +20,9 @@ Intervals = dict[str, tuple[float, float]]
 
 # formula, intervals, what the message must name
 REFUSED: tuple[tuple[str, Intervals, str], ...] = (
+    ("1/x + 1/tanh(x)", {"x": (-2, 2)}, "1/x is unbounded: x is 0 at x = 0"),
+    ("1/x - 1/x**2", {"x": (-2, 2)}, "is unbounded: x is 0 at x = 0"),
+    ("(v + 41)/(1 - exp(-(v + 40)/10))", {"v": (-100, 50)}, "is 0 at v = -40"),
     ("1/x", {"x": (-1, 1)}, "1/x is unbounded: x is 0 at x = 0"),
     ("1/x", {"x": (0, 1)}, "x is 0 at x = 0"),
     ("y/x**2", {"x": (0, 1), "y": (1, 2)}, "1/x**2 is unbounded"),
@@ -81,6 +84,11 @@ ACCEPTED: tuple[tuple[str, Intervals], ...] = (
     ("sin(x*y)/(x*y)", {"x": (-1, 1), "y": (-1, 1)}),
     ("x/(exp(x) - 1)", {"x": (-1, 1)}),
     ("(exp(x - y) - 1)/(x - y)", {"x": (0, 1), "y": (0, 1)}),
+    ("0.1*(v + 40)/(1 - exp(-(v + 40)/10))", {"v": (-100, 50)}),  # exp(4) exp(-4) is exactly 1
+    ("0.01*(10 - v)/(exp((10 - v)/10) - 1)", {"v": (-50, 100)}),
+    ("1/tanh(x) - 1/x", {"x": (-10, 10)}),  # poles that cancel
+    ("2 + y*x**2 + 3*(1/x - 1/sin(x))**2", {"x": (-2, 2), "y": (0, 1)}),
+    ("1/sin(x)**2 - 1/x**2", {"x": (-2, 2)}),
     ("x/x + 0/x + 0*log(x) + abs(x)/abs(x) + 1/x - 1/x", {"x": (1e-3, 1)}),
     ("x + 0/(x**2 - x + 0.26)", {"x": (-1, 1)}),  # intervals alone do not keep it away from 0
     ("0*tan(x) + x", {"x": (-1.5, 1.5)}),

@@ -196,6 +196,19 @@ def test_the_plain_style_uses_registered_functions_only() -> None:
     assert not any(name.startswith("expr:") for name in applies(program))
 
 
+def test_squares_are_completed_where_a_factor_is_below_one() -> None:
+    formula = "sqrt(w**2*a**2 + (1 - w)**2*b**2 + 2*w*(1 - w)*a*b*r)"
+    box = Box(w=(0, 1), a=(0.1, 0.4), b=(0.1, 0.4), r=(-0.9, 0.9))
+    program = capture_formula(formula, box, writing="chord")
+    assert applies(program).count("square") == 2 and "expr: sqrt(1 - y**2)" in applies(program)
+    points = box.sample(200)
+    w, a, b, r = points.T
+    wanted = (w**2 * a**2 + (1 - w) ** 2 * b**2 + 2 * w * (1 - w) * a * b * r).sqrt()
+    assert torch.allclose(values(program, points), wanted, rtol=1e-12, atol=1e-12)
+    wider = Box(x=UNIT, y=UNIT, r=(-1.1, 1.1))  # the factor is not below one
+    assert "expr: sqrt(1 - y**2)" not in applies(capture_formula("x**2 + y**2 + 2*x*y*r", wider, writing="chord"))
+
+
 def test_programs_survive_files() -> None:
     for formula, intervals, _ in FORMULAS[::6]:
         program = capture_formula(formula, Box(intervals))

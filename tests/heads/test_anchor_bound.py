@@ -89,9 +89,7 @@ def test_fitted_heads(name: str, anchors: int, dtype: torch.dtype) -> None:
     st.integers(0, 2**32 - 1),
 )
 @settings(max_examples=60, derandomize=True, deadline=None)
-def test_any_perturbation_of_a_fitted_head(
-    name: str, dtype: torch.dtype, anchors: int, size: float, seed: int
-) -> None:
+def test_any_perturbation_of_a_fitted_head(name: str, dtype: torch.dtype, anchors: int, size: float, seed: int) -> None:
     """Fine-tuning may move every number: the bound follows."""
     lo, hi = SPANS[name]
     rng, amount = np.random.default_rng(seed), 10.0**size
@@ -196,3 +194,33 @@ def test_float32_bounds_hold_the_float32_rounding() -> None:
     fine, coarse = (anchor_bound(weights, F.get("sin"), cells, dtype) for dtype in (torch.float64, torch.float32))
     assert coarse.rounding > 1e5 * fine.rounding and coarse.bound > fine.bound
     assert fine.bound >= fine.interpolation + fine.rounding
+
+
+@pytest.mark.parametrize("power", [50, -50])
+def test_bounds_scale_with_lengths_whose_powers_leave_float64(power: int) -> None:
+    """sqrt(4^k y) = 2^k sqrt(y): the same head in another unit of length has 2^k times the bound, nothing less."""
+    head = af.AnchorHead.fit("sqrt", 1.0, 10.0, anchors=12, dtype=torch.float64)
+    group = head.group
+    slope, offset = group.M_K.detach()[0].numpy().T
+    centre = -float(group.b_Q.detach()[0, 0])
+    a, b = float(head.layer.S.detach()[0, 0]), float(head.layer.s.detach()[0])
+    plain = AnchorWeights(slope, offset, head.values.numpy(), centre, (a, b))
+    skip = a * 2.0**-power, b * 2.0**power
+    far = AnchorWeights(slope * 4.0**-power, offset, plain.value * 2.0**power, centre * 4.0**power, skip)
+    assert head.bound is not None
+    ends = np.linspace(1.0, 10.0, 65)
+    near = anchor_bound(plain, F.get("sqrt"), ends, torch.float64)
+    there = anchor_bound(far, F.get("sqrt"), ends * 4.0**power, torch.float64)
+    assert near.bound < 2 * head.bound
+    assert math.isfinite(there.bound) and there.bound == pytest.approx(near.bound * 2.0**power, rel=1e-6)
+    y = np.linspace(1.0, 10.0, 33)
+    with ctx.workprec(BITS):
+        found = max(abs(exact(far, float(at)) - arb(float(at)).sqrt()) for at in y * 4.0**power)
+    assert float(found) <= there.bound
+
+
+def test_a_target_without_values_costs_no_hundred_thousand_cells() -> None:
+    fn = F.get("expr: sqrt(1 - 1/y)")
+    weights = AnchorWeights(np.array([-1.0, 1.0]), np.zeros(2), np.array([0.0, 1.0]))
+    found = anchor_bound(weights, fn, np.linspace(1 - 1e-6, 3.0, 65), torch.float32)
+    assert math.isinf(found.bound) and found.cells < 5000

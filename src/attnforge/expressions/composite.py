@@ -31,7 +31,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import torch
@@ -318,7 +318,7 @@ def _point(
         at = series(formula, arb_series([arb(place), 1], prec=_HIGHEST_ORDER), pieces, known)
     orders: dict[Expr, int] = {}
     for base, p in node.factors:
-        order = _order(at.get(base))
+        order = _order(at.get(base)) or (_order_moved(base, place) if place and not pieces else 0)
         if order and p.denominator != 1:
             return None
         if order:
@@ -327,6 +327,22 @@ def _point(
         return None
     total = sum(orders.get(base, 0) * p for base, p in node.factors)
     return Point(node, place, orders, int(total), Formula.of(*orders))
+
+
+def _order_moved(base: Expr, place: float) -> int:
+    """The order of a base's zero, written in the distance from the place, where constants may cancel exactly:
+    exp(-(t - 40)/10 - 4) is exp(-t/10), while balls do not tell that exp(4) exp(-4) is 1."""
+    own = Graph({VARIABLE: WHOLE})
+    t = own.variable(VARIABLE)
+    with precision(200, _HIGHEST_ORDER + 4):
+        (moved,) = rebuilt(own, [base], {base.graph.variable(VARIABLE): t + Fraction(place)})
+        formula = Formula.of(moved)
+        at = series(formula, arb_series([arb(0), 1], prec=_HIGHEST_ORDER), {}, partial(_plainly, formula))
+    return _order(at.get(moved))
+
+
+def _plainly(formula: Formula, node: Monomial, x: arb_series, found: Mapping[Expr, arb_series]) -> arb_series:
+    return plain_product(formula, node, found)
 
 
 def _order(x: arb_series | None) -> int:

@@ -27,7 +27,7 @@ from ...errors import ArgumentError, DomainError
 from ...expressions.composite import composed
 from ...expressions.constants import ball
 from ...expressions.evaluate import Formula, balls, tensors
-from ...expressions.expression import Call, Expr, Monomial, Partial, Sum, reachable, touches
+from ...expressions.expression import Call, Expr, Monomial, Partial, Sum, reachable, rebuilt, touches
 from ...functions.directed import high_end, low_end, precision
 from ...functions.registry import power
 from ...functions.univariate import Domain, Univariate
@@ -225,6 +225,42 @@ def refuse_undefined(cuts: Cuts, roots: Sequence[Expr], box: Box) -> None:
     for root in roots:
         if not all(map(math.isfinite, root.range)):
             search.refuse_overflow(root)
+
+
+def over_common(cuts: Cuts, roots: Sequence[Expr]) -> list[Expr]:
+    """The roots with terms of one scalar whose poles cancel over one denominator: 1/tanh(x) - 1/x is
+    (x - tanh(x))/(x*tanh(x)), which is bounded. Sums that stay unbounded are left as they are."""
+    graph = cuts.graph
+
+    def rewrite(node: Expr) -> Expr:
+        if not isinstance(node, Sum):
+            return node
+        groups: dict[Expr, list[tuple[Monomial, Fraction]]] = {}
+        for term, c in node.terms:
+            scalar = cuts.cut(term)
+            if scalar is not None and isinstance(term, Monomial) and _poles(term):
+                groups.setdefault(scalar, []).append((term, c))
+        for scalar, terms in groups.items():
+            below: dict[Expr, Fraction] = {}
+            for term, _ in terms:
+                for base, p in _poles(term):
+                    below[base] = max(below.get(base, Fraction(0)), -p)
+            above = graph.sum([(graph.product([(term, 1), *below.items()]), c) for term, c in terms])
+            together = graph.product([(above, 1), *((base, -p) for base, p in below.items())])
+            if len(terms) > 1 and cuts.cut(together) is scalar and _bounded(cuts, together, scalar):
+                taken = {term for term, _ in terms}
+                rest = [(term, c) for term, c in node.terms if term not in taken]
+                return rewrite(graph.sum([*rest, (together, 1)], node.constant))
+        return node
+
+    if not any(isinstance(node, Monomial) and _poles(node) for node in reachable(roots)):
+        return list(roots)
+    return rebuilt(graph, roots, rewrite=rewrite)
+
+
+def _poles(node: Monomial) -> list[tuple[Expr, Fraction]]:
+    """The factors of a product that divide by what may be 0."""
+    return [(b, p) for b, p in node.factors if p < 0 and p.denominator == 1 and b.range[0] <= 0 <= b.range[1]]
 
 
 def _cancelled(

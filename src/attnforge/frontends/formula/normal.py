@@ -12,7 +12,8 @@ scalars is its own cut.
 
 Writings: "product" as above; "log" writes monomials of three and more positive factors as exp(sum of logarithms);
 "plain" fuses nothing beyond the functions of the registry and takes roots of factors one by one; "chord" writes
-u**2 + v**2 - 2*u*v*cos(t) as (u - v)**2 + (2*sqrt(u*v)*sin(t/2))**2, which rounds little where it is small;
+u**2 + v**2 - 2*u*v*cos(t) as (u - v)**2 + (2*sqrt(u*v)*sin(t/2))**2, and u**2 + v**2 + 2*u*v*w with |w| <= 1 as
+(u + v*w)**2 + (v*sqrt(1 - w**2))**2, which round little where they are small;
 "softplus" writes log(exp(u) + exp(v)) as v + softplus(u - v) and exp(u)/(exp(u) + exp(v)) as sigmoid(u - v), whose
 parts are no larger than u and v.
 """
@@ -25,6 +26,7 @@ import operator
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from fractions import Fraction
+from itertools import combinations
 from typing import Literal, get_args
 
 import numpy as np
@@ -465,7 +467,7 @@ class _Writer:
         parts: list[tuple[Combination, Fraction]] = []
         loose = list(node.terms)
         for term, _ in node.terms if self.chords else ():
-            chord = self._chord(dict(loose), term)
+            chord = self._chord(dict(loose), term) or self._completed(dict(loose), term)
             if chord is not None:
                 parts += chord[0]
                 loose = [pair for pair in loose if pair[0] not in chord[1]]
@@ -502,6 +504,36 @@ class _Writer:
         square = self.emit.apply(self.form(across), power(2.0), f"({across.short()})**2", across.short())
         along = self.form(self.graph.product([(self.graph.sum([(u, 1), (v, -k)]), 2)]))
         return [(along, a), (square, 4 * a * k)], {term, *ends}
+
+    def _completed(
+        self, terms: dict[Expr, Fraction], term: Expr
+    ) -> tuple[list[tuple[Combination, Fraction]], set[Expr]] | None:
+        """a u^2 + c v^2 + d u v w with d^2 w^2 <= 4 a c as a (u + d/(2a) v w)^2 + (v g(w))^2 for g = sqrt(c - d^2 w^2 /
+        (4a)); and the terms that this takes. None for another term."""
+        if term not in terms or not isinstance(term, Monomial) or any(p != 1 for _, p in term.factors):
+            return None
+        held = {base: (base, 1) for base in term.children} | {-base: (base, -1) for base in term.children}
+        squared = [t for t in terms if isinstance(t, Monomial) and all(p == 2 for _, p in t.factors) and terms[t] > 0]
+        inside = [t for t in squared if all(base in held for base in t.children)]
+        for first, second in combinations(inside, 2):
+            met = [held[base] for base in (*first.children, *second.children)]
+            left = [base for base in term.children if base not in {base for base, _ in met}]
+            if not left or len(met) + len(left) > len(term.children):
+                continue
+            d = terms[term] * math.prod(sign for _, sign in met)
+            w, a, c = self.graph.product([(b, 1) for b in left]), terms[first], terms[second]
+            rest = self.graph.sum([(self.graph.product([(w, 2)]), -d * d / (4 * a))], c)
+            if not rest.range[0] > 0:
+                continue
+            u, v = (self.graph.product([(b, 1) for b in t.children]) for t in (first, second))
+            along = self.graph.sum([(u, 1), (self.graph.product([(v, 1), (w, 1)]), d / (2 * a))])
+            across = self.graph.product([(v, 1), (self.graph.product([(rest, Fraction(1, 2))]), 1)])
+            parts = [
+                (self.emit.apply(self.form(part), power(2.0), f"({part.short()})**2", part.short()), factor)
+                for part, factor in ((along, a), (across, _ONE))
+            ]
+            return parts, {term, first, second}
+        return None
 
     def _scalar_groups(self, node: Sum) -> list[tuple[Expr, Factors]]:
         """Terms of one scalar, where bringing them together saves an application."""

@@ -20,7 +20,7 @@ from ...expressions.expression import Condition, Expr, Graph, rebuilt
 from ...expressions.grammar import read
 from ...expressions.special import ALIASES
 from ...programs.program import Program
-from .defined import refuse_undefined
+from .defined import over_common, refuse_undefined
 from .normal import Cuts, Writing, written
 
 _COMPARED = {">": "gt", ">=": "ge", "<": "lt", "<=": "le"}
@@ -162,6 +162,7 @@ def capture_formula(target: FormulaLike, box: Box, writing: Writing = "product")
     graph = Graph(dict(zip(box.names, wide.intervals(), strict=True)))
     roots, source, several = expressions(target, graph, box)
     cuts = Cuts(graph)
+    roots = over_common(cuts, roots)
     refuse_undefined(cuts, roots, box)
     return written(cuts, roots, box, source, several, writing)
 

@@ -29,8 +29,10 @@ from ..slopes import Lines, Steepness, steepness
 
 ORDER = 8  # Taylor order of the cell expansion
 CELLS = 512  # cells of the first pass
+HOPELESS = 6  # halvings in a row after which most parts of cells without a bound have none: no target is there
 PATIENCE = 2  # with so many times the first cells, halving the worst must gain 5 % to go on
 MOST_CELLS = 1 << 17  # of a bound: beyond, memory goes into gigabytes, and the bound has long settled
+LENGTHS = 40  # the 17th power of radii between 2^-40 and 2^40 is far inside float64, with what it is multiplied by
 WINDOW = 96  # above this many anchors only those that matter near a cell are gathered
 NEGLIGIBLE = 60.0  # anchors whose logit is this far below the largest count as leaked mass exp(-60)
 U = 2.0**-53  # the roundoff of what is computed here
@@ -97,7 +99,7 @@ def anchor_bound(
     """
     low, high = edges[:-1], edges[1:]
     interpolation, rounding = _cells(head, fn, low, high, dtype, relative)
-    stuck = 0
+    stuck, hopeless = 0, 0
     for _ in range(40):
         sums = interpolation + rounding
         worst = float(np.max(sums))
@@ -109,6 +111,10 @@ def anchor_bound(
         at = middle[splittable]
         new_low, new_high = np.concatenate([low[splittable], at]), np.concatenate([at, high[splittable]])
         found = _cells(head, fn, new_low, new_high, dtype, relative)
+        endless = np.count_nonzero(np.isinf(found[0] + found[1]))
+        hopeless = hopeless + 1 if not np.isfinite(worst) and endless > 1.5 * splittable.sum() else 0
+        if hopeless == HOPELESS:
+            break
         keep = ~splittable
         low, high = np.concatenate([low[keep], new_low]), np.concatenate([high[keep], new_high])
         interpolation = np.concatenate([interpolation[keep], found[0]])
@@ -166,16 +172,21 @@ def _chunk(head: AnchorWeights, table: Taylor, dtype: torch.dtype, relative: boo
     least = 1 - np.sum(weight * own, -1) - (slots + 4) * U  # of the denominator, by Jensen
     least = np.where(least > 0.5, least * np.exp(-drift * table.radius) * (1 - 8 * U), np.nan)  # NaN: an infinite bound
 
-    # g minus the skip, as a series around the cell's centre
+    # g minus the skip, as a series around the cell's centre; on very long and very short cells in another unit
     a, b = head.skip
-    coefficient, error = table.coefficient.copy(), table.error.copy()
+    unit_length = _unit_length(table.radius)
+    coefficient, error = _in_units(table.coefficient, unit_length), _in_units(table.error, unit_length)
+    lost = np.where(unit_length == 0, 0.0, np.finfo(float).smallest_subnormal)  # where one underflows
+    error += lost[:, None]
+    remainder = np.ldexp(table.remainder, (ORDER + 1) * unit_length) + lost
     line = a * table.centre + b
     h0 = np.sum(weight * value, -1)
     own_zero = 4 * U * (np.abs(coefficient[:, 0]) + np.abs(a * table.centre) + abs(b) + np.abs(line) + np.abs(h0))
     coefficient[:, 0] -= line + h0
     error[:, 0] += own_zero
-    coefficient[:, 1] -= a
+    coefficient[:, 1] -= np.ldexp(a, unit_length)
     error[:, 1] += U * np.abs(coefficient[:, 1])
+    s_unit, radius = np.ldexp(s, unit_length[:, None]), np.ldexp(table.radius, -unit_length)
 
     # moments of the weights: nu_j = E (V - h0) s^j / j!, mu_j = E s^j / j!, and their sizes without signs
     away = value - h0[:, None]
@@ -185,21 +196,21 @@ def _chunk(head: AnchorWeights, table: Taylor, dtype: torch.dtype, relative: boo
     for j in range(ORDER + 1):
         nu[:, j] = np.sum(power * away, -1, dtype=np.longdouble) / factor
         mu[:, j] = np.sum(power, -1, dtype=np.longdouble) / factor
-        power *= s
+        power *= s_unit
         factor *= j + 1
     tail = sr ** (ORDER + 1) / factor * lifted  # what the series of e^{st} leaves out
     nu_tail, mu_tail = np.sum(tail * away_size, -1), np.sum(tail, -1)
     mu_size = np.sum(lifted, -1)
 
     # the numerator: coefficients nu_j - sum_i gamma_i mu_{j-i}, each at most |.| r^j
-    powers = table.radius[:, None] ** np.arange(2 * ORDER + 1)
+    powers = radius[:, None] ** np.arange(2 * ORDER + 1)
     numerator = np.zeros((len(h0), 2 * ORDER + 1))
     numerator[:, : ORDER + 1] = nu
     for i in range(ORDER + 1):
         numerator[:, i : i + ORDER + 1] -= coefficient[:, i : i + 1] * mu
     main = np.sum(np.abs(numerator) * powers, -1)
-    g_size = np.sum((np.abs(coefficient) + error) * powers[:, : ORDER + 1], -1) + table.remainder * powers[:, ORDER + 1]
-    g_error = np.sum(error * powers[:, : ORDER + 1], -1) + table.remainder * powers[:, ORDER + 1]
+    g_size = np.sum((np.abs(coefficient) + error) * powers[:, : ORDER + 1], -1) + remainder * powers[:, ORDER + 1]
+    g_error = np.sum(error * powers[:, : ORDER + 1], -1) + remainder * powers[:, ORDER + 1]
     arithmetic = np.sum(lifted * own * (away_size + g_size[:, None]), -1)
     spread_dropped = dropped * (np.max(np.abs(head.value)) + np.abs(h0) + g_size)
     interpolation = main + nu_tail + g_size * mu_tail + g_error * mu_size + arithmetic + spread_dropped
@@ -233,6 +244,18 @@ def _chunk(head: AnchorWeights, table: Taylor, dtype: torch.dtype, relative: boo
         interpolation, rounding = up(interpolation / size), up(rounding / size)
     clean = lambda x: np.where(np.isfinite(x), x, np.inf)  # noqa: E731
     return clean(interpolation), clean(rounding)
+
+
+def _unit_length(radius: Array) -> Array:
+    """The exponents of the powers of two that are taken for 1 on cells of these radii, so that no power of a radius
+    leaves float64: 0 for all but very long and very short cells. Powers of two scale without rounding."""
+    exponent = np.frexp(radius)[1]
+    return np.where(np.abs(exponent) > LENGTHS, exponent, 0)
+
+
+def _in_units(coefficient: Array, unit_length: Array) -> Array:
+    """Taylor coefficients for a unit of length 2^unit_length."""
+    return np.ldexp(coefficient, unit_length[:, None] * np.arange(coefficient.shape[1]))
 
 
 def _weights_at(at: Array, centre: float, slope: Array, offset: Array) -> tuple[Array, Array, Array, Array, Array]:
@@ -273,10 +296,12 @@ def _window(head: AnchorWeights, at: Array, radius: Array, u: float) -> tuple[Ar
 
 def _constant_where_better(table: Taylor) -> Taylor:
     """Rows whose remainder is useless (a branch point, a pole nearby) become g = middle +- half its range."""
-    middle = 0.5 * (table.low + table.high)
-    half = up(np.maximum(table.high - middle, middle - table.low), 2)
-    with np.errstate(over="ignore", invalid="ignore"):  # endless and unknown remainders are useless too
-        reach = table.remainder * table.radius ** (table.coefficient.shape[1])
+    powers = _unit_length(table.radius)
+    with np.errstate(over="ignore", invalid="ignore"):  # endless and unknown ranges and remainders are useless too
+        middle = 0.5 * (table.low + table.high)
+        half = up(np.maximum(table.high - middle, middle - table.low), 2)
+        count = table.coefficient.shape[1]
+        reach = np.ldexp(table.remainder, count * powers) * np.ldexp(table.radius, -powers) ** count
     worse = ~(reach < half) & np.isfinite(half)
     if not worse.any():
         return table
