@@ -3,7 +3,8 @@
 python benchmarks/groundtruth.py            30 models, prints a table, writes benchmarks/results/groundtruth.json
 python benchmarks/groundtruth.py --resume   goes on where a run was stopped: models that it has measured are kept
 python benchmarks/groundtruth.py --quick    6 models, writes nothing
-python benchmarks/groundtruth.py --markdown prints the last run as docs/groundtruth.md shows it; --fill puts it there
+python benchmarks/groundtruth.py --markdown prints the last run as docs/groundtruth.md shows it; --fill puts it there, and a
+shorter one into the README
 
 Ten programs of the library, from some that take two blocks to `bigram_copy`, which takes six, each in three forms that
 have the same idle and distractor heads: "plain" columns, a "rotated" stream, "superposed" codes in a rotated stream.
@@ -49,6 +50,7 @@ from attnforge.groundtruth.variants.build import vary  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "groundtruth.json"
 PAGE = ROOT / "docs" / "groundtruth.md"
+README = ROOT / "README.md"
 PROGRAMS = (
     "reverse", "hist", "shift_by", "sort", "detect_pattern", "index_select", "sort_unique", "induction", "unique_copy",
     "bigram_copy",
@@ -275,20 +277,34 @@ def markdown(means: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def short(means: list[dict[str, Any]]) -> str:
+    """The table of the README: what each method finds of each form."""
+    rows = {(row["method"], row["form"]): row for row in means}
+    methods = list(dict.fromkeys(row["method"] for row in means))
+    count = sum(row["models"] for row in means if row["method"] == methods[0])
+    lines = [f"| edges of {count} known circuits, found by | {' | '.join(FORMS)} |", f"|{'---|' * (1 + len(FORMS))}"]
+    for method in methods:
+        found = [rows[method, form] for form in FORMS]
+        cells = [f"{row['edges recall']:.0%}; all in {row['all edges right']} of {row['models']}" for row in found]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure, show, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two programs, nothing is written")
     parser.add_argument("--resume", action="store_true", help="keep what a run that was stopped has measured")
     parser.add_argument("--markdown", action="store_true", help="print the last run as the page shows it")
-    parser.add_argument("--fill", action="store_true", help="put the last run into the page")
+    parser.add_argument("--fill", action="store_true", help="put the last run into the page and the README")
     asked = parser.parse_args()
     if asked.markdown or asked.fill:
         means = json.loads(RESULTS.read_text("utf-8"))["summary"]
         if asked.fill:
             from readme import filled
 
-            PAGE.write_text(filled(PAGE.read_text("utf-8"), "circuits", markdown(means)), "utf-8")
+            for page, shown in ((PAGE, markdown(means)), (README, short(means))):
+                page.write_text(filled(page.read_text("utf-8"), "circuits", shown), "utf-8")
         else:
             print(markdown(means))
         return

@@ -133,7 +133,7 @@ PARTS: tuple[tuple[str, Callable[[Data], list[Line]]], ...] = (
 
 
 #: What the README has room for: of each part, its first or its last line.
-SHORT = {"heads": 0, "compile": 0, "convert": -1, "programs": 0, "groundtruth": 0}
+SHORT = {"heads": 0, "compile": 0, "convert": -1, "programs": 0, "verification": 0}
 
 
 def table(whole: bool = False) -> str:
