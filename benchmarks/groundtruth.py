@@ -3,8 +3,8 @@
 python benchmarks/groundtruth.py            30 models, prints a table, writes benchmarks/results/groundtruth.json
 python benchmarks/groundtruth.py --resume   goes on where a run was stopped: models that it has measured are kept
 python benchmarks/groundtruth.py --quick    6 models, writes nothing
-python benchmarks/groundtruth.py --markdown prints the last run as docs/groundtruth.md shows it; --fill puts it there, and a
-shorter one into the README
+python benchmarks/groundtruth.py --markdown prints the last run as docs/groundtruth.md shows it; --fill puts it there,
+and a shorter one into the README
 
 Ten programs of the library, from some that take two blocks to `bigram_copy`, which takes six, each in three forms that
 have the same idle and distractor heads: "plain" columns, a "rotated" stream, "superposed" codes in a rotated stream.
