@@ -122,6 +122,7 @@ FORMULAS: dict[str, tuple[str, dict[str, Interval]]] = {
         "sqrt(((x - (x+y+z)/3)**2 + (y - (x+y+z)/3)**2 + (z - (x+y+z)/3)**2)/3)",
         {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}),
     "root harmonic": ("2*x*y/(x + y)", {"x": (0.1, 1), "y": (0.1, 1)}),
+    "root of cubes": ("(abs(x)**3 + abs(y)**3)**(1/3)", {"x": (-1, 1), "y": (-1, 1)}),
     "root difference": ("sqrt(x + 1) - sqrt(x)", {"x": (0, 10)}),
     "root ellipse": ("sqrt(1 - x**2/4)*3", {"x": (-2, 2)}),
     "root relativistic energy": ("sqrt(p**2 + m**2)", {"p": (-5, 5), "m": (0, 1)}),
@@ -141,6 +142,9 @@ FORMULAS: dict[str, tuple[str, dict[str, Interval]]] = {
     "physics resonance": ("1/sqrt((1 - w**2)**2 + (0.1*w)**2)", {"w": (0, 3)}),
     "physics rc": ("V*(1 - exp(-t/(R*C)))", {"V": (1, 10), "t": (0, 10), "R": (1, 5), "C": (0.5, 2)}),
     "physics pendulum energy": ("w**2/2 - cos(q)", {"w": (-3, 3), "q": (-6.3, 6.3)}),
+    "physics hodgkin-huxley rate": ("0.1*(v + 40)/(1 - exp(-(v + 40)/10))", {"v": (-100, 50)}),
+    "physics langevin": ("1/tanh(x) - 1/x", {"x": (-10, 10)}),
+    "physics escape velocity": ("sqrt(2*6.674e-11*M/r)", {"M": (1e24, 1e25), "r": (1e6, 1e7)}),
     "physics haversine": (
         "2*asin(sqrt(sin((p2 - p1)/2)**2 + cos(p1)*cos(p2)*sin((l2 - l1)/2)**2))",
         {"p1": (0, 0.5), "p2": (0.6, 1), "l1": (0, 0.5), "l2": (0.6, 1)}),
@@ -157,6 +161,16 @@ FORMULAS: dict[str, tuple[str, dict[str, Interval]]] = {
         "-20*exp(-0.2*sqrt((x**2 + y**2)/2)) - exp((cos(2*pi*x) + cos(2*pi*y))/2)", {"x": (-4, 4), "y": (-4, 4)}),
     "statistics himmelblau": ("(x**2 + y - 11)**2 + (x + y**2 - 7)**2", {"x": (-5, 5), "y": (-5, 5)}),
     "statistics gaussian mixture": ("exp(-(x - 2)**2)/3 + 2*exp(-(x + 2)**2/2)/3", {"x": (-6, 6)}),
+    "statistics portfolio volatility": (
+        "sqrt(w**2*a**2 + (1 - w)**2*b**2 + 2*w*(1 - w)*a*b*r)",
+        {"w": (0, 1), "a": (0.1, 0.4), "b": (0.1, 0.4), "r": (-0.9, 0.9)}),
+    "statistics bivariate normal": (
+        "exp(-(x**2 - 2*r*x*y + y**2)/(2*(1 - r**2)))/(2*pi*sqrt(1 - r**2))",
+        {"x": (-3, 3), "y": (-3, 3), "r": (-0.8, 0.8)}),
+    "statistics compound interest": ("(1 + r/n)**(n*t)", {"r": (0.01, 0.1), "n": (1, 12), "t": (1, 30)}),
+    "statistics hill": ("x**4/(K**4 + x**4)", {"x": (0, 10), "K": (1, 5)}),
+    "statistics inhibited growth": (
+        "m*S/(K + S + S**2/I)", {"m": (0.1, 1), "S": (0, 10), "K": (0.1, 1), "I": (1, 10)}),
     "statistics discount": ("c*(1 - (1 + r)**(-10))/r", {"c": (1, 10), "r": (0.01, 0.2)}),
 }  # fmt: skip
 
