@@ -23,7 +23,7 @@ import torch
 from ...certificates.certificate import Margin
 from ...certificates.rounding import TINY, UNIT, exp_ulps, gamma, up
 from ...dtypes import Array, dtype_name, stored
-from ...errors import CertificateError
+from ...errors import CertificateError, DomainError
 from ...heads.stored import refuse_endless, require_shapes
 from ...heads.token.bound import DEAD
 from ...network import AttentionLayer, AttentionOnly, Heads
@@ -115,7 +115,10 @@ def prove(
 ) -> Proof:  # fmt: skip
     """Prove that a network, or another one that simulates it, computes a program, or raise `CertificateError` that
     names the head which does not. Entries of one-hot tokens may be off by `radius`."""
-    return _Checker(facts, layout, network, positions, by, radius).run()
+    try:
+        return _Checker(facts, layout, network, positions, by, radius).run()
+    except DomainError as error:  # of weights that read what the program does not, such as means too many to list
+        raise CertificateError(f"a head reads what cannot be followed: {error}") from error
 
 
 class _Checker:
