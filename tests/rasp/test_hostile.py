@@ -64,7 +64,7 @@ def _fold(step: Callable[[Any, int], Any], count: int, first: Any) -> Any:
 
 def test_odd_programs() -> None:
     """Every column within its error in three orders of summation, several outputs, casts, tables that cancel."""
-    found = [HOSTILE.attack_odd(seed) for seed in (1015, 1023, 1032, 1034, 1056)]
+    found = [HOSTILE.attack_odd(seed) for seed in (1015, 1023, 1032, 1034, 1056, 951816)]
     assert [bad for _, bad in found if bad] == []
     assert {"exact", "certified", "several: exact", "several: certified"} <= {word for word, _ in found}
 
