@@ -172,11 +172,18 @@ def test_a_square_is_an_activation_like_any_other() -> None:
     assert "exported graph:" in str(report)
 
 
+def test_softshrink_of_any_width_is_recognised() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Softshrink(0.3), nn.Linear(4, 2)).eval()
+    converted, report = af.convert(model, X)
+    assert report.by_operation == {"piecewise_linear([-0.6, -0.3, 0.3, 0.6], [-0.3, 0.0, 0.0, 0.3])": 1}
+    assert float((converted(X) - model(X)).detach().abs().max()) <= 1e-3
+
+
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("module", "path"), [(nn.PReLU(8), "1"), (nn.Softshrink(), "1"), (nn.GLU(), "1"), (nn.Threshold(0.1, 20.0), "1")]
+    ("module", "path"), [(nn.PReLU(8), "1"), (nn.Hardshrink(), "1"), (nn.GLU(), "1"), (nn.Threshold(0.1, 20.0), "1")]
 )
 def test_unknown_modules_are_named_and_may_stay(module: nn.Module, path: str) -> None:
     width = 4 if isinstance(module, nn.GLU) else 8
@@ -189,11 +196,11 @@ def test_unknown_modules_are_named_and_may_stay(module: nn.Module, path: str) ->
 
 
 def test_all_unknown_modules_are_listed_at_once() -> None:
-    model = nn.Sequential(nn.Linear(3, 8), nn.PReLU(8), nn.Linear(8, 8), nn.Softshrink(), nn.Linear(8, 2))
+    model = nn.Sequential(nn.Linear(3, 8), nn.PReLU(8), nn.Linear(8, 8), nn.Hardshrink(), nn.Linear(8, 2))
     with pytest.raises(af.UnsupportedOperation) as caught:
         af.convert(model, X)
     assert "1: PReLU" in str(caught.value)
-    assert "3: Softshrink" in str(caught.value)
+    assert "3: Hardshrink" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def text(formula: str) -> str | None:
         ("clip(x, 0, 9)", "x"),
         ("leaky_relu(y, 0.2)", "leaky_relu(y, 0.2)"),
         ("sec(y)*cos(y)", "1"),
+        ("coth(y) + csch(z) - sech(x)", "-1/cosh(x) + 1/sinh(z) + 1/tanh(y)"),
         ("hypot(y, y)", "sqrt(2)*abs(y)"),
         ("atan2(y, x)", "atan(y/x)"),
         ("square(x) + reciprocal(z) + cube(y)", "1/z + x**2 + y**3"),

@@ -66,6 +66,8 @@ REFUSED: tuple[tuple[str, Intervals, str], ...] = (
     ("x**-0.5*x**0.5", {"x": (0, 1)}, "1/sqrt(x) is undefined at x = 0"),
     ("tan(x) - tan(x)", {"x": (1, 2)}, "x is 1.570796327"),
     ("cot(x)", {"x": (-1, 1)}, "sin(x) is 0"),
+    ("coth(x)", {"x": (-1, 1)}, "tanh(x) is 0 at x = 0"),
+    ("csch(x)", {"x": (0, 1)}, "sinh(x) is 0 at x = 0"),
     ("atan2(y, x)", {"x": (-1, 1), "y": (-1, 1)}, "jumps at the negative x axis"),
     ("exp(x)*y", {"x": (0, 1000), "y": (0, 1)}, "exp(x) overflows float64"),
     ("exp(exp(exp(x)))", {"x": (0, 8)}, "exp(exp(x)) overflows float64"),

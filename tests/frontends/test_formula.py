@@ -38,6 +38,7 @@ def same(one: object, other: object) -> bool:
         (sympy.sqrt(X) * sympy.pi + sympy.E**Y + sympy.Rational(1, 3), "sqrt(x)*pi + exp(y) + 1/3"),
         (sympy.Max(X, Y) + sympy.Min(X, 1) + sympy.Abs(X - Y), "max(x, y) + min(x, 1) + abs(x - y)"),
         (sympy.atan2(Y, X) + sympy.log(X, 2) + sympy.sec(Y / 4), "atan2(y, x) + log2(x) + sec(y/4)"),
+        (sympy.coth(X) + sympy.csch(Y) * sympy.sech(X), "1/tanh(x) + 1/(sinh(y)*cosh(x))"),
         (X**Y + sympy.Float("0.25") * X, "x**y + 0.25*x"),
         (lambda x, y: np.sin(x * y) + np.exp(-(x**2)) / y, "sin(x*y) + exp(-x**2)/y"),
         (lambda x, y: torch.tanh(x) * y.sqrt() - torch.clamp(x, 0.7, 1.0), "tanh(x)*sqrt(y) - clip(x, 0.7, 1.0)"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attnforge.box import Box
+from attnforge.errors import UnsupportedOperation
 from attnforge.frontends.module.capture import FunctionModule, traced
 from attnforge.frontends.module.program import Convention, _attempt, capture_module, supported_operations
 from attnforge.functions.registry import names
@@ -108,6 +109,11 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], Box, list[str] | None]] = {
     "huber": (lambda x: F.huber_loss(x, torch.zeros_like(x), reduction="none", delta=0.3), VECTOR, None),
     "distances": (lambda x: torch.exp(-torch.cdist(x, 2 + x.flip(1))), SEQUENCE, None),
     "adaptive pooling": (lambda x: F.adaptive_avg_pool1d(x, 2).square(), Box.cube(-1, 1, shape=(2, 5)), None),
+    "adaptive maxima": (lambda x: F.adaptive_max_pool1d(x, 2) * 2, Box.cube(-1, 1, shape=(2, 5)), None),
+    "maxima with places": (lambda x: F.max_pool1d(x, 2, return_indices=True)[0], Box.cube(-1, 1, shape=(2, 4)), None),
+    "softshrink": (lambda x: F.softshrink(x, 0.3) + F.softshrink(x, 0.0), VECTOR, None),
+    "nearest": (lambda x: F.interpolate(x, scale_factor=3).sin(), Box.cube(-1, 1, shape=(2, 4)), None),
+    "nearest of a size": (lambda x: F.interpolate(x, 5, mode="nearest-exact"), Box.cube(-1, 1, shape=(2, 3)), None),
     "one point": (lambda x: x[..., 0] * x[..., 1] + x.sum(-1), VECTOR, None),
 }
 
@@ -117,6 +123,22 @@ def test_operations(name: str) -> None:
     target, box, expected = OPERATIONS[name]
     program = agree(target, box)
     assert expected is None or words(program) == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        (
+            lambda x: F.max_pool1d(x, 2, return_indices=True)[1] * x[..., :2],
+            "places that max-pooling gives .* comparing data",
+        ),
+        (lambda x: F.adaptive_max_pool1d(x, 2, return_indices=True)[1] * x[..., :2], "places that max-pooling gives"),
+        (lambda x: F.interpolate(x, scale_factor=41), "differs between float32 and float64"),
+    ],
+)
+def test_places_that_depend_on_data_or_on_rounding_are_refused(target: Callable[[Tensor], Tensor], why: str) -> None:
+    with pytest.raises(UnsupportedOperation, match=why):
+        capture_module(target, Box.cube(-1, 1, shape=(2, 4)))
 
 
 def test_maxima_over_tokens_are_native() -> None:

@@ -140,6 +140,10 @@ def _with_options(candidate: Any) -> list[str]:
     slope, alpha = options.get("negative_slope", slope), options.get("alpha", alpha)
     names += [f"leaky_relu({float(s)!r})" for s in (slope, 0.01) if isinstance(s, (int, float))]
     names += [f"elu({float(a)!r})" for a in (alpha, 1.0) if isinstance(a, (int, float)) and a > 0]
+    given = options.get("lambd", getattr(candidate, "lambd", 0.5))
+    limit = float(given) if isinstance(given, (int, float)) else 0.0
+    if 0 < 2 * limit < math.inf:  # 2 limit - limit is exact, so that the slopes are 1
+        names.append(f"piecewise_linear({[-2.0 * limit, -limit, limit, 2.0 * limit]}, {[-limit, 0.0, 0.0, limit]})")
     low, high = getattr(candidate, "min_val", None), getattr(candidate, "max_val", None)
     if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high:
         ends = [float(low), float(high)]

@@ -31,9 +31,6 @@ _NO_BRANCHES = (
 )
 #: What other languages have, and how it is written here.
 _ELSEWHERE = {
-    "sech": "write 1/cosh(x)",
-    "csch": "write 1/sinh(x)",
-    "coth": "write 1/tanh(x)",
     "tg": "write tan(x)",
     "ctg": "write cot(x)",
     "sum": "write x + y",

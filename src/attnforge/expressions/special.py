@@ -51,6 +51,8 @@ STEPS: dict[str, Callable[[float], float]] = {
     "step": lambda u: int(u >= 0),
     "trunc": math.trunc,
 }
+#: Functions that are one over another.
+INVERSES = {"coth": "tanh", "csc": "sin", "csch": "sinh", "sec": "cos", "sech": "cosh"}
 
 
 def _count(word: str, arguments: Sequence[Expr], wanted: int, example: str) -> None:
@@ -171,14 +173,10 @@ def _between(node: Expr) -> str:
     return f"{node.short()} reaches from {node.range[0]:.6g} to {node.range[1]:.6g}"
 
 
-def _sec(graph: Graph, arguments: list[Expr]) -> Expr:
-    _count("sec", arguments, 1, "sec(x)")
-    return 1 / graph.call("cos", arguments[0])
-
-
-def _csc(graph: Graph, arguments: list[Expr]) -> Expr:
-    _count("csc", arguments, 1, "csc(x)")
-    return 1 / graph.call("sin", arguments[0])
+def _inverse(word: str, of: str, graph: Graph, arguments: list[Expr]) -> Expr:
+    """1/of(x), which has a name of its own."""
+    _count(word, arguments, 1, f"{word}(x)")
+    return 1 / graph.call(of, arguments[0])
 
 
 def _cot(graph: Graph, arguments: list[Expr]) -> Expr:
@@ -191,14 +189,13 @@ SPECIAL: dict[str, Callable[[Graph, list[Expr]], Expr]] = {
     "cbrt": _cbrt,
     "clip": _clip,
     "cot": _cot,
-    "csc": _csc,
+    **{word: functools.partial(_inverse, word, of) for word, of in INVERSES.items()},
     "hypot": _hypot,
     "log": _log,
     "max": _max,
     "min": _min,
     "mod": _mod,
     "pow": _pow,
-    "sec": _sec,
     **{word: functools.partial(_step, word) for word in STEPS},
 }
 

@@ -35,6 +35,9 @@ def join_pieces(module: GraphModule, constants: Mapping[str, Tensor]) -> None:
     """Rewrite every `where` of a captured graph that can be; `constants` are the placeholders that are no inputs."""
     for node in list(module.graph.nodes):
         if node.op == "call_function" and operator_name(node) == "where" and len(node.args) == 3:
+            if (shrunk := _softshrink(node)) is not None:
+                node.target, node.args = torch.ops.aten.softshrink.default, shrunk
+                continue
             _join(_Pieces(module, constants), node)
     module.graph.eliminate_dead_code()
     module.recompile()
@@ -71,6 +74,27 @@ def _join(pieces: _Pieces, node: Any) -> None:
         else:  # a piece that is a number is a(c) itself, and nothing is left of it
             (total,), here = node_of, 0.0
     node.target, node.args = torch.ops.aten.sub.Scalar, (total, here)
+
+
+def _softshrink(node: Any) -> tuple[Any, float] | None:
+    """x and c where the node is torch's own definition of softshrink, where(|x| > c, x - c sign(x), 0 x), c >= 0."""
+    test, outside, inside = node.args
+    far, shift, nothing = (_arguments(one, name) for one, name in ((test, "gt"), (outside, "sub"), (inside, "mul")))
+    size, step = _arguments(far[:1], "abs"), _arguments(shift[1:], "mul")
+    if len(far) != 2 or len(size) != 1 or len(step) != 2 or len(shift) != 2 or len(nothing) != 2:
+        return None
+    x, limit = size[0], far[1]
+    same = shift[0] is x and nothing[0] is x and _arguments(step[:1], "sign") == (x,)
+    numbers = isinstance(limit, (int, float)) and limit >= 0 and step[1] == limit and nothing[1] == 0
+    return (x, float(limit)) if same and numbers else None
+
+
+def _arguments(node: Any, name: str) -> tuple[Any, ...]:
+    """The arguments of a node, or of the only one in a tuple, that calls the operator `name`; none of any other."""
+    if isinstance(node, tuple):
+        return _arguments(node[0], name) if len(node) == 1 else ()
+    called = getattr(node, "op", "") == "call_function" and operator_name(node) == name
+    return tuple(node.args) if called and not node.kwargs else ()
 
 
 def _in_place_of(moved: Mapping[Any, Any], node: Any) -> Any:

@@ -81,9 +81,7 @@ class Execution:
         kwargs: dict[str, Any] = dict(map_arg(node.kwargs, lambda n: values[n]))
         if node.target is operator.getitem and isinstance(args[0], (list, tuple, Unknown)):
             item = args[0] if isinstance(args[0], Unknown) else args[0][args[1]]
-            if isinstance(item, Unknown) and item.why:
-                return self._record(node, item.why)
-            return item
+            return self._read(node, item)
         found = list(leaves([args, kwargs]))
         if not any(map(is_data, found)):
             return (
@@ -91,15 +89,24 @@ class Execution:
                 if _is_random(node)
                 else self._constant(node, args, kwargs)
             )
-        if any(isinstance(leaf, Unknown) for leaf in found):
+        unknown = [leaf for leaf in found if isinstance(leaf, Unknown)]
+        if unknown:
+            if unknown[0].why:
+                return self._read(node, unknown[0])
             hopeless = operator_name(node) not in TABLE and _decomposition(node.target) is None
             return self._record(node, reason(operator_name(node))) if hopeless else Unknown()
         if not self._outer:
             self.tape.label = self._label(node)
         try:
-            return self._written(node, args, kwargs)
+            return self._read(node, self._written(node, args, kwargs))
         except Refusal as refusal:
             return self._record(node, str(refusal), isinstance(refusal, BatchRefusal))
+
+    def _read(self, node: Node, value: Any) -> Any:
+        """A value that a node reads; an unknown one is a problem once it leaves the operator that made it."""
+        if isinstance(value, Unknown) and value.why and not self._outer:
+            return self._record(node, value.why)
+        return value
 
     def _constant(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if not isinstance(node.target, OpOverload):

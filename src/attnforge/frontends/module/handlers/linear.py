@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import atoms as algebra
 from ..atoms import Refusal, Tape
-from ..values import Value, add, atoms, matmul, multiply, rearranged, rescale, shape, subtract, wrap
+from ..values import Unknown, Value, add, atoms, matmul, multiply, rearranged, rescale, shape, subtract, wrap
 from .reduce import largest, total
 from .table import Operation, handles
 
@@ -101,6 +101,8 @@ def _cross(tape: Tape, call: Operation) -> Value:
 def _windows(ids: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
     """ids (N, C, space...) as (N, out..., C, kernel...); padding with zeros."""
     rank = len(kernel)
+    if ids.dim() != rank + 2:
+        raise Refusal("its input has no batch dimension")
     ids = torch.nn.functional.pad(ids, [p for pad in reversed(padding) for p in (pad, pad)])
     for axis in range(rank):
         ids = ids.unfold(2 + axis, (kernel[axis] - 1) * dilation[axis] + 1, stride[axis])[..., :: dilation[axis]]
@@ -160,6 +162,11 @@ def _avg_pool(tape: Tape, call: Operation) -> Value:
     return rearranged(tape, out, lambda i: i.movedim(-1, 1))
 
 
+def _window(j: int, length: int, wanted: int) -> tuple[int, int]:
+    """From where to where the window `j` of an adaptive pooling reaches."""
+    return j * length // wanted, -(-(j + 1) * length // wanted)
+
+
 @handles(*(f"{mark}adaptive_avg_pool{rank}d" for mark in ("", "_") for rank in (1, 2, 3)), note="affine")
 def _adaptive_avg_pool(tape: Tape, call: Operation) -> Value:
     x, size = call["self"], call["output_size"]
@@ -168,14 +175,18 @@ def _adaptive_avg_pool(tape: Tape, call: Operation) -> Value:
         length = shape(x)[axis]
         weight = torch.zeros(length, wanted, dtype=torch.float64)
         for j in range(wanted):
-            start, end = j * length // wanted, -(-(j + 1) * length // wanted)
+            start, end = _window(j, length, wanted)
             weight[start:end, j] = tape.reciprocal(end - start)
         x = rearranged(tape, x, lambda i, a=axis: i.movedim(a, -1))
         x = rearranged(tape, product(tape, x, weight), lambda i, a=axis: i.movedim(-1, a))
     return x
 
 
-@handles("max_pool1d", "max_pool2d", "max_pool2d_with_indices", "max_pool3d", note="without padding: relus")
+_PLACES = Unknown("the places that max-pooling gives beside the numbers choose by comparing data")
+_MAX_POOLS = tuple(f"max_pool{rank}d{end}" for rank in (1, 2, 3) for end in ("", "_with_indices"))
+
+
+@handles(*_MAX_POOLS, note="without padding, and without the places: relus")
 def _max_pool(tape: Tape, call: Operation) -> Any:
     rank = int(call.name[8])
     kernel, padding, dilation = (_spread(call[key], rank) for key in ("kernel_size", "padding", "dilation"))
@@ -185,4 +196,18 @@ def _max_pool(tape: Tape, call: Operation) -> Any:
     patches = _windows(atoms(tape, call["self"]), kernel, stride, padding, dilation)
     dims = list(range(patches.dim() - rank, patches.dim()))[::-1]
     out = rearranged(tape, largest(tape, wrap(tape, patches), dims, False), lambda i: i.movedim(-1, 1))
-    return [out, None] if call.name.endswith("indices") else out
+    return [out, _PLACES] if call.name.endswith("indices") else out
+
+
+@handles(*(f"adaptive_max_pool{rank}d" for rank in (1, 2, 3)), note="without the places: relus")
+def _adaptive_max_pool(tape: Tape, call: Operation) -> Any:
+    x, rank = call["self"], int(call.name[-2])
+    for axis, wanted in zip(range(-rank, 0), _spread(call["output_size"], rank), strict=True):
+        dim = axis + len(shape(x))
+        windows = []
+        for j in range(wanted):
+            start, end = _window(j, shape(x)[dim], wanted)
+            window = rearranged(tape, x, lambda i, a=dim, b=start, c=end: i.narrow(a, b, c - b))
+            windows.append(atoms(tape, largest(tape, window, [dim], True)))
+        x = wrap(tape, torch.cat(windows, dim))
+    return [x, _PLACES]

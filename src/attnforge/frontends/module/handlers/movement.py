@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,6 +41,8 @@ _MOVEMENT = words(
     diag diag_embed pixel_shuffle pixel_unshuffle"""
 )
 _VIEWS = ("view", "_unsafe_view", "view_copy", "_reshape_alias")
+_NEAREST = tuple(f"{way}{rank}d" for way in ("upsample_nearest", "_upsample_nearest_exact") for rank in (1, 2, 3))
+_COUNTED = 2**24  # up to which float32 holds every whole number
 _PADS = words(
     """reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
     im2col"""
@@ -81,6 +84,21 @@ def _pad(tape: Tape, call: Operation) -> Any:
     # These exist for floats only, which hold an atom's number exactly as long as it is below 2^53.
     arguments = {key: value for key, value in call.arguments.items() if key != "self"}
     return moved(tape, [call["self"]], lambda change: call.target(change(call["self"]).double(), **arguments).long())
+
+
+@handles(*_NEAREST, note="movement of data by constant sizes and factors: free")
+def _nearest(tape: Tape, call: Operation) -> Any:
+    key = "input" if "input" in call.arguments else "self"
+    arguments = {name: value for name, value in call.arguments.items() if name != key}
+    size = shape(call[key])
+    # Where entries come from depends on sizes alone, and is found in the dtype of the data, where it may round.
+    places = torch.arange(math.prod(size)).reshape(size)
+    if places.numel() > _COUNTED:
+        raise Refusal(f"it enlarges more than {_COUNTED} numbers")
+    single, double = (call.target(places.to(d), **arguments).long() for d in (torch.float32, torch.float64))
+    if not torch.equal(single, double):
+        raise Refusal("which entries it copies differs between float32 and float64, by the rounding of its factor")
+    return moved(tape, [call[key]], lambda change: change(call[key]).flatten()[double])
 
 
 @handles(

@@ -90,6 +90,13 @@ def _softplus(tape: Tape, call: Operation) -> Value:
     return rescale(tape, bent, tape.reciprocal(beta))
 
 
+@handles("softshrink", note="relu(x - lambd) - relu(-x - lambd)")
+def _softshrink(tape: Tape, call: Operation) -> Value:
+    limit = float(call.get("lambd", 0.5))
+    above, below = (apply(tape, rescale(tape, call["self"], side, -limit), "relu") for side in (1.0, -1.0))
+    return subtract(tape, above, below)
+
+
 @handles("celu", note="any alpha but 0")
 def _celu(tape: Tape, call: Operation) -> Value:
     alpha = float(call.get("alpha", 1))
