@@ -9,6 +9,7 @@ python benchmarks/kernel.py --names distance ramp "fast gelu"
                                         networks of such names, in both dtypes; the results keep the others
 python benchmarks/kernel.py --mutants   changes stored numbers, headers, derivations: each must be covered or refused;
                                         goes on where it was stopped
+python benchmarks/kernel.py --fill      puts the table of mutants of the last run into docs/kernel.md
 """
 
 from __future__ import annotations
@@ -38,9 +39,20 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 from formulas import FORMULAS  # noqa: E402
+from mutants import (  # noqa: E402
+    EDITS,
+    changed_at,
+    edited,
+    file_mutants,
+    leaves_of,
+    module_of,
+    network_error,
+    verdict,
+)  # fmt: skip
+from readme import filled  # noqa: E402
 
 import attnforge as af  # noqa: E402
-from attnforge import rasp  # noqa: E402
+from attnforge import rasp, theorems  # noqa: E402
 from attnforge.certificates.certified import WRONG, CertifiedModule  # noqa: E402
 from attnforge.compiler.alone import derive as derive_head  # noqa: E402
 from attnforge.compiler.compiled import CompiledNetwork  # noqa: E402
@@ -48,22 +60,27 @@ from attnforge.compiler.derivation import derive  # noqa: E402
 from attnforge.compiler.pipeline import compile_program  # noqa: E402
 from attnforge.demo import TARGETS  # noqa: E402
 from attnforge.errors import AttnforgeError, CertificateError  # noqa: E402
+from attnforge.export.plain.build import to_plain  # noqa: E402
+from attnforge.export.plain.transformer import PlainTransformer  # noqa: E402
+from attnforge.groundtruth import vary  # noqa: E402
 from attnforge.heads.anchor.head import AnchorHead  # noqa: E402
+from attnforge.heads.chain.head import ChainHead  # noqa: E402
 from attnforge.heads.choose import FAST  # noqa: E402
 from attnforge.heads.fast.activation import FastActivation  # noqa: E402
 from attnforge.heads.gate.head import GateHead  # noqa: E402
+from attnforge.heads.norm.head import NormHead  # noqa: E402
 from attnforge.heads.product.head import ProductHead  # noqa: E402
 from attnforge.heads.token.head import TokenHead  # noqa: E402
 from attnforge.kernel.file import Saved, Tensor, parse  # noqa: E402
 from attnforge.kernel.prove import prove  # noqa: E402
 from attnforge.kernel.scalar import Cell, error_on  # noqa: E402
-from attnforge.programs.interpret import values  # noqa: E402
 from attnforge.programs.positions import prepared  # noqa: E402
 from attnforge.programs.program import Builder, Program  # noqa: E402
 from attnforge.rasp.network.compiled import CompiledProgram  # noqa: E402
 from attnforge.rasp.network.derivation import derive as words_of  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "kernel.json"
+PAGE = ROOT / "docs" / "kernel.md"
 GOALS = {"float32": (torch.float32, 1e-3), "float64": (torch.float64, 1e-6)}
 LOOSER = 1000.0  # times the goal, for formulas that the dtype does not allow so well
 QUICK = ("gauss", "friction", "coulomb", "distance", "corner", "clipped", "sinc", "barometric")
@@ -79,7 +96,6 @@ GATES: dict[str, Callable[..., GateHead]] = {
     "silu": functools.partial(GateHead.silu, -4, 4), "ramp": functools.partial(GateHead.ramp, -1, 2, lo=-3, hi=4),
     "piecewise": functools.partial(GateHead.piecewise_linear, [-1, 0, 0.5, 2], [1, 0, 2, -1]),
 }  # fmt: skip
-POINTS = 20_000  # at which the error of a mutant is measured
 EFFORT = 200  # parts of the box that the derivation of a mutant looks at: norms need a hundred
 
 
@@ -199,15 +215,6 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 # -- mutation ----------------------------------------------------------------------------------------------------------
 
-EDITS: dict[str, Callable[[float, float], float]] = {
-    "times 1.01": lambda x, other: x * 1.01,
-    "plus 1": lambda x, other: x + 1.0,
-    "NaN": lambda x, other: math.nan,
-    "zero": lambda x, other: 0.0,
-    "swapped": lambda x, other: other,
-}
-
-
 TOKENS: dict[str, Callable[[Builder], int]] = {
     "attention": lambda b: b.attention(0, 0, 0, 0.7, mask=[[0, -math.inf, 0.5], [0, 0, -math.inf], [-1, 0, 0.25]]),
     "softmax": lambda b: b.softmax(0),
@@ -236,8 +243,48 @@ def subject(name: str, dtype: torch.dtype = torch.float32) -> CompiledNetwork:
     return af.compile(dict(NETWORKS)[name], af.Box(x=(-1, 1), y=(0.5, 2)), eps=1e-2)
 
 
+def exported(name: str) -> PlainTransformer:
+    """A small network in its plain form."""
+    if name == "program":
+        return to_plain(af.compile(rasp.library.sort(), rasp.Sequences("abc", 4)))
+    return to_plain(subject(name))
+
+
+def varied(name: str) -> PlainTransformer:
+    """The same with its columns in another order and with heads that do nothing."""
+    return vary(exported(name), ["permuted", "split", "distractor", "idle"], seed=2)
+
+
+FILES: dict[str, Callable[[], CertifiedModule]] = {
+    "head: anchor": functools.partial(AnchorHead.fit, "sin", -2, 2, anchors=16),
+    "head: relative": functools.partial(AnchorHead.fit, "exp", -2, 2, anchors=24, relative=True),
+    "head: relative, negative": functools.partial(AnchorHead.fit, "log", 0.1, 0.5, anchors=9, relative=True),
+    **{f"head: {name}": GATES[name] for name in ("relu", "hard tanh", "silu", "ramp", "piecewise")},
+    "head: product": functools.partial(ProductHead.fit, (0, 1), (-5, 1)),
+    "head: maximum": functools.partial(TokenHead.max, 3, 2, -1, 1, eps=1e-2),
+    "head: minimum": functools.partial(TokenHead.min, 3, 2, -1, 2, eps=1e-2),
+    "head: prefix mean": functools.partial(TokenHead.prefix_mean, 3, 2),
+    "head: mixture": functools.partial(TokenHead.mix, torch.tensor([[0.5, 0.25], [1.0, -0.5]]), 2),
+    "norm: layer": functools.partial(NormHead.fit, 6, (0.4, 5.0), heads=6),
+    "norm: rms": functools.partial(NormHead.fit, 5, (0.5, 2.0), heads=5, kind="rms"),
+    "chain: hardswish": functools.partial(ChainHead.fit, "hardswish", -4, 4, eps=1e-2),
+    "chain: elu": functools.partial(ChainHead.fit, "elu", -4, 4, eps=1e-2),
+    "fast: tanh": functools.partial(FastActivation.fit, "tanh", -3, 3),
+    "fast: gelu": functools.partial(FastActivation.fit, "gelu", -2, 3, anchors=12),
+    "fast: mish": functools.partial(FastActivation.fit, "mish", -2, 2, anchors=15),
+    "ramp: warm": functools.partial(theorems.ramp, torch.tensor([1.0, -2.0]), 0.3, -1, 1, 16, variant="warm", radius=2),
+    "ramp: gate": functools.partial(theorems.ramp, torch.tensor([1.0, -2.0]), 0.3, -1, 1, 16, variant="gate", radius=2),
+    **{f"plain: {name}": functools.partial(exported, name) for name in ("anchor", "gate", "attention", "maximum")},
+    "plain: program": functools.partial(exported, "program"),
+    **{f"variant: {name}": functools.partial(varied, name) for name in ("anchor", "attention", "program")},
+}  # fmt: skip
+
+
 def of_subject(name: str, count: int, source: random.Random) -> Iterator[tuple[str, str]]:
     """All mutants of one subject."""
+    if name in FILES:
+        yield from file_mutants(FILES[name](), count, source)
+        return
     if name.startswith("program "):
         program, domain = programs()[name.removeprefix("program ")]
         yield from program_mutants(af.compile(program, domain), count, source)
@@ -248,37 +295,7 @@ def of_subject(name: str, count: int, source: random.Random) -> Iterator[tuple[s
         yield from make(net, chosen, count, source)
 
 
-def errors(net: CompiledNetwork, program: Program, points: int = POINTS) -> float:
-    """The largest |network - program| at points of the program's box, corners among them; infinity for NaN."""
-    box = program.box.outward(net.dtype)
-    low, high = (end.reshape(-1).double() for end in (box.lower, box.upper))
-    share = torch.rand(points, len(low), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    corners = torch.rand(points // 4, len(low), generator=torch.Generator().manual_seed(2)).round().double()
-    x = (low + (high - low) * torch.cat([share, corners])).to(net.dtype)
-    x = torch.minimum(torch.maximum(x, low.to(net.dtype)), high.to(net.dtype))
-    with torch.no_grad():
-        x = x.reshape(-1, *program.box.shape)
-        found, exact = (out.double().reshape(len(x), -1) for out in (net.core(x), values(program, x.double())))
-    if not torch.isfinite(found).all():
-        return math.inf
-    return float((found - exact).abs()[torch.isfinite(exact)].max())  # where the program has a value
-
-
-def verdict(bound: Callable[[], float], error: Callable[[], float]) -> str:
-    """Whether a mutant is refused, covered, or proved to be better than it is."""
-    try:
-        proved = bound()
-    except CertificateError:
-        return "refused"
-    try:
-        return "covered" if error() <= proved else "BROKEN"
-    except AttnforgeError:  # the file does not even load
-        return "refused"
-
-
-def stored_mutants(
-    net: CompiledNetwork, chosen: Any, count: int, source: random.Random
-) -> Iterator[tuple[str, str]]:
+def stored_mutants(net: CompiledNetwork, chosen: Any, count: int, source: random.Random) -> Iterator[tuple[str, str]]:
     """Entries of stored tensors changed alone: the table's name, the verdict with the old and a fresh derivation."""
     saved = parse(net.written())
     places = [(name, i) for name, tensor in saved.tensors.items() for i in range(len(tensor.numbers))]
@@ -291,42 +308,12 @@ def stored_mutants(
         old = saved.tensors[name]
         changed = Saved(saved.header, {**saved.tensors, name: Tensor(old.dtype, old.shape, numbers)}, saved.weights)
         kind = name.split(".")[-1]
-        yield kind, verdict(lambda: prove(changed, chosen).bound, lambda: errors(mutant, net.program))  # noqa: B023
+        yield kind, verdict(lambda: prove(changed, chosen).bound, lambda: network_error(mutant, net.program))  # noqa: B023
 
         def fresh() -> float:
             return prove(changed, derive(mutant, changed, net.bound, effort=EFFORT)).bound  # noqa: B023
 
-        yield f"{kind}, fresh", verdict(fresh, lambda: errors(mutant, net.program))  # noqa: B023
-
-
-def leaves_of(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths of all numbers, words and flags in plain JSON."""
-    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    found = False
-    for key, value in inner:
-        found = True
-        yield from leaves_of(value, (*path, key))
-    if not found and path:
-        yield path
-
-
-def changed_at(data: Any, path: tuple[Any, ...], source: random.Random) -> Any:
-    """A copy with one entry changed."""
-    out = copy.deepcopy(data)
-    inner = out
-    for key in path[:-1]:
-        inner = inner[key]
-    old = inner[path[-1]]
-    new: Any = source.choice([None, "x", -1, [], {}])
-    if isinstance(old, bool):
-        new = not old
-    elif isinstance(old, (int, float)):
-        choices = [old * 1.01 if isinstance(old, float) else old + 1, old + 1, 0, -old, 1e300, new]
-        new = source.choice(choices)
-    elif isinstance(old, str):
-        new = source.choice(["sin", "tanh", "square", "expr: y", "product", "apply", "all", "first", new])
-    inner[path[-1]] = new
-    return out
+        yield f"{kind}, fresh", verdict(fresh, lambda: network_error(mutant, net.program))  # noqa: B023
 
 
 def derivation_mutants(
@@ -335,7 +322,7 @@ def derivation_mutants(
     """Choices of the derivation changed alone."""
     saved = parse(net.written())
     every = list(leaves_of(chosen))
-    error = errors(net, net.program)
+    error = network_error(net, net.program)
     for _ in range(count):
         kind = source.choice(sorted({path[0] for path in every}))
         path = source.choice([path for path in every if path[0] == kind])
@@ -359,7 +346,7 @@ def header_mutants(net: CompiledNetwork, chosen: Any, count: int, source: random
                 arrays = {k: np.array(v, dtype=np.float64) for k, v in wrong["arrays"].items()}  # noqa: B023
             except (TypeError, ValueError, AttributeError) as problem:
                 raise CertificateError("these are no arrays") from problem
-            return errors(net, Program.from_json(wrong["program"], arrays))  # noqa: B023
+            return network_error(net, Program.from_json(wrong["program"], arrays))  # noqa: B023
 
         changed = replace(saved, header=header)
         yield f"header, {kind}", verdict(lambda: prove(changed, chosen).bound, error)  # noqa: B023
@@ -379,7 +366,7 @@ def programs() -> dict[str, tuple[Any, rasp.Sequences]]:
     return found
 
 
-def program_error(net: CompiledProgram) -> float:
+def program_error(net: Any) -> float:
     """How wrong a network is on all sequences of its domain: 1 for another value, the difference for numbers."""
     worst, given = 0.0, list(net.domain)
     for sequence, got in zip(given, net.run(given), strict=True):
@@ -393,29 +380,18 @@ def program_error(net: CompiledProgram) -> float:
     return worst
 
 
-def rebuilt(saved: Saved) -> CompiledProgram:
-    """The network that the contents of a file describe."""
-    kinds = {"float32": torch.float32, "float64": torch.float64}
-    tensors = {k: torch.tensor(t.numbers, dtype=kinds[t.dtype]).reshape(t.shape) for k, t in saved.tensors.items()}
-    return CompiledProgram.rebuild(saved.header["config"], tensors)
-
-
 def program_mutants(net: CompiledProgram, count: int, source: random.Random) -> Iterator[tuple[str, str]]:
     """Stored numbers, words and descriptions of a token program, each changed alone."""
     saved, words = parse(net.written()), words_of(net)
     places = [(name, i) for name, tensor in saved.tensors.items() for i in range(len(tensor.numbers))]
     for name, i in source.sample(places, min(count, len(places))):
-        old, edit = saved.tensors[name], source.choice(sorted(EDITS))
-        numbers = torch.tensor(old.numbers, dtype=net.dtype)
-        numbers[i] = EDITS[edit](float(numbers[i]), float(numbers[(i + 1) % len(numbers)]))
-        new = Tensor(old.dtype, old.shape, tuple(numbers.double().tolist()))
-        mutant = Saved(saved.header, {**saved.tensors, name: new}, saved.weights)
-        yield name.split(".")[-1], verdict(lambda: prove(mutant, words).bound, lambda: program_error(rebuilt(mutant)))  # noqa: B023
+        mutant = edited(saved, name, i, source.choice(sorted(EDITS)))
+        yield name.split(".")[-1], verdict(lambda: prove(mutant, words).bound, lambda: program_error(module_of(mutant)))  # noqa: B023
     for name, old in saved.tensors.items():
         scaled = torch.tensor(old.numbers, dtype=net.dtype) * 0.01
         new = Tensor(old.dtype, old.shape, tuple(scaled.double().tolist()))
         mutant = Saved(saved.header, {**saved.tensors, name: new}, saved.weights)
-        yield "scaled", verdict(lambda: prove(mutant, words).bound, lambda: program_error(rebuilt(mutant)))  # noqa: B023
+        yield "scaled", verdict(lambda: prove(mutant, words).bound, lambda: program_error(module_of(mutant)))  # noqa: B023
     right, every = program_error(net), list(leaves_of(words))
     for _ in range(count):
         path = source.choice(every)
@@ -431,7 +407,7 @@ def program_mutants(net: CompiledProgram, count: int, source: random.Random) -> 
 
         def error() -> float:
             try:
-                net = rebuilt(mutant)  # noqa: B023
+                net = module_of(mutant)  # noqa: B023
                 same = words_of(net)["outputs"] == words["outputs"]  # as `check` asks
             except (AttnforgeError, *WRONG) as problem:
                 raise CertificateError("the file does not load") from problem
@@ -447,7 +423,7 @@ def mutation(
     whole = json.loads(kept.read_text("utf-8")) if kept is not None else {}
     done: dict[str, dict[str, dict[str, int]]] = whole.setdefault("mutants", {})
     networks = dict.fromkeys(name for name, _ in NETWORKS)
-    every = [*networks, *TOKENS, "mlp", *(f"program {name}" for name in programs())]
+    every = [*networks, *TOKENS, "mlp", *(f"program {name}" for name in programs()), *FILES]
     for name in every:
         if (names is not None and name not in names) or name in done:
             continue
@@ -468,6 +444,44 @@ def mutation(
     return found
 
 
+#: What stands before the name of a subject -> the row that the page has for such subjects.
+ROWS = {
+    "program ": "token programs", "head: ": "heads on their own", "norm: ": "norms on their own", "chain: ": "chains",
+    "fast: ": "fast activations", "ramp: ": "ramps", "plain: ": "plain transformers", "variant: ": "variants",
+}  # fmt: skip
+CHANGED = ("a stored number", "the same, derived again", "the derivation", "the description")
+
+
+def changed_where(kind: str) -> str:
+    """Which part of a file the mutants of a kind change."""
+    if kind.endswith(", fresh"):
+        return CHANGED[1]
+    return {"derivation": CHANGED[2], "header": CHANGED[3]}.get(kind.partition(",")[0], CHANGED[0])
+
+
+def markdown(mutants: dict[str, dict[str, dict[str, int]]]) -> str:
+    """The table of mutants as docs/kernel.md shows it."""
+    rows: dict[str, dict[str, Counter[str]]] = {}
+    subjects = Counter[str]()
+    for name, own in mutants.items():
+        row = next((row for start, row in ROWS.items() if name.startswith(start)), "networks")
+        subjects[row] += 1
+        for kind, counts in own.items():
+            rows.setdefault(row, {}).setdefault(changed_where(kind), Counter()).update(counts)
+    total = {where: sum((row.get(where, Counter()) for row in rows.values()), Counter[str]()) for where in CHANGED}
+    every = sum(total.values(), Counter[str]())
+    lines = [
+        f"Of {every.total():,} mutants of {subjects.total()} files {every['covered']:,} are covered, "
+        f"{every['refused']:,} refused, and {every['BROKEN']} neither. Covered + refused, by what is changed:", "",
+        f"| files | {' | '.join(CHANGED)} |", "| --- " * (len(CHANGED) + 1) + "|",
+    ]  # fmt: skip
+    for row, own in (*rows.items(), ("all", total)):
+        cells = [own.get(where, Counter()) for where in CHANGED]
+        shown = (f"{c['covered']:,} + {c['refused']:,}" if c else "" for c in cells)
+        lines.append(f"| {subjects[row] or subjects.total()} {row} | {' | '.join(shown)} |")
+    return "\n".join(lines).replace(f"| {subjects.total()} all |", f"| all {subjects.total()} |")
+
+
 def main() -> int:
     """Run what was asked for; 1 where a mutant escaped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -475,11 +489,18 @@ def main() -> int:
     parser.add_argument("--only", choices=list(KINDS), nargs="+")
     parser.add_argument("--names", nargs="+", default=[])
     parser.add_argument("--mutants", type=int, nargs="?", const=100, default=0)
+    parser.add_argument("--subjects", nargs="+", help="with --mutants: these alone")
+    parser.add_argument("--fill", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     given, console = parser.parse_args(), Console()
     if given.mutants:
-        found = mutation(given.mutants, console, given.seed, kept=RESULTS)
+        names = tuple(given.subjects) if given.subjects else None
+        found = mutation(given.mutants, console, given.seed, names, RESULTS)
         return int(any(counts["BROKEN"] for counts in found.values()))
+    if given.fill:
+        shown = markdown(json.loads(RESULTS.read_text("utf-8"))["mutants"])
+        PAGE.write_text(filled(PAGE.read_text("utf-8"), "mutants", shown), encoding="utf-8", newline="\n")
+        return 0
     if given.quick:
         console.print(summary(list(acceptance(formulas(QUICK), "formula", console))))
         return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flint import arb, fmpq
+from flint import arb, ctx, fmpq
 
 from attnforge.expressions.composite import named
 from attnforge.functions import registry
@@ -20,9 +20,11 @@ from attnforge.kernel.balls import NotProved, coefficients, down, reach, series,
 from attnforge.kernel.file import outward
 from attnforge.kernel.functions import evaluate, function
 from attnforge.kernel.program import Form
+from attnforge.kernel.prove import _moved
 from attnforge.kernel.roots import sum_of
-from attnforge.kernel.rounding import EXPONENTIAL, MACHINES, Softmax, affine_rounding
-from attnforge.kernel.scalar import Cell, Head, HeadSum, Table, _near, cell_error, error_on
+from attnforge.kernel.rounding import EXPONENTIAL, MACHINES, Machine, Softmax, affine_rounding
+from attnforge.kernel.scalar import Cell, Head, HeadSum, Table, Weights, _logit_errors, _near, cell_error, error_on
+from attnforge.kernel.values import plain
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = [1e-300, 1e-100, 1e-30, 1e-10, 1e-4, 1e-1, 1.0]  # of errors: from what hardly is one to all there is
@@ -44,6 +46,78 @@ def test_every_lemma_names_functions_that_exist() -> None:
         for label in re.findall(r"\bK\d+\b", path.read_text("utf-8"))
     }  # fmt: skip
     assert cited and cited <= set(labels)
+
+
+def test_roundings_in_a_row_are_within_gamma() -> None:
+    """K1: any k factors 1 + d or 1 / (1 + d), |d| <= u, the worst ones among them."""
+    source = random.Random(2)
+    with working():
+        for machine in (FLOAT32, FLOAT64):
+            for k in (1, 2, 7, 100, 1000):
+                for sign in (-1, 1, 0):
+                    product = arb(1)
+                    for _ in range(k):
+                        d = machine.u * (sign or source.uniform(-1, 1))
+                        product = product * (1 + d) if sign > 0 or source.random() < 0.5 else product / (1 + d)
+                    assert abs(product - 1) <= machine.gamma(k) * (1 + arb(2) ** -100)  # 1 / (1 - u) is as far
+            assert (1 + machine.gamma(3)) * (1 + machine.gamma(5)) <= 1 + machine.gamma(8) < 1 + 8.001 * machine.u
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_logits_move_by_no_more_than_their_lemma_says(size: float) -> None:
+    """K3 where nothing rounds: queries that err by up to size move logits, up to a number common to all slots."""
+    source, still = random.Random(4), Machine(arb(0), arb(0), FLOAT64.huge)
+    with working():
+        for _ in range(30):
+            keys = tuple((source.gauss(0, 3), source.gauss(0, 3)) for _ in range(5))
+            loose = (size, size * source.random())
+            head = Head(((1.0, 0.0), (0.5, 1.0)), keys, False, (0.0, 0.0, 0.0), (0.0,) * 5, 1.0, loose)
+            y, r = arb(source.gauss(0, 1)), arb(source.random())
+            errors = _logit_errors(head, still, Weights.of(head, y, r), y, r)
+            with ctx.workprec(1200):
+                moves = [arb(e) * source.choice([-1, 1, source.uniform(-1, 1)]) for e in loose]
+                moved = [arb(a) * moves[0] + arb(b) * moves[1] for a, b in keys]
+                for i in range(5):
+                    apart = [abs(moved[i] - moved[j]) * (1 - arb(2) ** -100) for j in range(i)]  # may be all there is
+                    assert all(x <= errors[i] + errors[j] for j, x in enumerate(apart))
+            assert all(e < 30 * size for e in errors)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_quotients_of_what_vanishes_at_0_are_known_there(size: float) -> None:
+    """K7: values and slopes at 1e-300 to 1 from 0, where a / b itself is 0 / 0, against 4500 bits."""
+    for text, quotient in (("sin(y)/y", lambda y: y.sin() / y), ("(1 - cos(y))/y**2", lambda y: (1 - y.cos()) / y**2)):
+        for place in (size, -size):
+            with working():
+                found = evaluate(function(f"expr: {text}").pieces[0], arb(place), 2)
+                with ctx.workprec(4500):
+                    y, step = arb(place), arb(2) ** -1300
+                    slope = (quotient(y + step) - quotient(y - step)) / (2 * step)
+                    assert found[0].overlaps(quotient(y)) and (found[1] + arb(0, 2.0**-1000)).overlaps(slope)
+                assert found[0].rad() < 1e-6 + size and found[1].rad() < 1e-6 + size
+
+
+MOVED = {"sin": arb.sin, "exp": arb.exp, "tanh": arb.tanh, "sqrt": arb.sqrt, "log": arb.log,
+         "relu": lambda y: y if y > 0 else arb(0), "power(0.25)": lambda y: y.sqrt().sqrt()}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", MOVED)
+def test_functions_move_by_no_more_than_their_lemma_says(name: str, size: float) -> None:
+    """K11: arguments that err by up to size, at kinks and at the end of a root, whose slope has no bound."""
+    low = {"sqrt": 0.0, "power(0.25)": 0.0, "log": 0.25}.get(name, -2.0)
+    source, exact = random.Random(name), MOVED[name]
+    with working():
+        table = Table(function(name), [low + k / 16 for k in range(65)])
+        for start in (low, 0.5, source.uniform(low, low + 3), 1e-310 if low <= 0 else 1.0):
+            end = min(math.nextafter(start + size, math.inf), table.edges[-1])
+            cells = table.between(start, end)
+            assert cells is not None and table.function is not None
+            with ctx.workprec(2400):
+                other = (arb(start) + arb(size) * source.choice([1.0, source.random()])).min(arb(end))
+                apart = abs(exact(other) - exact(arb(start)))
+            entry = plain(start, end, None)
+            assert apart <= _moved(table.function, table, *cells, entry, arb(size))
 
 
 @pytest.mark.parametrize("size", SIZES)

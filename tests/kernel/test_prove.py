@@ -47,7 +47,7 @@ def test_bounds_are_near_those_of_the_analysis_and_hold(name: str, benchmark: Mo
     assert net.bound is not None
     saved = parse(net.written())
     found = prove(saved, derive(net, saved, net.bound, effort=200))
-    assert benchmark.errors(net, net.program) <= found.bound <= 1.1 * net.bound and found.dtype == str(dtype)[6:]
+    assert benchmark.network_error(net, net.program) <= found.bound <= 1.1 * net.bound and found.dtype == str(dtype)[6:]
 
 
 def test_a_small_mlp(benchmark: ModuleType) -> None:
@@ -57,7 +57,7 @@ def test_a_small_mlp(benchmark: ModuleType) -> None:
     saved = parse(net.written())
     assert net.bound is not None
     found = prove(saved, derive(net, saved, net.bound, effort=20))
-    assert benchmark.errors(net, net.program) <= found.bound <= 1.5 * net.bound
+    assert benchmark.network_error(net, net.program) <= found.bound <= 1.5 * net.bound
 
 
 def test_compile_and_check_say_what_a_bound_comes_from(tmp_path: Path) -> None:
@@ -144,9 +144,17 @@ def test_every_number_of_the_file_is_looked_at(proved: Any) -> None:
 
 
 def test_mutants_are_covered_or_refused(benchmark: ModuleType) -> None:
-    found = benchmark.mutation(3, Console(quiet=True), seed=7, names=("product", "gate"))
+    files = ("head: relative", "head: minimum", "chain: elu", "plain: gate", "variant: program")
+    found = benchmark.mutation(3, Console(quiet=True), seed=7, names=("product", "gate", *files))
     results = sum(found.values(), type(next(iter(found.values())))())
-    assert results["BROKEN"] == 0 and results["covered"] > 3 and results["refused"] > 3
+    assert results["BROKEN"] == 0 and results["covered"] > 15 and results["refused"] > 15
+
+
+def test_the_page_shows_the_mutants_of_the_last_run(benchmark: ModuleType) -> None:
+    kept = json.loads(benchmark.RESULTS.read_text("utf-8"))["mutants"]
+    files = {*dict(benchmark.NETWORKS), *benchmark.TOKENS, "mlp", *benchmark.FILES}
+    assert files <= set(kept) and "and 0 neither" in benchmark.markdown(kept)
+    assert benchmark.markdown(kept) in benchmark.PAGE.read_text("utf-8")
 
 
 def test_a_derivation_is_plain_json(proved: Any) -> None:
