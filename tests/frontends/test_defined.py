@@ -63,6 +63,8 @@ REFUSED: tuple[tuple[str, Intervals, str], ...] = (
     ("0*log(x)", {"x": (0, 1)}, "log(x) is undefined at x = 0"),
     ("0*log(x) + sin(x)/x", {"x": (0, 1)}, "log(x) is undefined at x = 0"),
     ("exp(log(x))", {"x": (0, 1)}, "log(x) is undefined at x = 0"),
+    ("x*log(x)", {"x": (0, 2)}, "choose a box on which it is, such as x from 0.002 to 2"),
+    ("x**sqrt(2)", {"x": (0, 1)}, "choose a box on which it is, such as x from 0.001 to 1"),
     ("x**-0.5*x**0.5", {"x": (0, 1)}, "1/sqrt(x) is undefined at x = 0"),
     ("tan(x) - tan(x)", {"x": (1, 2)}, "x is 1.570796327"),
     ("cot(x)", {"x": (-1, 1)}, "sin(x) is 0"),

@@ -100,6 +100,9 @@ def test_an_eps_out_of_reach_says_what_can_be_reached() -> None:
     assert caught.value.reachable is not None and caught.value.reachable < 1e-2
     with pytest.raises(af.PrecisionError, match="relative"):
         fit("sin", -1, 1, relative=True)
+    with pytest.raises(af.PrecisionError, match=r"about 7.. anchors to follow .* at most 512; give anchors=") as caught:
+        fit("sin", -1000, 1000, eps=1e-3, dtype=FLOAT64)
+    assert "ask for that" not in str(caught.value), "a head that follows nothing of the function is no advice"
 
 
 def test_bad_input_at_call_time() -> None:

@@ -27,7 +27,7 @@ from ...errors import ArgumentError, DomainError
 from ...expressions.composite import composed
 from ...expressions.constants import ball
 from ...expressions.evaluate import Formula, balls, tensors
-from ...expressions.expression import Call, Expr, Monomial, Partial, Sum, reachable, rebuilt, touches
+from ...expressions.expression import Call, Expr, Monomial, Partial, Sum, Variable, reachable, rebuilt, touches
 from ...functions.directed import high_end, low_end, precision
 from ...functions.registry import power
 from ...functions.univariate import Domain, Univariate
@@ -38,6 +38,7 @@ _SAMPLES = 512  # and as many points between them again, twice
 _ROUNDS = 60  # of a pattern search, half of which may halve its step: 2^-30 of the box
 _TINY = 1e-30  # an argument this close to a pole counts as meeting it
 _MOST_CELLS = 2000  # looked at before a function counts as not shown to be defined or bounded
+_ASIDE = 1e-3  # of the box: how far from an open end the box starts that a refusal proposes
 _LARGEST = sys.float_info.max
 Score = Callable[[Tensor], Tensor]
 
@@ -113,8 +114,16 @@ class Search:
         argument = partial.argument.short()
         return (
             f"{partial.text} is undefined at {self.words(point)}: there {argument} is {_number(value)}, "
-            f"but it must be {relation}; choose a box on which it is"
+            f"but it must be {relation}; choose a box on which it is{self._such_as(partial)}"
         )
+
+    def _such_as(self, partial: Partial) -> str:
+        """A box that leaves an open end alone, where a variable itself starts there."""
+        x, domain = partial.argument, partial.domain
+        if not isinstance(x, Variable) or domain.lo_closed or x.range[0] != domain.lo or not x.range[1] > domain.lo:
+            return ""
+        start = domain.lo + _ASIDE * (x.range[1] - domain.lo)
+        return f", such as {x.name} from {start:g} to {x.range[1]:g}"
 
     def _refuse_pole(self, partial: Partial, formula: Formula, place: float) -> None:
         argument = partial.argument

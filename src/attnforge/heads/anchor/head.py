@@ -354,6 +354,17 @@ class AnchorHead(CertifiedModule):
             reachable = self.bound if reachable is None else reachable
             name = dtype_name(self.dtype)
             wider = "" if self.dtype == torch.float64 else ", use dtype=torch.float64"
+            wanted = search.candidates(self.function, self.lo, self.hi, eps)
+            anchors = search.resolving(self.function, self.lo, self.hi, wanted)
+            if anchors > search.MOST_ANCHORS >= self.shape.count:  # what is left is as large as the function: no advice
+                most = f"more than {search.MOST_ANCHORS}" if anchors >= search.SPECTRUM else f"about {anchors}"
+                raise PrecisionError(
+                    f"eps = {eps:g} cannot be reached for {self.function.name} on [{self.lo:g}, {self.hi:g}] in "
+                    f"{name}: it takes {most} anchors to follow the function at all, and eps may ask for at most "
+                    f"{search.MOST_ANCHORS}; give anchors=, shrink the interval, or use attnforge.compile, which has "
+                    "heads for many waves",
+                    reachable=reachable,
+                )
             kink = " (it has a kink inside: GateHead builds kinks exactly)" if self._kinked() else ""
             raise PrecisionError(
                 f"eps = {eps:g} cannot be reached for {self.function.name} on [{self.lo:g}, {self.hi:g}] in {name} "
