@@ -125,7 +125,7 @@ def _exact(name: str, x: list[list[arb]]) -> list[list[arb]]:
     if name in ("mean", "mix"):
         matrix = [["0.5"] * 3] * 3 if name == "mean" else [["0.5", "-1", "0"], ["0", "0", "2"], ["0.3"] * 3]
         return [[sum((arb(m) * r[c] for m, r in zip(row, x, strict=True)), arb(0)) for c in range(2)] for row in matrix]
-    moved = [[a + b / 2 + 2, b - 3] for a, b in x]
+    moved = [[a + 2, a / 2 + b - 3] for a, b in x]
     roots = [((a * a + b * b) / 2 + arb("0.001")).sqrt() for a, b in moved]
     return [[a / root, b / root] for (a, b), root in zip(moved, roots, strict=True)]
 
@@ -166,3 +166,25 @@ def test_errors_of_every_size_pass_through_as_the_lemmas_say(
                         for row, moved, bounds in zip(_exact(name, x), _exact(name, near), errors, strict=False):
                             assert all(abs(a - b) <= e for a, b, e in zip(row, moved, bounds, strict=True))
     assert rounded or name not in ("softmax", "mean", "causal") or least < 1e-16
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_lie_in_their_ranges(name: str) -> None:
+    """K10 on boxes 1e-300 to 1 wide, at random points and corners of them."""
+    _, saved, chosen = compiled(name, torch.float64)
+    draw = random.Random(name)
+    with working():
+        prover = Prover.of(saved, chosen)
+        for width in (1e-300, 1e-100, 1e-30, 1e-10, 1e-4, 0.1, 1.0):
+            for _ in range(3):
+                low = tuple(draw.choice([0.0, draw.uniform(-1, 1 - width)]) for _ in range(6))
+                high = tuple(min(x + width, 1.0) for x in low)
+                found = values(prover.program, low, high, prover.by_op)[prover.program.output]
+                for _ in range(6):
+                    at = [draw.choice([a, b, draw.uniform(a, b)]) for a, b in zip(low, high, strict=True)]
+                    with ctx.workprec(1200):
+                        exact = _exact(name, [[arb(at[2 * t + c]) for c in range(2)] for t in range(3)])
+                    for row, entries in zip(exact, found, strict=True):
+                        for value, entry in zip(row, entries, strict=True):
+                            assert not value < entry.low and not value > entry.high
+                            assert width > 0.01 or entry.high - entry.low < 100 * width + 1e-12 or name == "norm"
