@@ -167,6 +167,7 @@ def test_pieces_that_meet_are_certified() -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
+        ("sign(x)*sqrt(abs(x))", r"write sqrt\(relu\(x\)\) - sqrt\(relu\(-x\)\) for sign"),
         ("floor(x)", r"floor\(x\) jumps on the box.*x reaches from -1 to 1"),
         ("sign(x)", "jumps"),
         (lambda x: np.where(x > 0, 1, 0 * x), "the pieces do not meet at x = 0, where one is 1 and the other 0"),

@@ -371,3 +371,14 @@ def test_on_the_command_line(net: CompiledNetwork, tmp_path: Path) -> None:
     af.GateHead.relu(-1, 1).save(small, force=True)
     code, told = call("lipschitz", str(small))
     assert code == 2 and "takes a compiled network" in told
+
+
+def test_a_head_whose_interval_leaves_the_domain_is_bounded_where_it_is_used(tmp_path: Path) -> None:
+    net = af.compile("sqrt(1 - 1/x)", {"x": (1.001, 3)}, 1e-3, dtype=torch.float64)
+    x = 1.001 + torch.logspace(-12, math.log10(1.999), 500, dtype=torch.float64)
+    x = x.clamp(max=3)
+    error = (net(x[:, None]).flatten() - (1 - 1 / x).sqrt()).abs().max()
+    assert float(error.detach()) <= net.certificate.bound <= 1e-3
+    assert math.isclose(sum(term.value for term in net.certificate.terms), net.certificate.bound, rel_tol=1e-12)
+    net.save(tmp_path / "root.attn")
+    assert af.check(tmp_path / "root.attn").bound <= 1e-3

@@ -205,10 +205,13 @@ class CompiledNetwork(CertifiedModule):
         terms = []
         for site, name, part in zip(self.layout.sites, names, found.parts[:-1], strict=True):
             local = propagation.local[site.op]
-            rounding = float(part) * (local.rounding / local.total if local.total else 0.0)
+            # a head may have no bound on all of its interval, which goes beyond the box, and one where it is used
+            known = math.isfinite(local.total)
+            rounding = float(part) * (local.rounding / local.total if local.total and known else 0.0)
             rest = float(part) - rounding
             terms.append(Term(f"%{site.op} {name}", "interpolation", max(rest, 0.0), site.family))
-            terms.append(Term(f"%{site.op} {name}", "rounding", rounding, f"head error {local.total:.2e}"))
+            head = f"head error {local.total:.2e}" if known else "counted with its interpolation"
+            terms.append(Term(f"%{site.op} {name}", "rounding", rounding, head))
         terms.append(Term("affine maps", "rounding", float(found.parts[-1]), "rounded weights and sums"))
         rest = found.bound - total(t.value for t in terms)
         if self.rtol and rest > 0:

@@ -139,9 +139,10 @@ def _step(word: str, graph: Graph, arguments: list[Expr]) -> Expr:
     (u,) = arguments
     if all(map(math.isfinite, u.range)) and STEPS[word](u.range[0]) == STEPS[word](u.range[1]):
         return graph.number(STEPS[word](u.range[0]))
+    odd = ", or write sqrt(relu(x)) - sqrt(relu(-x)) for sign(x)*sqrt(abs(x)), and so on" if word == "sign" else ""
     raise UnsupportedOperation(
         f"{word}({u.short()}) jumps on the box, and attention-only networks are continuous: there {_between(u)}; "
-        f"choose a box on which {word} is constant"
+        f"choose a box on which {word} is constant{odd}"
     )
 
 
