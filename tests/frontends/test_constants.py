@@ -144,6 +144,11 @@ class Norm(torch.nn.Module):
         (lambda x: x @ WEIGHT.bfloat16().to(x.dtype), af.UnsupportedOperation, "it rounds constants to bfloat16"),
         (lambda x: x * torch.exp(C.half()).to(x.dtype), af.UnsupportedOperation, "it rounds constants to float16"),
         (lambda x: x.half().to(x.dtype), af.UnsupportedOperation, "it rounds data to float16"),
+        (lambda x: x.softmax(-1, dtype=torch.bfloat16).float(), af.UnsupportedOperation, "it rounds data to bfloat16"),
+        (lambda x: x.cumsum(-1, dtype=torch.half).float(), af.UnsupportedOperation, "it rounds data to float16"),
+        (lambda x: x.type_as(C.half()).float(), af.UnsupportedOperation, "it rounds data to float16"),
+        (lambda x: x.cumsum(-1, dtype=torch.int32).float(), af.UnsupportedOperation, "it turns data into integers"),
+        (lambda x: torch.zeros_like(x).long().copy_(x), af.UnsupportedOperation, "it turns data into integers"),
         (lambda x: (x + 1j).real, af.UnsupportedOperation, "complex"),
     ],
 )
@@ -153,6 +158,13 @@ def test_what_depends_on_the_dtype_is_refused(
     """In float32 such a target is another function than the one in float64 that would be certified."""
     with pytest.raises(error, match=words):
         capture_module(Norm(target), Box.cube(1e-4, 2e-4, shape=3))
+
+
+def test_a_target_in_float64_that_rounds_to_float32_is_refused() -> None:
+    target = Norm(lambda x: x.float().double(), torch.float64)
+    with pytest.raises(af.UnsupportedOperation, match="it rounds data to float32, and the target is made for float64"):
+        capture_module(target, CUBE)
+    assert len(capture_module(Norm(lambda x: x.float()), CUBE).ops) == 1  # made for float32, which holds it
 
 
 def test_casts_that_change_nothing_are_free() -> None:

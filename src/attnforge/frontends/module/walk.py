@@ -14,9 +14,11 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
 from ...census.graph import operator_name
+from ...dtypes import dtype_name
 from .atoms import BatchRefusal, Refusal, Tape
 from .constants import computed, evaluated, named, promoted
 from .handlers import TABLE
+from .handlers.movement import coarser
 from .handlers.table import REFUSED, Operation, reason
 from .values import SYMBOLS, Unknown, Value, is_data, leaves, shape, substitute
 
@@ -98,9 +100,20 @@ class Execution:
         if not self._outer:
             self.tape.label = self._label(node)
         try:
-            return self._read(node, self._written(node, args, kwargs))
+            self._keep_digits(node)
+            result = self._read(node, self._written(node, args, kwargs))
+            if _cuts(node) and any(map(is_data, leaves(result))):
+                raise Refusal("it turns data into integers or truth values")
         except Refusal as refusal:
             return self._record(node, str(refusal), isinstance(refusal, BatchRefusal))
+        return result
+
+    def _keep_digits(self, node: Node) -> None:
+        """Raise for an operation that gives data fewer digits than the target's own dtype has, cast or not."""
+        coarse = coarser(self.tape, _dtypes([node]))
+        if coarse:
+            own = dtype_name(self.tape.own)
+            raise Refusal(f"it rounds data to {dtype_name(coarse)}, and the target is made for {own}")
 
     def _read(self, node: Node, value: Any) -> Any:
         """A value that a node reads; an unknown one is a problem once it leaves the operator that made it."""
@@ -157,6 +170,18 @@ class Execution:
         if not code or code.endswith(name):
             return name
         return f"{name}: {code if len(code) <= CODE else f'{code[: CODE - 1].rstrip()}…'}"
+
+
+def _dtypes(nodes: Iterable[Node]) -> list[torch.dtype]:
+    """What torch says of the dtypes of what nodes give."""
+    return [leaf.dtype for node in nodes for leaf in leaves([node.meta.get("val")]) if isinstance(leaf, Tensor)]
+
+
+def _cuts(node: Node) -> bool:
+    """Whether an operation is asked to put numbers with fractions into a dtype that has none."""
+    asked = isinstance(node.kwargs.get("dtype"), torch.dtype) or operator_name(node) == "copy"
+    whole = not any(dtype.is_floating_point for dtype in _dtypes([node]))
+    return asked and whole and any(dtype.is_floating_point for dtype in _dtypes(node.all_input_nodes))
 
 
 def _is_random(node: Node) -> bool:
