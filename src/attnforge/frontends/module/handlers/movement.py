@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....dtypes import dtype_name
 from ..atoms import Refusal, Tape
 from ..values import SYMBOLS, as_value, atoms, is_data, leaves, moved, rearranged, shape, substitute, wrap
 from .table import Operation, handles, words
