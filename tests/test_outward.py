@@ -57,11 +57,11 @@ READ: dict[str, dict[str, tuple[int, str]]] = {
             "2e-4 more, a ratio is below 1/2 or the bound infinite, and the sum is moved up by 64 steps"
         ),
         "ledger": (1, "WIDEN is a power of two: exact"),
+        "slopes_of": (1, "a number of cells"),
     },
     "heads/norm/rule.py": {
         "passes": (3, "near is times 1 + 2^-20, far times 1 + slip"),
         "copied": (4, "1 - 2 u and 1 - 2^-40 are exact; the sum is times 1.01"),
-        "through": (1, "a number of cells"),
     },
     "heads/product/bound.py": {
         "rounding": (1, "up, 32 steps and 8 for each unit of the logits"), "fused_error": (1, "times 1.001"),
@@ -69,6 +69,7 @@ READ: dict[str, dict[str, tuple[int, str]]] = {
     "heads/product/rule.py": {"_self_gain": (1, "times 1 + 2^-10")},
     "heads/token/bound.py": {
         "fixed_terms": (2, "16 U, and 8 U of every gap, are added to the error of the logits"),
+        "mixing": (2, "errors of logits hold 6 U of the largest, a slot 8 U; what sums lose is counted twice"),
         "lambert_upper": (3, "w e^w, computed to 1e-15, is above the goal by 1e-14"),
         "sharpnesses": (1, "of entries 0 and 1: exact"),
     },

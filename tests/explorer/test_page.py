@@ -576,7 +576,7 @@ def test_sequences_are_edited(browser: Driven) -> None:
     page.click("#power3")
     until(page, "document.getElementById('verdict').innerText.includes('positions differ')")
     page.select_option("#layer", index=1)
-    assert "selector_width" in page.inner_text("#columns")
+    until(page, "document.getElementById('columns').innerText.includes('selector_width')")
     assert not page.is_visible("#drawn")
     browser.clean()
 

@@ -101,13 +101,18 @@ def mixing(heads: Heads, n: int, channels: int) -> float:
         logit, error = np.concatenate([logit, q @ sink], -1), np.concatenate([error, more], -1)
     weight = np.exp(logit - logit.max(-1, keepdims=True))
     weight = weight / weight.sum(-1, keepdims=True)
-    size = np.abs(np.where(weight > 0, logit, 0.0)) + weight.shape[-1]
-    slip = np.expm1(2 * error.max(-1, keepdims=True) + 8 * U64 * size)
-    passed = tables["W_V"][:, :channels] @ tables["W_O"]  # (head, channel, output)
+    # The error of the largest logit is 6 U of every one: what their differences lose. 8 U a slot are the exponential's,
+    # the sum's and the quotient's.
+    slip = np.expm1(2 * error.max(-1, keepdims=True) + 8 * U64 * weight.shape[-1])
+    if not np.isfinite(slip).all():
+        raise CertificateError("the logits of these heads are too large: nothing can be said of their weights")
+    passed, whole = (f(tables["W_V"][:, :channels]) @ f(tables["W_O"]) for f in (np.asarray, np.abs))
     weight, slip = weight[..., :n], (weight * slip + 1e-300)[..., :n]
     found = np.abs(np.einsum("hij,hco->ijco", weight, passed)).sum((1, 2))
-    off = np.einsum("hij,hco->io", slip + 8 * n * U64 * weight, np.abs(passed))
-    return float(up((found + off).max(), 16))
+    # What sums of so many terms lose, twice: of those above and of these.
+    lost = 2 * (tables["W_V"].shape[-1] + heads.heads + n * channels + 8) * U64
+    off = np.einsum("hij,hco->io", slip + lost * (weight + slip), whole)
+    return float(up((found + off).max() * (1 + 2 * lost), 16))
 
 
 def peak_terms(heads: Heads, n: int, channels: int, lo: float, hi: float, sign: float) -> tuple[Term, ...]:
