@@ -12,8 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
 from attnforge.charts.chart import Figure
-from attnforge.charts.drawing import colour, draw, matplotlib_figure
-from attnforge.charts.looks import looks
+from attnforge.charts.drawing import colour, draw, looks, matplotlib_figure
 from attnforge.charts.themes import DARK, LIGHT, Theme, style
 
 LEGIBLE = 8.5  # points, on a figure as wide as a page

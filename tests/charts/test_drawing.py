@@ -28,8 +28,18 @@ from attnforge.charts.chart import (
     error_panel,
     error_range,
 )  # fmt: skip
-from attnforge.charts.drawing import draw, drawn, interactive, matplotlib_figure, save, svg, write
-from attnforge.charts.looks import looks, places, visible
+from attnforge.charts.drawing import (
+    draw,
+    drawn,
+    interactive,
+    looks,
+    matplotlib_figure,
+    places,
+    save,
+    svg,
+    visible,
+    write,
+)
 from attnforge.charts.themes import DARK, LIGHT, Theme, style
 from attnforge.errors import ArgumentError, MissingExtra
 from attnforge.extras import require

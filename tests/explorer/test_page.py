@@ -24,9 +24,8 @@ from attnforge.cli import app
 from attnforge.conversion.norm import ConvertedNorm, NativeNorm
 from attnforge.conversion.site import ConvertedActivation, SiteModule
 from attnforge.explorer import compact, explore, widget
-from attnforge.explorer.model import model
+from attnforge.explorer.model import function_json, model
 from attnforge.explorer.page import MOST_NUMBERS, Packed
-from attnforge.explorer.target import function_json
 from attnforge.functions.registry import get, names
 from attnforge.heads.chain.head import ChainHead
 from attnforge.heads.fast.activation import FastActivation

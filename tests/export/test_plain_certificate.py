@@ -35,8 +35,7 @@ from attnforge.heads.product.bound import Sides, product_error
 from attnforge.heads.product.construction import ProductSpec, gain_for
 from attnforge.heads.product.rule import _erring, _self_gain
 from attnforge.heads.rule import Copies, Moved, Setting
-from attnforge.heads.self_head import SelfSpec
-from attnforge.heads.stored import Place, StoredHeads
+from attnforge.heads.stored import Place, SelfSpec, StoredHeads
 from attnforge.network import AttentionLayer
 from attnforge.programs.enclose import Range
 from attnforge.programs.ops import Apply, Input, Normalise, Op

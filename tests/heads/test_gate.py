@@ -21,11 +21,11 @@ from attnforge.census import purity
 from attnforge.certificates.certified import CertifiedModule, certify, check, load
 from attnforge.certificates.rounding import unit
 from attnforge.errors import ArgumentError, CertificateError, DomainError, DomainWarning, PrecisionError
+from attnforge.heads.construction import pack, self_layer
 from attnforge.heads.gate.bound import KINK
 from attnforge.heads.gate.construction import gate_bound, gate_spec, sharpness_for
 from attnforge.heads.gate.head import GateHead
 from attnforge.heads.gate.target import GATES
-from attnforge.heads.packing import pack, self_layer
 
 DIGITS = 200  # bits of the reference: 60 decimal digits
 XS, YS = [-2.0, -1.0, 0.3, 1.0, 2.0], [0.0, 1.0, -1.0, 2.0, 2.5]

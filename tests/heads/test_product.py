@@ -21,11 +21,11 @@ from attnforge.census import purity
 from attnforge.certificates.certified import CertifiedModule, certify, check, load
 from attnforge.certificates.rounding import unit
 from attnforge.errors import ArgumentError, CertificateError, DomainError, DomainWarning, PrecisionError
-from attnforge.heads.packing import pack, self_layer
+from attnforge.heads.construction import pack, self_layer
 from attnforge.heads.product.bound import Sides, rounding
 from attnforge.heads.product.construction import ProductSpec, gain_for, gauss_lobatto, product_constant, remainder
 from attnforge.heads.product.head import ProductHead
-from attnforge.heads.self_head import SelfSpec
+from attnforge.heads.stored import SelfSpec
 
 DTYPES = [torch.float32, torch.float64]
 BOXES = [

@@ -20,8 +20,7 @@ from attnforge.certificates import storage
 from attnforge.rasp import aggregate, indices, length, library, select, selector_width, tokens, where
 from attnforge.rasp.network.compiled import CompiledProgram
 from attnforge.rasp.network.data import read_value, value_json
-from attnforge.rasp.network.defined import undefined
-from attnforge.rasp.network.facts import Facts
+from attnforge.rasp.network.facts import Facts, undefined
 from attnforge.rasp.network.normal import normal
 from attnforge.report.program import program_page
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attnforge.heads.construction import Order, Planned, fat
-from attnforge.heads.packing import SelfBuilder
+from attnforge.heads.construction import Order, Planned, SelfBuilder, fat
 from attnforge.heads.product.construction import ProductSpec
-from attnforge.heads.self_head import SelfSpec
+from attnforge.heads.stored import SelfSpec
 from attnforge.programs.ops import Product
 
 from .site import PairSite

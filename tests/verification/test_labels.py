@@ -16,9 +16,8 @@ from attnforge import ArgumentError, CertificateError
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.programs.interpret import values
 from attnforge.verification import Atom, Property
-from attnforge.verification.balls import enclosed
 from attnforge.verification.graph import OPERATORS, model, of_model, read
-from attnforge.verification.proof import propagated, refuted, witnessed
+from attnforge.verification.proof import enclosed, propagated, refuted, witnessed
 
 
 class Mixed(nn.Module):

@@ -18,10 +18,9 @@ from attnforge.errors import ArgumentError, CertificateError
 from attnforge.rasp import library
 from attnforge.rasp.network.compiled import CompiledProgram
 from attnforge.verification import Atom, Pack, Property, check, pack
-from attnforge.verification.balls import enclosed
 from attnforge.verification.graph import of_model
 from attnforge.verification.programs import largest, margin, model, refuted, rows
-from attnforge.verification.proof import propagated, witnessed
+from attnforge.verification.proof import enclosed, propagated, witnessed
 
 ort = pytest.importorskip("onnxruntime")
 

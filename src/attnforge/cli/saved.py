@@ -1,14 +1,16 @@
 """What a saved file holds: `check` recomputes its certificate, `explain` takes it apart, `lipschitz` says how steep it
-is, and `quantise` writes it again with few bits."""
+is, `quantise` writes it again with few bits, `explore` makes a page in which it runs, and `manifest` says what every
+head is for."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ArgumentError, CertificateError
+from ..errors import ArgumentError, CertificateError, closest
 from .common import (
     AS_JSON,
     FORCE,
@@ -21,6 +23,7 @@ from .common import (
     say_json,
     table,
     waiting,
+    whole,
 )
 
 if TYPE_CHECKING:
@@ -197,3 +200,121 @@ def _explain_head(net: CertifiedModule, as_json: bool, words: str | None = None)
         say_json({"family": net.family, "certificate": net.certificate.to_json()})
         return
     say(words or f"one head of the family '{net.family}'\n\n{net.certificate}")
+
+
+def explore(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A .safetensors file written by attnforge, or a converted folder.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="PAGE", help="The .html file to write.")],
+    site: Annotated[
+        str | None, typer.Option("--site", metavar="PATH", help="Of a converted folder: the site to show.")
+    ] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
+    force: Annotated[bool, FORCE] = False,
+) -> None:
+    """Write one HTML file in which a saved network runs, with its target, its heads and its bound beside it.
+
+    The page needs no server and asks for nothing from outside. Sliders move the input; heads can be switched off and
+    warmed; a button hunts for a worse point.
+
+    \b
+    attnforge explore net.safetensors -o page.html
+    """
+    from .. import files
+    from ..explorer import explore as write
+
+    refuse_overwriting({".html": output}, force)
+    with waiting(f"drawing {file.name}"):
+        if file.is_dir():
+            net = _site(files.load(file), file, site)
+        elif site is not None:
+            raise ArgumentError(f"--site is for folders of converted models, and '{file}' is a file; leave it out")
+        else:
+            net = files.load(existing(file))
+        path = Path(write(net, output, force=True))
+    if as_json:
+        say_json({"page": str(path), "bytes": path.stat().st_size})
+        return
+    say(f"wrote {path}: {path.stat().st_size:,} bytes; open it in a browser")
+
+
+def _site(model: Any, folder: Path, path: str | None) -> Any:
+    """A site of a converted model, by its path."""
+    from ..conversion.site import SiteModule
+
+    sites = {module.path: module for module in model.modules() if isinstance(module, SiteModule)}
+    if path is None or path not in sites:
+        asked = "give --site" if path is None else f"--site '{path}' is unknown{closest(path, sites)}"
+        raise ArgumentError(f"'{folder}' holds a converted model: {asked}; it has {', '.join(sites) or 'no sites'}")
+    return sites[path]
+
+
+def manifest(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="A saved network, or an export: plain, lens, hf, onnx.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the manifest as .json.")
+    ] = None,
+    checked: Annotated[
+        Path | None, typer.Option("--check", metavar="MANIFEST", help="Check a manifest against FILE instead.")
+    ] = None,
+    pairs: Annotated[
+        Path | None, typer.Option("--pairs", metavar="FILE", help="Write counterfactual pairs as .json, too.")
+    ] = None,
+    count: Annotated[int, typer.Option(parser=whole, metavar="COUNT", help="Pairs for each variable.")] = 4,
+    seed: Annotated[int, typer.Option(parser=whole, metavar="SEED", help="Which inputs are tried.")] = 0,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of manifests.")] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
+    force: Annotated[bool, FORCE] = False,
+) -> None:
+    """Say what every head of a network is for, which head reads which, and on which inputs that shows.
+
+    With --check, find out whether a manifest is so: its hashes, its channels and edges, every input that it states, and
+    that nothing else moves an output. Exit code 1 if not.
+
+    \b
+    attnforge manifest net.safetensors -o manifest.json
+    attnforge manifest net.safetensors --check manifest.json
+    """
+    from .. import groundtruth
+    from ..groundtruth.artefacts import check_file, opened
+    from ..groundtruth.evidence import manifest as describe
+
+    if schema:
+        say_json(groundtruth.schema())
+        return
+    if file is None:
+        raise ArgumentError("which network? give the file of one, such as attnforge manifest net.safetensors")
+    if checked is not None:
+        if output is not None or pairs is not None:
+            raise ArgumentError("--check reads a manifest and writes nothing: leave out --output and --pairs")
+        stated = groundtruth.Manifest.load(checked)
+        with waiting(f"checking {checked.name}"):
+            found = check_file(stated, file)
+        if as_json:
+            say_json({"holds": True, "checked": None if found is None else asdict(found)})
+            return
+        say(str(found) if found is not None else "the file is the one that the manifest was written for")
+        say(f"{checked.name}: the manifest holds")
+        return
+    files = [path for path in (output, pairs) if path is not None]
+    for path in files:
+        refuse_overwriting({".json": path}, force)
+    if len(set(files)) < len(files):
+        raise ArgumentError(f"the manifest and the pairs would both be '{output}'; give two names")
+    net = opened(file)
+    with waiting("describing"):
+        described = describe(net, seed=seed)
+    if output is not None:
+        described.save(output, force=force)
+    if pairs is not None:
+        with waiting("looking for pairs"):
+            groundtruth.pairs(net, count, seed).save(pairs, force=force)
+    if as_json:
+        say_json(described.to_json())
+        return
+    say(str(described))
+    for path in files:
+        say(f"wrote {path}")

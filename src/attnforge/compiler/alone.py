@@ -20,7 +20,7 @@ from ..heads.gate.head import GateHead
 from ..heads.gate.target import Lines
 from ..heads.norm.head import NormHead
 from ..heads.product.head import ProductHead
-from ..heads.self_head import SelfSpec
+from ..heads.stored import SelfSpec
 from ..heads.token.head import TokenHead
 from ..kernel.alone.fast import Fast
 from ..kernel.balls import NotProved, working

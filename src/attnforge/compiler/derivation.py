@@ -23,9 +23,8 @@ from ..heads.gate.site import GateSite
 from ..heads.norm.site import NormSite
 from ..heads.product.site import ProductSite
 from ..heads.rule import first_cells
-from ..heads.self_head import SelfSpec
 from ..heads.site import Site
-from ..heads.stored import StoredHeads
+from ..heads.stored import SelfSpec, StoredHeads
 from ..kernel.balls import working
 from ..kernel.file import Saved
 from ..kernel.functions import Function

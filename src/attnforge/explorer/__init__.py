@@ -4,7 +4,6 @@
 `notebook` shows it where there are cells. The page itself is in `template/`.
 """
 
-from .notebook import compact, widget
-from .page import explore
+from .page import compact, explore, widget
 
 __all__ = ["compact", "explore", "widget"]

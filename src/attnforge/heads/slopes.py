@@ -21,7 +21,7 @@ import numpy as np
 from ..certificates.rounding import two_product, two_sum
 from ..dtypes import Array
 from ..functions.queries import Largest
-from .self_head import SelfSpec
+from .stored import SelfSpec
 
 Enclosure = tuple[Array, Array]  # smallest and largest
 U = 2.0**-53  # the roundoff of what is computed here

@@ -57,8 +57,7 @@ from ..functions.registry import piecewise_linear
 from ..heads.anchor.bound import AnchorWeights, anchor_bound
 from ..heads.gate.bound import Domain, gate_error
 from ..heads.gate.target import Lines
-from ..heads.self_head import SelfSpec
-from ..heads.stored import ROOM, refuse_beyond
+from ..heads.stored import ROOM, SelfSpec, refuse_beyond
 from .grid import Grid, Modulus
 from .result import Ledger, finite
 

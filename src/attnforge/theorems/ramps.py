@@ -38,7 +38,7 @@ from ..box import Box
 from ..dtypes import Array, dtype_name, rounded, stored
 from ..errors import ArgumentError, CertificateError
 from ..heads.gate.head import GateHead
-from ..heads.self_head import SelfSpec
+from ..heads.stored import SelfSpec
 from ..network import CHUNK, AttentionLayer, AttentionOnly, Heads
 from . import bounds
 from .bounds import Anchors, ColdTable, ScalarTarget, StoredHead, StoredRamp, Wanted

@@ -48,9 +48,8 @@ from ...dtypes import Array, dtype_name, rounded, stored
 from ...errors import AttnforgeError, CertificateError, PrecisionError
 from ...heads.families import rule_of
 from ...heads.rule import Copies, Local, Moved, Setting
-from ...heads.self_head import power_of_two
 from ...heads.site import Site
-from ...heads.stored import refuse_endless, skip_of
+from ...heads.stored import power_of_two, refuse_endless, skip_of
 from ...heads.token.bound import UNDERFLOW
 from ...network import AttentionLayer, AttentionOnly, Heads
 from ...programs.affine import Column, affine_map, folding_error

@@ -14,9 +14,8 @@ import torch
 from ...network import AttentionLayer, AttentionOnly, Heads
 from ...rasp.language import Tokens
 from ...rasp.network.compiled import CompiledProgram
-from ...rasp.network.layout import Feature, Layer, Layout, Seat
+from ...rasp.network.layout import Feature, Layer, Layout, Seat, first_columns
 from ...rasp.network.plan import GAMMA
-from ...rasp.network.state import first_columns
 
 
 def cleaned(net: CompiledProgram) -> CompiledProgram:

@@ -31,8 +31,8 @@ from ...heads.token.bound import DEAD
 from ...rasp.language import SOp
 from ...rasp.network.compiled import CompiledProgram
 from ...rasp.network.facts import Ids
+from ...rasp.network.layout import ideal
 from ...rasp.network.proof import LARGEST, Column, HeadError, Loose
-from ...rasp.network.state import ideal
 
 TOKEN, PADDING, REGISTER = range(3)  # the kinds of rows
 U64 = 2.0**-53  # the roundoff of what is computed here

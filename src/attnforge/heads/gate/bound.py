@@ -31,8 +31,8 @@ import torch
 from ...box import round_outward
 from ...certificates.rounding import TINY, exp_ulps, gamma, unit, up
 from ...dtypes import Array
-from ..self_head import SelfSpec, power_of_two
 from ..slopes import Steepness, lines_of, steepness
+from ..stored import SelfSpec, power_of_two
 from .target import GateTarget, Line, Lines, Logistic
 
 LONG = np.longdouble  # cancelling differences are formed in extended precision where the machine has it

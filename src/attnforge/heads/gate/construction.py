@@ -14,9 +14,8 @@ import torch
 from ...arguments import positive
 from ...errors import PrecisionError
 from ...programs.ops import Apply
-from ..construction import HeadBuilder, Order, Planned
-from ..packing import SelfBuilder
-from ..self_head import SelfSpec
+from ..construction import HeadBuilder, Order, Planned, SelfBuilder
+from ..stored import SelfSpec
 from .bound import KINK, gate_domain, gate_error
 from .site import GateSite
 from .target import GateTarget, Logistic, Relu, gate_for, gate_target

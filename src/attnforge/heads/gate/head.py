@@ -44,10 +44,9 @@ from ...certificates.rounding import assumptions
 from ...certificates.schema import Either
 from ...dtypes import by_name, dtype_name, shipped
 from ...errors import ArgumentError, PrecisionError
-from ..packing import self_layer
-from ..self_head import SelfSpec
+from ..construction import self_layer
 from ..slopes import Steepness
-from ..stored import refuse_overflow
+from ..stored import SelfSpec, refuse_overflow
 from .bound import GateError, gate_domain, gate_error, steepness_of
 from .construction import LARGEST_BITS, MOST_BITS, GateSpec, gate_spec, sharpness_for
 from .target import ALIASES, Lines

@@ -26,8 +26,8 @@ from ...certificates.rounding import TINY, exp_ulps, gamma, softmax_rounding, un
 from ...dtypes import Array
 from ...errors import CertificateError
 from ...functions.directed import high_end, precision
-from ..self_head import SelfSpec, power_of_two
 from ..slopes import Enclosure, lines_of, plus, steepness, times
+from ..stored import SelfSpec, power_of_two
 
 BITS, ORDER = 128, 16
 REACH = 0.125  # half width of a Taylor cell, in units of the logit

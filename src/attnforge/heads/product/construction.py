@@ -18,9 +18,8 @@ from ...dtypes import rounded, shipped
 from ...errors import ArgumentError, PrecisionError
 from ...functions.directed import precision
 from ...programs.ops import Apply, Product
-from ..construction import HeadBuilder, Order, Planned, fat
-from ..packing import SelfBuilder
-from ..self_head import SelfSpec
+from ..construction import HeadBuilder, Order, Planned, SelfBuilder, fat
+from ..stored import SelfSpec
 from .bound import Sides, product_error, rounding
 from .site import MOST_NODES, ProductSite, SquareSite
 

@@ -43,10 +43,9 @@ from ...certificates.schema import PAIR, Either, Whole
 from ...dtypes import by_name, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...progress import shown
-from ..packing import self_layer
-from ..self_head import SelfSpec
+from ..construction import self_layer
 from ..slopes import Enclosure
-from ..stored import refuse_overflow
+from ..stored import SelfSpec, refuse_overflow
 from .bound import SLOPE_CELLS, ProductError, Sides, fused_error, partials, product_error
 from .construction import NODES, ProductSpec, arrange, gain_for, nodes_for, remainder
 from .site import MOST_NODES

@@ -15,9 +15,8 @@ from ...errors import CertificateError
 from ...programs.enclose import Range
 from ...programs.ops import Apply, Product
 from ..rule import Copies, Local, Moved, Passed, Rule, Setting, or_endless
-from ..self_head import SelfSpec
 from ..slopes import Enclosure, plus
-from ..stored import StoredHeads
+from ..stored import SelfSpec, StoredHeads
 from .bound import Sides, partials, product_error
 from .site import ProductSite
 

@@ -14,9 +14,8 @@ from ...errors import PrecisionError
 from ...network import AttentionLayer, AttentionOnly, Heads
 from ..language import tokens
 from .facts import Facts
-from .layout import Feature, Layer, Layout
+from .layout import Feature, Layer, Layout, first_columns
 from .plan import Form, Head, Plan
-from .state import first_columns
 
 #: Numbers of one table: 64 MB of float32, and half a minute of proof; a vocabulary of 4,000 that is put out as it is.
 NUMBERS = 1 << 24

@@ -24,8 +24,7 @@ from ..domain import Sequences
 from ..language import SOp, evaluate
 from ..values import Value, canonical, shown, sorted_values
 from .data import OUTPUTS, domain_json, program_json, read_domain, read_program
-from .defined import domain_of
-from .facts import Facts
+from .facts import Facts, domain_of
 from .layout import Feature, Layout
 from .normal import normal
 from .proof import Proof, prove

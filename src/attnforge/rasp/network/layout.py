@@ -2,7 +2,8 @@
 
 A column stands for one `Feature` of an op at its own position: whether the op has a certain value, the value itself as
 a number, its square; or whether there is a token at all (padding has none). The proof takes these words as a claim and
-finds out from the stored weights how far each column can be from what it stands for.
+finds out from the stored weights how far each column can be from what it stands for. `first_columns` are those of the
+state that enters the first layer, `ideal` is what a column should hold.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ...arguments import whole
+from ...dtypes import Array
 from ...errors import ArgumentError
+from ..language import Indices, tokens
+from .facts import Facts, Ids
 
 KINDS = ("is", "number", "clean", "square", "real")
 HEADS = ("map", "aggregate", "count")
@@ -93,3 +99,41 @@ def _listed(feature: Feature) -> list[Any]:
 def _feature(data: Any) -> Feature:
     kind, op, value = data
     return Feature(str(kind), whole("op + 1", op + 1, 0, MOST) - 1, whole("value + 1", value + 1, 0, MOST) - 1)
+
+
+def first_columns(facts: Facts) -> tuple[Feature, ...]:
+    """The columns of a sequence itself: one for each token of the vocabulary, in order, and the flag."""
+    op = facts.at.get(tokens, -1)
+    return (*(Feature("is", op, v) for v in range(len(facts.domain.vocabulary))), Feature("real"))
+
+
+def ideal(facts: Facts, feature: Feature, ids: Ids) -> Array:
+    """What a column should hold where its op has these values (by number), up to `inexact`."""
+    if feature.kind == "real":
+        return np.ones(len(ids))
+    if feature.kind == "is":
+        return (ids == feature.value).astype(np.float64)
+    numbers = facts.numbers(facts.sop(feature.op))[ids]
+    return numbers * numbers if feature.kind == "square" else numbers
+
+
+def inexact(facts: Facts, feature: Feature) -> float:
+    """How far `ideal` can be from what a column stands for: numbers are exact there, and float64 here."""
+    if feature.kind in ("is", "real"):
+        return 0.0
+    node = facts.sop(feature.op)
+    off, most = facts.rounded(node), max(abs(float(end)) for end in facts.span(node))
+    if feature.kind != "square":
+        return off
+    whole = off == 0 and most < 2.0**26 and all(isinstance(v, int) for v in facts.values(node))
+    return 0.0 if whole else (2 * off + 2.0**-52 * most) * (most + off) * (1 + 2.0**-40) + 2.0**-1074
+
+
+def position_table(facts: Facts, positions: tuple[Feature, ...]) -> Array:
+    """The position columns, (position, column): features of the indices."""
+    at = np.arange(facts.domain.max_length)
+    columns = []
+    for feature in positions:
+        assert isinstance(facts.order[feature.op], Indices)
+        columns.append(ideal(facts, feature, at))
+    return np.stack(columns, 1) if columns else np.zeros((len(at), 0))

@@ -23,11 +23,11 @@ from .compiled import CompiledProgram
 from .data import tabulated
 from .derivation import proved
 from .facts import Facts
+from .layout import position_table
 from .normal import normal
 from .plan import make_plan
 from .proof import HeadError
 from .several import CompiledPrograms, named
-from .state import position_table
 
 REFINED = 3  # halvings, at least, of the range in which the longest length is that can be proved: to an eighth of it
 SEARCHED = 20.0  # seconds of a processor after which the longest length need not be found to the token

@@ -29,9 +29,8 @@ from ...heads.token.bound import DEAD
 from ...network import AttentionLayer, AttentionOnly, Heads
 from ..language import Aggregate, SelectorWidth, SOp
 from .facts import MARKED, Facts, Ids, Mask
-from .layout import Feature, Layout, Seat
+from .layout import Feature, Layout, Seat, first_columns, ideal, inexact
 from .normal import ALL, order_free
-from .state import first_columns, ideal, inexact
 
 DIGITS = {torch.float32: 24, torch.float64: 53}  # binary digits of a significand
 U64 = 2.0**-53  # the roundoff of what is computed here

@@ -17,8 +17,7 @@ from ...network import AttentionLayer, AttentionOnly
 from ..language import SOp
 from .compiled import CompiledProgram, TokenNetwork, Trace, decoded, stored_network
 from .data import OUTPUTS, domain_json, program_json, read_domain, read_program
-from .defined import domain_of
-from .facts import Facts
+from .facts import Facts, domain_of
 from .layout import Layout
 from .normal import normal
 
