@@ -1,6 +1,7 @@
 """The compiler in numbers: how many formulas compile, how fast, how large, how tight; whether a bound was ever broken.
 
 python benchmarks/compile.py             measures, prints two tables, writes benchmarks/results/compile.json
+python benchmarks/compile.py --resume    goes on where a run was stopped
 python benchmarks/compile.py --quick     few formulas, few evaluations; nothing is written
 python benchmarks/compile.py --markdown  prints the summary of the last run for the documentation
 
@@ -32,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 from formulas import FORMULAS  # noqa: E402
+from resume import Parts  # noqa: E402
 
 import attnforge as af  # noqa: E402
 from attnforge.compiler.compiled import CompiledNetwork  # noqa: E402
@@ -245,6 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few formulas and evaluations; nothing is written")
     parser.add_argument("--markdown", action="store_true", help="print the summary of the last run")
+    parser.add_argument("--resume", action="store_true", help="go on where a run was stopped")
     wanted = parser.parse_args()
     if wanted.markdown:
         sys.stdout.write(markdown(json.loads(RESULTS.read_text("utf-8"))) + "\n")
@@ -253,20 +256,33 @@ def main() -> None:
     names = list(FORMULAS)[::8] if wanted.quick else list(FORMULAS)
     evaluations = 20_000 if wanted.quick else 1_000_000
     af.compile("sin(x)*y + exp(x)/y", af.Box(x=(0, 1), y=(1, 2)), eps=1e-3)  # the first call of a process is slower
+    parts = Parts(RESULTS, wanted.resume) if not wanted.quick else None
+    kept: dict[str, Any] = {} if parts is None else parts.rows
+
+    def once(key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        if key not in kept:
+            row = measure()
+            if parts is None:
+                kept[key] = row
+            else:
+                parts.add(key, row)
+            sys.stderr.write(f"{key}, {len(kept)} of {len(names) * len(GOALS) + 1}\n")
+        found: dict[str, Any] = kept[key]
+        return found
+
     data: dict[str, Any] = {
         "machine": {"torch": torch.__version__, "python": platform.python_version(), "processor": platform.machine()},
-        "mlp": mlp(3 if wanted.quick else 9),
+        "commits": [] if parts is None else parts.commits,
+        "mlp": once("mlp", lambda: mlp(3 if wanted.quick else 9)),
     }
     for goal in GOALS:
-        data[goal] = []
-        for name in names:
-            data[goal].append(measured(name, goal, evaluations))
-            sys.stderr.write(f"{goal} {len(data[goal])}/{len(names)} {name}\n")
+        data[goal] = [once(f"{goal}: {name}", lambda: measured(name, goal, evaluations)) for name in names]  # noqa: B023
     data["summary"] = {goal: summary(data[goal]) for goal in GOALS}
     show(data)
-    if not wanted.quick:
+    if parts is not None:
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8", newline="\n")
+        parts.done()
 
 
 if __name__ == "__main__":
