@@ -3,6 +3,7 @@ takes; and whether anything that is changed in a file escapes it.
 
 python benchmarks/kernel.py             proves the benchmark's formulas, the demonstration's networks, every family of
                                         heads and token programs, in float32 and float64; writes results/kernel.json
+python benchmarks/kernel.py --resume    the same, and goes on where it was stopped
 python benchmarks/kernel.py --quick     a few formulas
 python benchmarks/kernel.py --only head one kind of network; the results keep the others
 python benchmarks/kernel.py --names distance ramp "fast gelu"
@@ -50,6 +51,7 @@ from mutants import (  # noqa: E402
     verdict,
 )  # fmt: skip
 from readme import filled  # noqa: E402
+from resume import Parts  # noqa: E402
 
 import attnforge as af  # noqa: E402
 from attnforge import rasp, theorems  # noqa: E402
@@ -101,30 +103,46 @@ EFFORT = 200  # parts of the box that the derivation of a mutant looks at: norms
 
 # -- acceptance --------------------------------------------------------------------------------------------------------
 
+Made = Iterator[tuple[str, Callable[[], CertifiedModule | None]]]  # a name, and what makes the network, if it does
 
-def formulas(names: tuple[str, ...] | None = None) -> Iterator[tuple[str, CertifiedModule]]:
+
+def _formula(formula: str, box: af.Box, eps: float, dtype: torch.dtype) -> CertifiedModule | None:
+    """A formula as tight as asked for, or as the dtype allows."""
+    for looser in (1.0, LOOSER):
+        try:
+            return af.compile(formula, box, eps * looser, dtype=dtype)
+        except AttnforgeError:
+            continue
+    return None
+
+
+def formulas() -> Made:
     """The benchmark's formulas, in both dtypes."""
     for goal, (dtype, eps) in GOALS.items():
         for name, (formula, box) in FORMULAS.items():
-            if names is None or name in names:
-                for looser in (1.0, LOOSER):
-                    try:
-                        yield f"{name}, {goal}", af.compile(formula, af.Box(**box), eps * looser, dtype=dtype)
-                        break
-                    except AttnforgeError:
-                        continue
+            yield f"{name}, {goal}", functools.partial(_formula, formula, af.Box(**box), eps, dtype)
 
 
-def modules() -> Iterator[tuple[str, CertifiedModule]]:
+def modules() -> Made:
     """The demonstration's networks, and one for each operation over tokens."""
     for target in TARGETS:
-        yield target.title, af.compile(target.make(), target.box, target.eps)
+        yield target.title, lambda: af.compile(target.make(), target.box, target.eps)  # noqa: B023
     for goal, (dtype, _) in GOALS.items():
         for name in (*TOKENS, "mlp"):
-            yield f"{name}, {goal}", subject(name, dtype)
+            yield f"{name}, {goal}", functools.partial(subject, name, dtype)
 
 
-def heads() -> Iterator[tuple[str, CertifiedModule]]:
+def heads() -> Made:
+    """Heads on their own; they take no time to make."""
+    for name, head in _heads():
+        yield name, functools.partial(_itself, head)
+
+
+def _itself(head: CertifiedModule) -> CertifiedModule:
+    return head
+
+
+def _heads() -> Iterator[tuple[str, CertifiedModule]]:
     """Heads on their own, of every family, in both dtypes: anchors, gates, products, fast activations, tokens."""
     for goal, (dtype, _) in GOALS.items():
         for name, low, high in ANCHORS:
@@ -150,10 +168,10 @@ def heads() -> Iterator[tuple[str, CertifiedModule]]:
             yield f"gather of {n}, {goal}", TokenHead.gather(n, n - 1, 2, dtype=dtype)
 
 
-def token_programs() -> Iterator[tuple[str, CertifiedModule]]:
+def token_programs() -> Made:
     """Token programs of every kind of head."""
     for name, (program, domain) in programs().items():
-        yield name, af.compile(program, domain)
+        yield name, functools.partial(af.compile, program, domain)
 
 
 def measured(net: Any) -> dict[str, Any]:
@@ -179,16 +197,17 @@ def measured(net: Any) -> dict[str, Any]:
     return row
 
 
-KINDS: dict[str, Callable[[], Iterator[tuple[str, CertifiedModule]]]] = {
+KINDS: dict[str, Callable[[], Made]] = {
     "formula": formulas, "module": modules, "head": heads, "program": token_programs,
 }  # fmt: skip
 
 
-def acceptance(
-    networks: Iterator[tuple[str, CertifiedModule]], kind: str, console: Console
-) -> Iterator[dict[str, Any]]:
-    """Prove networks of a kind; a row for each."""
-    for name, net in networks:
+def acceptance(networks: Made, kind: str, console: Console) -> Iterator[dict[str, Any]]:
+    """Prove networks of a kind; a row for each that there is."""
+    for name, make in networks:
+        net = make()
+        if net is None:
+            continue
         row = {"kind": kind, "name": name, **measured(net)}
         shown = f"refused: {row['refused']}" if "refused" in row else (
             f"analysis {row['bound']:.3e}, kernel {row['kernel']:.3e}, ratio {row['ratio']:.3f}, "
@@ -491,6 +510,7 @@ def main() -> int:
     parser.add_argument("--mutants", type=int, nargs="?", const=100, default=0)
     parser.add_argument("--subjects", nargs="+", help="with --mutants: these alone")
     parser.add_argument("--fill", action="store_true")
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     given, console = parser.parse_args(), Console()
     if given.mutants:
@@ -502,19 +522,24 @@ def main() -> int:
         PAGE.write_text(filled(PAGE.read_text("utf-8"), "mutants", shown), encoding="utf-8", newline="\n")
         return 0
     if given.quick:
-        console.print(summary(list(acceptance(formulas(QUICK), "formula", console))))
+        few = ((name, make) for name, make in formulas() if name.rpartition(", ")[0] in QUICK)
+        console.print(summary(list(acceptance(few, "formula", console))))
         return 0
-    kept = json.loads(RESULTS.read_text("utf-8"))
+    kept, parts = json.loads(RESULTS.read_text("utf-8")), Parts(RESULTS, given.resume)
     wanted = {f"{name}, {goal}" for name in given.names for goal in GOALS} or None
     for kind in given.only or KINDS:
-        if wanted is None:
-            kept["rows"] = [row for row in kept["rows"] if row["kind"] != kind]
-        networks = formulas(tuple(given.names)) if wanted and kind == "formula" else KINDS[kind]()
-        chosen = ((name, net) for name, net in networks if wanted is None or name in wanted)
+        chosen = ((name, make) for name, make in KINDS[kind]()
+                  if f"{kind}: {name}" not in parts and (wanted is None or name in wanted))  # fmt: skip
         for row in acceptance(chosen, kind, console):  # written one by one: a run may be stopped
+            parts.add(f"{kind}: {row['name']}", row)
             kept["rows"] = [old for old in kept["rows"] if (old["kind"], old["name"]) != (kind, row["name"])] + [row]
             kept["summary"] = summary(kept["rows"])
             RESULTS.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+        if wanted is None:  # what the last run had, and this one has not, is no network any more
+            kept["rows"] = [row for row in kept["rows"] if row["kind"] != kind or f"{kind}: {row['name']}" in parts]
+    kept |= {"summary": summary(kept["rows"]), "commits": parts.commits}
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    parts.done()
     console.print(kept["summary"])
     return 0
 
