@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import math
 import random
@@ -46,6 +47,24 @@ def test_every_lemma_names_functions_that_exist() -> None:
         for label in re.findall(r"\bK\d+\b", path.read_text("utf-8"))
     }  # fmt: skip
     assert cited and cited <= set(labels)
+
+
+def _named(text: str) -> set[str]:
+    """The lemmas that a text names, "K13 to K17" and "K18-K20" being all between."""
+    found: set[str] = set()
+    for first, last in re.findall(r"\bK(\d+)(?:\s*(?:to|-)\s*K(\d+))?", text):
+        found |= {f"K{i}" for i in range(int(first), int(last or first) + 1)}
+    return found
+
+
+def test_every_lemma_has_a_test_that_names_it() -> None:
+    page = (ROOT / "docs" / "kernel.md").read_text("utf-8")
+    named: set[str] = set()
+    for path in Path(__file__).parent.glob("test_*.py"):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                named |= _named(ast.get_docstring(node) or "")
+    assert named == set(re.findall(r"^\*\*(K\d+)\*\*", page, re.MULTILINE))
 
 
 def test_roundings_in_a_row_are_within_gamma() -> None:
@@ -219,6 +238,7 @@ def test_slots_that_weigh_nothing_are_left_out(steep: float) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_affine_sums_round_by_no_more_than_said(size: float) -> None:
+    """K2: sums of four products and a bias in float32, of numbers of every size."""
     source = np.random.default_rng(0)
     with working():
         for _ in range(50):
