@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import attnforge as af  # noqa: E402
 from attnforge.charts.drawing import svg  # noqa: E402
-from attnforge.charts.themes import Pair  # noqa: E402
+from attnforge.charts.themes import ThemePair  # noqa: E402
 from attnforge.report.heads import figure_of  # noqa: E402
 from attnforge.report.network import drawing, measure, slices, slices_figure  # noqa: E402
 from attnforge.report.structure import structure  # noqa: E402
@@ -30,7 +30,7 @@ WIDE, NARROW = 1280, 400  # pixels: a desk, a telephone
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=6000")
 
 
-def figures() -> dict[str, Pair]:
+def figures() -> dict[str, ThemePair]:
     """The drawings by name."""
     net = af.compile(FORMULA, af.Box(BOX), eps=1e-3)
     return {

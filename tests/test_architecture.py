@@ -311,7 +311,7 @@ def test_a_form_is_affine_everywhere() -> None:
     """The kernel has a class of its own, since it shares nothing; no other thing bears the name."""
     pattern = re.compile(r"^class Form\b|^Form\b.* = ", re.MULTILINE)
     found = {dotted(path) for path in MODULES if pattern.search(path.read_text("utf-8"))}
-    assert found == {"programs.affine", "kernel.program", "rasp.network.plan"}
+    assert found == {"programs.affine", "kernel.program"}
 
 
 def test_guards_against_bool_stand_in_one_place() -> None:

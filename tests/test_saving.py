@@ -168,9 +168,9 @@ def test_other_files_of_a_folder_stay(tmp_path: Path) -> None:
 
 
 def test_values_of_a_black_box_are_kept_whole(tmp_path: Path) -> None:
-    from attnforge.blackbox.target import Store
+    from attnforge.blackbox.target import ValueFile
 
-    kept = Store(tmp_path / "values.npz")
+    kept = ValueFile(tmp_path / "values.npz")
     kept.write("a", np.ones((3, 1)))
     good = contents(tmp_path)
     with pytest.raises(OSError, match=r"values\.npz"), full_disk():

@@ -21,7 +21,7 @@ from .certificates.certificate import upper_text
 from .certificates.certified import CertifiedModule
 from .charts.chart import Figure, Note, Panel, Series
 from .charts.drawing import save, svg
-from .charts.themes import Pair
+from .charts.themes import ThemePair
 from .compiler.compiled import CompiledNetwork
 from .compiler.pipeline import compile
 from .dtypes import DTYPES
@@ -33,13 +33,13 @@ from .heads.norm.head import NormHead
 from .heads.product.head import ProductHead
 from .report.heads import LABELS, Comparison, Shapes, comparison_figure, figure_of, sweep_figure, swept
 from .report.html import Page
-from .report.network import Measured, measure, network_page
+from .report.network import SampledErrors, measure, network_page
 from .saving import write_whole
 
 Step = Callable[[str], None]
 
 
-class Block(nn.Module):
+class EncoderBlock(nn.Module):
     """Attention between tokens, then a small MLP for each of them, both with a skip: a block of a transformer."""
 
     def __init__(self, width: int):
@@ -54,7 +54,7 @@ class Block(nn.Module):
 
 
 @dataclass(frozen=True)
-class Target:
+class Exhibit:
     """What is compiled: a name for its files, a title for people, how it is made, its box and its tolerance."""
 
     name: str
@@ -78,7 +78,7 @@ def _seeded(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
 GRAVITY = "G*m1*m2/((x2-x1)**2 + (y2-y1)**2 + (z2-z1)**2)"
 TARGETS = (
-    Target(
+    Exhibit(
         "formula",
         GRAVITY,
         lambda: GRAVITY,
@@ -86,7 +86,7 @@ TARGETS = (
         "9 intervals",
         1e-3,
     ),
-    Target(
+    Exhibit(
         "mlp",
         "an MLP 8-32-32-1 with gelu",
         _seeded(lambda: nn.Sequential(
@@ -96,10 +96,10 @@ TARGETS = (
         "[-1, 1]^8",
         1e-3,
     ),
-    Target(
+    Exhibit(
         "sequence",
         "a transformer block, 6 tokens of 4 channels",
-        _seeded(lambda: Block(4)),
+        _seeded(lambda: EncoderBlock(4)),
         Box.cube(-1, 1, shape=(6, 4)),
         "[-1, 1]^(6x4)",
         1e-3,
@@ -111,10 +111,10 @@ TARGETS = (
 class Compiled:
     """A target's network, how long it took, and what was measured on it."""
 
-    target: Target
+    target: Exhibit
     net: CompiledNetwork
     seconds: float
-    found: Measured
+    found: SampledErrors
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ class Compiled:
         }  # fmt: skip
 
 
-def compiled_networks(targets: Sequence[Target], step: Step) -> tuple[Compiled, ...]:
+def compiled_networks(targets: Sequence[Exhibit], step: Step) -> tuple[Compiled, ...]:
     """Compile every target; `step` is told what comes next."""
     done = []
     for target in targets:
@@ -225,7 +225,7 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedCase:
     """One case, built in both dtypes, and the error of cold selection with as many anchors."""
 
     case: Case
@@ -243,7 +243,7 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Other:
+class WithoutAnchors:
     """A head that needs no anchors, in both dtypes."""
 
     name: str
@@ -262,8 +262,8 @@ class Results:
     """Everything the demonstration computes."""
 
     networks: tuple[Compiled, ...]
-    heads: tuple[Fitted, ...]
-    others: tuple[Other, ...]
+    heads: tuple[FittedCase, ...]
+    others: tuple[WithoutAnchors, ...]
     panels: tuple[Panel, ...]
     shapes: Shapes
     seconds: float
@@ -281,14 +281,14 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Shown:
     """Which networks are compiled and which heads are fitted."""
 
-    targets: tuple[Target, ...] = TARGETS
+    targets: tuple[Exhibit, ...] = TARGETS
     cases: tuple[Case, ...] = CASES
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> Choice:
+    def of(cls, names: Sequence[str]) -> Shown:
         """What has these names; all of it when there are none. There is always a head: the page begins with one."""
         if not names:
             return cls()
@@ -309,7 +309,7 @@ class Choice:
         return 3 * len(self.targets) + len(self.cases) + len(OTHERS) + 2 + drawn + 3 + 1
 
 
-def run(choice: Choice, step: Step = lambda text: None) -> Results:
+def run(choice: Shown, step: Step = lambda text: None) -> Results:
     """Compile every network and fit every head; `step` is told what comes next."""
     start = time.perf_counter()
     cases, compiled = choice.cases, compiled_networks(choice.targets, step)
@@ -320,7 +320,7 @@ def run(choice: Choice, step: Step = lambda text: None) -> Results:
     others = []
     for name, where, build in OTHERS:
         step(f"building {name}")
-        others.append(Other(name, where, build(torch.float64), build(torch.float32)))
+        others.append(WithoutAnchors(name, where, build(torch.float64), build(torch.float32)))
     step("sweeping temperatures")
     temperature = _temperature("sin", -6.3, 6.3, 32)
     step("sweeping anchors")
@@ -329,7 +329,7 @@ def run(choice: Choice, step: Step = lambda text: None) -> Results:
     return Results(compiled, tuple(heads), tuple(others), panels, shapes, time.perf_counter() - start)
 
 
-def fitted(case: Case) -> Fitted:
+def fitted(case: Case) -> FittedCase:
     """The heads of one case."""
     double, single = (
         AnchorHead.fit(
@@ -337,7 +337,7 @@ def fitted(case: Case) -> Fitted:
         )
         for dtype in (torch.float64, torch.float32)
     )  # fmt: skip
-    return Fitted(case, double, single, cold_error(case, double.size))
+    return FittedCase(case, double, single, cold_error(case, double.size))
 
 
 def cold_error(case: Case, anchors: int, kappa: float | None = None) -> float:
@@ -399,7 +399,7 @@ def _shapes(function: str, lo: float, hi: float, anchors: int) -> Shapes:
     return Shapes(f"{function}, {anchors} anchors", *rows)
 
 
-def comparison(heads: tuple[Fitted, ...]) -> Figure:
+def comparison(heads: tuple[FittedCase, ...]) -> Figure:
     """The figure that puts all cases next to each other."""
     return comparison_figure(
         [
@@ -433,7 +433,7 @@ def write(results: Results, folder: Path, step: Step = lambda text: None) -> Wri
     return Written(page, tuple(pages), tuple(files), (*saved, head), numbers)
 
 
-def _images(stem: Path, pair: Pair) -> list[Path]:
+def _images(stem: Path, pair: ThemePair) -> list[Path]:
     """The two drawings of a figure as files."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     files = [stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}-dark.svg")]
@@ -476,7 +476,7 @@ FORMULA = """
 """
 
 
-def demo_page(results: Results, pictures: Mapping[str, Pair]) -> Page:
+def demo_page(results: Results, pictures: Mapping[str, ThemePair]) -> Page:
     """The page, from the idea to the certificate; pictures of "bounds", "temperature", "relu" and every head drawn."""
     name, interval, anchors, double, single, cold = results.heads[0].cells
     file = f"{name.split()[0]}.safetensors"
@@ -556,6 +556,8 @@ def demo_page(results: Results, pictures: Mapping[str, Pair]) -> Page:
     return page
 
 
-def _table(page: Page, header: Sequence[str], rows: Sequence[Compiled | Fitted | Other], note: str = "") -> None:
+def _table(
+    page: Page, header: Sequence[str], rows: Sequence[Compiled | FittedCase | WithoutAnchors], note: str = ""
+) -> None:
     """Rows of the page: two columns of words, the others numbers."""
     page.table(header, [row.cells for row in rows], note.replace("\n", " ") or None, "ll" + "r" * (len(header) - 2))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnforge import ArgumentError, Box, CertificateError, certify
 from attnforge.blackbox import approximate
-from attnforge.blackbox.ridge import RidgeApproximation, Rows, draw_rows, fit
+from attnforge.blackbox.ridge import RidgeApproximation, SampleRows, draw_rows, fit
 from attnforge.blackbox.target import Target
 from attnforge.census import purity
 from attnforge.compiler.pipeline import compile_program
@@ -122,11 +122,11 @@ def test_a_sum_of_ridges_is_recovered() -> None:
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (4000, 2))
     y = np.maximum(x[:, :1], 0) + 0.5 * x[:, 1:] - 1
-    found = fit(Rows(x, y, 1), 4, steps=800)
+    found = fit(SampleRows(x, y, 1), 4, steps=800)
     fresh = rng.uniform(-1, 1, (500, 2))
     assert np.abs(found(fresh) - (np.maximum(fresh[:, :1], 0) + 0.5 * fresh[:, 1:] - 1)).max() < 0.05
     with pytest.raises(ArgumentError, match="width"):
-        fit(Rows(x, y, 1), 0)
+        fit(SampleRows(x, y, 1), 0)
 
 
 @pytest.mark.parametrize("route", ["spectral", "additive"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from attnforge.certificates.machine import Finding, ball_exp, devices, survey
+from attnforge.certificates.machine import Assumption, ball_exp, devices, survey
 from attnforge.certificates.rounding import EXP_ULPS, UNIT
 from attnforge.cli import app
 
@@ -26,7 +26,7 @@ def coarse_products() -> Iterator[None]:
     torch.set_float32_matmul_precision("highest")
 
 
-def named(found: tuple[Finding, ...]) -> dict[str, Finding]:
+def named(found: tuple[Assumption, ...]) -> dict[str, Assumption]:
     return {each.name: each for each in found}
 
 

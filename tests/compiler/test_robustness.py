@@ -21,7 +21,7 @@ from attnforge.errors import ArgumentError, CertificateError
 from attnforge.heads.chain.head import ChainHead
 from attnforge.heads.fast.activation import FastActivation
 from attnforge.heads.norm.head import NormHead
-from attnforge.heads.slopes import Lines, Tangent, combined, plus, shares, spread_of, steepness, times
+from attnforge.heads.slopes import SlotLines, Tangent, combined, plus, shares, spread_of, steepness, times
 from attnforge.heads.token.head import TokenHead
 from attnforge.heads.token.rule import peak_slopes
 
@@ -66,15 +66,17 @@ def test_the_constant_is_close_and_follows_the_weights(net: CompiledNetwork) -> 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_heads_at_any_scale(scale: float) -> None:
     k = np.arange(-20.0, 21.0)
-    lines = Lines(2 * k / scale, -k * k, scale * k, 0 * k)  # kappa = 1, spacing and values `scale`
+    lines = SlotLines(2 * k / scale, -k * k, scale * k, 0 * k)  # kappa = 1, spacing and values `scale`
     found = steepness([(1.0, lines)], 0.0, scale * np.linspace(-3, 3, 33)).constant
     assert 1.00204 <= found < 1.02
-    gate = Lines(np.array([1e6 / scale, 0.0]), np.zeros(2), np.zeros(2), np.array([1.0, 0.0]))  # y sigmoid(1e6 y/scale)
+    gate = SlotLines(
+        np.array([1e6 / scale, 0.0]), np.zeros(2), np.zeros(2), np.array([1.0, 0.0])
+    )  # y sigmoid(1e6 y/scale)
     edges = scale * np.unique(np.concatenate([s * 2.0 ** -np.arange(0, 60.0) for s in (-1, 1)]))
     assert 1.0998 < steepness([(1.0, gate)], 0.0, edges).constant < 1.12
 
 
-def digits(lines: Lines, at: float) -> tuple[mp.mpf, mp.mpf]:
+def digits(lines: SlotLines, at: float) -> tuple[mp.mpf, mp.mpf]:
     """The derivative and the value of a head of one scalar, to 80 digits."""
     y = mp.mpf(at)
     logits = [mp.mpf(float(a)) * y + mp.mpf(float(b)) for a, b in zip(lines.a, lines.b, strict=True)]
@@ -95,7 +97,7 @@ def test_enclosures_hold_in_high_precision_for_heads_of_every_size() -> None:
             n, (sharp, far, size) = int(rng.integers(1, 7)), 10.0 ** rng.uniform([-3, -3, -5], [16, 9, 5])
             a, b = rng.normal(size=n) * sharp + rng.choice([0.0, 1e16]) * (trial % 2), rng.normal(size=n) * far
             V = rng.normal(size=n) * size + rng.choice([0.0, 1e9])
-            lines = Lines(a, b, V, rng.normal(size=n) * (rng.uniform(size=n) < 0.5))
+            lines = SlotLines(a, b, V, rng.normal(size=n) * (rng.uniform(size=n) < 0.5))
             centre = rng.choice([0.0, 0.3, rng.normal() * 1e4])
             edges = np.unique(centre + 10.0 ** rng.uniform(-9, 1) * np.linspace(-1, 1, 5))
             found = steepness([(1.0, lines)], 0.0, edges)

@@ -25,7 +25,7 @@ from attnforge.conversion.norm import ConvertedNorm, NativeNorm
 from attnforge.conversion.site import ConvertedActivation, SiteModule
 from attnforge.explorer import compact, explore, widget
 from attnforge.explorer.model import function_json, model
-from attnforge.explorer.page import MOST_NUMBERS, Packed
+from attnforge.explorer.page import MOST_NUMBERS, PackedTensors
 from attnforge.functions.registry import get, names
 from attnforge.heads.chain.head import ChainHead
 from attnforge.heads.fast.activation import FastActivation
@@ -652,7 +652,7 @@ def test_networks_that_are_too_large_say_so(browser: Driven) -> None:
     assert 1e7 < page.evaluate("attnforge.cost") < 5e7
     until(page, "['sweep', 'curves'].every((id) => document.getElementById(id).innerText.includes('Not drawn'))")
     assert "within the certified" in page.inner_text("#verdict")
-    packed = Packed("float32")
+    packed = PackedTensors("float32")
     assert packed.add(torch.ones(MOST_NUMBERS)) == {"at": 0, "shape": [MOST_NUMBERS]} and packed.runs
     assert packed.add(torch.zeros(5000)) == {"at": MOST_NUMBERS, "shape": [5000], "kept": 0, "places": 0}
     assert packed.runs and packed.weights == MOST_NUMBERS + 5000, "zeros take no room"

@@ -21,7 +21,7 @@ from attnforge import theorems
 from attnforge.certificates.certified import CertifiedModule
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.export import run_onnx, session, to_onnx, to_plain, verification
-from attnforge.export.graph import Graph
+from attnforge.export.graph import OnnxGraph
 from attnforge.export.verification import domain
 
 FORMULA = "sin(x*y) + exp(-x**2)/y"
@@ -253,7 +253,7 @@ def test_mistakes(net: CompiledNetwork, tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(af.ArgumentError, match=r"expected 1 input tensor\(s\) \(x\), got 2"):
         run_onnx(file, torch.zeros(1, 1), torch.zeros(1, 1))
     with pytest.raises(af.ArgumentError, match="float32 or float64"):
-        Graph(torch.bfloat16)
+        OnnxGraph(torch.bfloat16)
     with pytest.raises(af.ArgumentError, match="expected a network built by attnforge, got Linear"):
         to_onnx(nn.Linear(1, 1), tmp_path / "linear.onnx")  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

@@ -21,7 +21,7 @@ from attnforge import theorems
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.export import Artefact, Verification, fresh, load_plain, to_plain, verify
 from attnforge.export.fresh import receive, send
-from attnforge.export.verification import _compared, _Other, _Pair, domain
+from attnforge.export.verification import _compared, _Other, _Pairing, domain
 from attnforge.saving import free_file, free_folder
 
 BOX = af.Box(x=(-1, 1), y=(0.5, 2))
@@ -42,7 +42,7 @@ def saved(net: CompiledNetwork, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def against(net: CompiledNetwork, change: object, bound: float | None = None) -> Verification:
     """The comparison with an artefact that adds something to the network's output, in this process."""
     other = _Other(lambda *x: net.core(*x).detach() + change(*x), 4096)  # type: ignore[operator]
-    return _compared(_Pair("onnx", other, net, domain(net)), 512, bound, 0)
+    return _compared(_Pairing("onnx", other, net, domain(net)), 512, bound, 0)
 
 
 def test_a_plain_file_agrees_and_can_be_loaded(net: CompiledNetwork, saved: Path) -> None:

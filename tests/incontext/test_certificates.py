@@ -25,7 +25,7 @@ from attnforge.incontext import (
 )
 from attnforge.incontext.certificate import Made, audit, factors, quadratic
 from attnforge.incontext.losses import POISSON, U
-from attnforge.incontext.problem import Problem, Rounding, enclosure
+from attnforge.incontext.problem import Rounding, StatedProblem, enclosure
 
 Long = np.longdouble
 Array = np.ndarray[Any, Any]
@@ -168,7 +168,7 @@ def test_coordinates_that_are_not_fitted_are_audited() -> None:
     """A run whose offset drifts, as rounding or anything else may let it, is not certified for where it ends."""
     x, y, w = np.ones((2, 2)), np.array([[0.5], [1.0]]), float(np.log(0.75)) + 1.0
     for drift in (0.0, 1e-9, 1e-3, 0.5):
-        problem = Problem(POISSON, x, y, np.full(2, 0.5), np.zeros(2), np.array([[w, -1.0]]),
+        problem = StatedProblem(POISSON, x, y, np.full(2, 0.5), np.zeros(2), np.array([[w, -1.0]]),
                           Rounding(8 * U, np.zeros(2)), fixed=(1,))  # fmt: skip
         # optimal at every step, for the offset that it has
         path = np.array([[[w - drift * t / 9, -1.0 + drift * t / 9]] for t in range(10)])

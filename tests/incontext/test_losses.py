@@ -23,7 +23,7 @@ from attnforge.incontext import Block, ConvergenceCertificate, LinearRegression,
 from attnforge.incontext.certificate import worst
 from attnforge.incontext.extrapolation import prediction_error
 from attnforge.incontext.losses import ANCHORS, EDGE, HUBER, LINEAR, LOSSES, SIMPLE, SOFTMAX, Doubt, Loss, named
-from attnforge.incontext.problem import Problem, Rounding
+from attnforge.incontext.problem import Rounding, StatedProblem
 from attnforge.incontext.prompt import Scaling, outside
 from attnforge.incontext.solver import solve
 
@@ -164,10 +164,10 @@ def test_no_module_compares_the_name_of_a_loss() -> None:
                 assert not words & set(LOSSES), f"{path.name}, line {node.lineno}"
 
 
-def quadratic(threshold: Array | None) -> tuple[Problem, Scaling]:
+def quadratic(threshold: Array | None) -> tuple[StatedProblem, Scaling]:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 3)), rng.normal(size=(30, 1)) / 8
-    problem = Problem(
+    problem = StatedProblem(
         LINEAR, x, y, np.full(30, 1 / 30), np.full(3, 0.1), np.zeros((1, 3)), Rounding(0.0, np.zeros(3)), threshold
     )
     return problem, Scaling(np.zeros(3), np.ones(3), np.zeros(1), 1.0)

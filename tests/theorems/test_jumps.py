@@ -10,7 +10,7 @@ import torch
 
 import attnforge as af
 from attnforge.errors import ArgumentError, AttnforgeError
-from attnforge.heads.slopes import Lines
+from attnforge.heads.slopes import SlotLines
 from attnforge.theorems.jumps import jump_constant, jump_error, jump_floor, sharpness_for, staircase
 
 
@@ -47,7 +47,7 @@ def test_no_head_beats_the_floor() -> None:
                 continue  # the interval is too short for the statement
             for p in (1.0, 2.0, 4.0):
                 assert norm(head - step, y, p) >= jump_floor(np.ptp(a), np.ptp(value), p) * (1 - 1e-3)  # of the grid
-    assert Lines(a, b, value, 0 * a).enclose(np.array([-1.0]), np.array([1.0]))[0].size == 1
+    assert SlotLines(a, b, value, 0 * a).enclose(np.array([-1.0]), np.array([1.0]))[0].size == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

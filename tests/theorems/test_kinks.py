@@ -14,7 +14,7 @@ import attnforge as af
 from attnforge.errors import ArgumentError, PrecisionError
 from attnforge.heads.token.bound import lambert_upper
 from attnforge.theorems.kinks import (
-    Pieces,
+    PiecewiseLinear,
     affine_maximum,
     error_floor,
     identity_error,
@@ -44,7 +44,7 @@ def test_relu_of_33_65_and_129_slots_in_high_precision(guards: int, reached: flo
     """A10(b) for relu on [-1, 1] in 2 guards + 3 slots: the error is e^(-1.3 p) and less, where the paper has 1/p."""
     kappa, off = warmest(guards)
     sharpness = 0.07 / off  # kink and lines then err alike
-    stated = Pieces(-1.0, 1.0, (0.0,), ((0.0, 0.0), (1.0, 0.0))).bound(sharpness, guards, kappa)
+    stated = PiecewiseLinear(-1.0, 1.0, (0.0,), ((0.0, 0.0), (1.0, 0.0))).bound(sharpness, guards, kappa)
     with mp.workdps(240):  # logits of 1e83 whose differences matter to 1e-84
         k, beta = mp.mpf(kappa) / 4, mp.mpf(sharpness)
         anchors = [mp.mpf(2 * i - 1) for i in range(-guards, guards + 2)]
@@ -208,4 +208,4 @@ def test_arguments_are_checked() -> None:
         splice("relu", -1, 1, eps=1e-3, guards=3)
     with pytest.raises(ArgumentError, match="give eps, or sharpness"):
         splice("relu", -1, 1)
-    assert math.isinf(Pieces(-1.0, 1.0, (0.0,), ((0.0, 0.0), (1.0, 0.0))).bound(0.1, 3, 1.0))
+    assert math.isinf(PiecewiseLinear(-1.0, 1.0, (0.0,), ((0.0, 0.0), (1.0, 0.0))).bound(0.1, 3, 1.0))

@@ -19,7 +19,7 @@ from ..dtypes import by_name, dtype_name, shipped
 from ..errors import ArgumentError, PrecisionError, closest
 from .grid import KAPPA, MEMORY, Grid, GridApproximation, build_grid, bytes_of, ideal_spacing, plan_grid, refuse_samples
 from .result import Approximation, Held
-from .ridge import SAMPLES, WIDTHS, Rows, because, build_ridge, draw_rows, fit, largest_error
+from .ridge import SAMPLES, WIDTHS, SampleRows, because, build_ridge, draw_rows, fit, largest_error
 from .spectral import MOST_SAMPLES, PER_AXIS, build_additive, build_spectral, sample_count
 from .target import Function, Progress, Target
 
@@ -104,7 +104,7 @@ class _Work:
     memory: int
     seed: int
     held: Held = field(init=False)
-    _rows: Rows | None = None
+    _rows: SampleRows | None = None
 
     def __post_init__(self) -> None:
         if self.lipschitz is not None:
@@ -115,7 +115,7 @@ class _Work:
     def dim(self) -> int:
         return self.target.box.dim
 
-    def rows(self) -> Rows:
+    def rows(self) -> SampleRows:
         if self._rows is None:
             self._rows = draw_rows(self.target, self.samples, self.seed)
         return self._rows

@@ -106,7 +106,7 @@ class RidgeApproximation(Approximation):
 
 
 @dataclass(frozen=True)
-class Rows:
+class SampleRows:
     """Samples as the fit sees them: rows x with values y; `tokens` rows make one point when they are treated alike."""
 
     x: Array
@@ -114,12 +114,12 @@ class Rows:
     tokens: int
 
 
-def draw_rows(target: Target, samples: int, seed: int) -> Rows:
+def draw_rows(target: Target, samples: int, seed: int) -> SampleRows:
     """Evenly drawn samples; one row for each token where rows of the input are treated alike and apart."""
     points = target.box.sample(samples, seed=seed + 101).reshape(samples, -1).numpy()
     values = target(points, f"f on {samples} samples")
     tokens = token_count(target)
-    return Rows(points.reshape(samples * tokens, -1), values.reshape(samples * tokens, -1), tokens)
+    return SampleRows(points.reshape(samples * tokens, -1), values.reshape(samples * tokens, -1), tokens)
 
 
 def token_count(target: Target) -> int:
@@ -147,7 +147,7 @@ def token_count(target: Target) -> int:
     return n if alike and float(np.abs(moved - plain)[:, 1:].max()) <= slack else 1
 
 
-def fit(rows: Rows, width: int, seed: int = 0, steps: int | None = None) -> Expansion:
+def fit(rows: SampleRows, width: int, seed: int = 0, steps: int | None = None) -> Expansion:
     """A ReLU expansion of so many ridges: a short training in float32, then the outer weights solved in float64."""
     whole("width", width, 1)
     middle, spread = rows.x.mean(0), np.maximum(rows.x.std(0), 1e-12 * (1 + np.abs(rows.x).max()))
@@ -198,14 +198,14 @@ def solve(features: Array, wanted: Array) -> Array:
     return found + np.linalg.solve(gram, features.T @ (wanted - features @ found))
 
 
-def largest_error(expansion: Expansion, rows: Rows, held: Held) -> float:
+def largest_error(expansion: Expansion, rows: SampleRows, held: Held) -> float:
     """The expansion's largest error on the held-out sample."""
     x = held.points.reshape(len(held.points) * rows.tokens, -1)
     return float(np.abs(expansion(x).reshape(held.values.shape) - held.values).max())
 
 
 def build_ridge(
-    target: Target, rows: Rows, expansion: Expansion, held: Held, dtype: torch.dtype, eps: float | None = None
+    target: Target, rows: SampleRows, expansion: Expansion, held: Held, dtype: torch.dtype, eps: float | None = None
 ) -> RidgeApproximation:
     """Compile a fitted expansion, certify against it and measure against the black box."""
     program = expansion.program(target, rows.tokens)

@@ -57,7 +57,7 @@ class Target:
         self.f, self.box, self.batch, self.progress = f, box, batch, progress
         self.name = name or getattr(f, "__name__", "") or type(f).__name__
         self.columns = _takes_columns(f, box)
-        self.store = Store(resume) if resume is not None else None
+        self.store = ValueFile(resume) if resume is not None else None
         self.evaluations = 0
         self.output_shape: tuple[int, ...] | None = None
         self.dtype = torch.float64
@@ -190,7 +190,7 @@ class Target:
         return tensor.double().numpy()
 
 
-class Store:
+class ValueFile:
     """A file of values (npz, arrays of numbers only), one array for each set of points."""
 
     def __init__(self, path: str | Path):

@@ -89,7 +89,7 @@ def is_integral(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Trace:
+class TracedGraph:
     """The exported program of a network, and where each of its nodes was written."""
 
     program: ExportedProgram
@@ -112,7 +112,7 @@ class Trace:
         return str(path).removeprefix("L['self'].").replace("slice(None, None, None)", "")
 
 
-def capture(net: nn.Module, example: object = None) -> Trace:
+def capture(net: nn.Module, example: object = None) -> TracedGraph:
     """Export `net` in evaluation mode, without changing it, and make the graph functional.
 
     Functional means that no operator writes into a tensor: what `x.relu_()` or `y[0] = x` do is in the graph as a
@@ -137,7 +137,7 @@ def capture(net: nn.Module, example: object = None) -> Trace:
         if graph is not program.graph_module
         for node in _nodes(graph)
     }
-    return Trace(flat, hidden)
+    return TracedGraph(flat, hidden)
 
 
 def _exported(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:

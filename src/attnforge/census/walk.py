@@ -23,7 +23,7 @@ from torch.fx.node import map_arg
 
 from . import findings as tables
 from .findings import Census, Offence
-from .graph import Trace, is_integral, is_number, leaves, named, operator_name, shape, tensor
+from .graph import TracedGraph, is_integral, is_number, leaves, named, operator_name, shape, tensor
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _rows(node: Node) -> Any:
     return node.target(*map_arg(node.args, lambda _: rows), **node.kwargs)
 
 
-class Level(IntEnum):
+class Dependence(IntEnum):
     """What a value depends on: the highest level among the values it is computed from."""
 
     CONSTANT = 0  # buffers and literals
@@ -140,10 +140,10 @@ OTHER_PRODUCT = "a product of data-dependent tensors other than Q K^T and weight
 class Walk:
     """Judges the nodes of a trace in order; `census` and `offences` hold the verdicts."""
 
-    def __init__(self, trace: Trace):
+    def __init__(self, trace: TracedGraph):
         self.trace = trace
         self.offences: list[Offence] = []
-        self._level: dict[Node, Level] = {}
+        self._level: dict[Node, Dependence] = {}
         self._entries: list[tuple[str, str]] = []
         self._products: dict[Node, frozenset[Node]] = {}  # of a score: the products it is made of
         self._offending: set[Node] = set()
@@ -156,27 +156,27 @@ class Walk:
             self._finish(node)
         elif node.op == "call_function":
             self._level[node] = self._judge(node)
-            if self._level[node] == Level.SCORE and node not in self._products:
+            if self._level[node] == Dependence.SCORE and node not in self._products:
                 self._products[node] = frozenset().union(*(self._products.get(n, ()) for n in node.all_input_nodes))
             self._refuse_rounding(node)
         elif node.op == "placeholder":
             kinds = {s.arg.name: s.kind for s in self.trace.program.graph_signature.input_specs}
             self._level[node] = _input_level(node, kinds[node.name])
         else:
-            self._level[node] = Level.CONSTANT
+            self._level[node] = Dependence.CONSTANT
 
     # -- verdicts -----------------------------------------------------------------------------------------------------
 
-    def _allow(self, node: Node, category: str, level: Level) -> Level:
+    def _allow(self, node: Node, category: str, level: Dependence) -> Dependence:
         self._entries.append((category, operator_name(node)))
         return level
 
-    def _offend(self, node: Node, why: str) -> Level:
+    def _offend(self, node: Node, why: str) -> Dependence:
         if node not in self._offending:
             self._offending.add(node)
             source, module = self.trace.source(node), self.trace.module(node)
             self.offences.append(Offence(operator_name(node), why, source, module))
-        return Level.DATA
+        return Dependence.DATA
 
     def _blame(self, nodes: Iterable[Node], user: str) -> None:
         """Refuse the products that `nodes` are made of: they end in `user`, not in a softmax."""
@@ -184,12 +184,12 @@ class Walk:
             for product in sorted(self._products.get(node, ())):
                 self._offend(product, f"a product of two data-dependent tensors that ends in {user}, not in a softmax")
 
-    def _largest(self, nodes: Iterable[Node]) -> Level:
-        return max((self._level[node] for node in nodes), default=Level.CONSTANT)
+    def _largest(self, nodes: Iterable[Node]) -> Dependence:
+        return max((self._level[node] for node in nodes), default=Dependence.CONSTANT)
 
     # -- one operation ------------------------------------------------------------------------------------------------
 
-    def _judge(self, node: Node) -> Level:
+    def _judge(self, node: Node) -> Dependence:
         name, arguments = operator_name(node), named(node)
         borrowed = tables.SHAPE_ONLY.get(name)
         inputs = [n for key, value in arguments.items() if key != borrowed for n in leaves(value)]
@@ -197,52 +197,54 @@ class Walk:
         if node.target is operator.getitem:
             return self._getitem(node, level)
         if name in tables.ASSERTIONS:
-            return Level.CONSTANT
+            return Dependence.CONSTANT
         if name in tables.CREATION:
-            return self._allow(node, "constant", Level.CONSTANT)
+            return self._allow(node, "constant", Dependence.CONSTANT)
         if not isinstance(node.target, OpOverload):
             return level if all(map(is_number, inputs)) else self._offend(node, tables.UNKNOWN)
         attends = name in tables.SOFTMAX or name in tables.FUSED_ATTENTION or name in tables.custom()
         if _is_random(node.target, name, arguments) and not attends:
             why = tables.reason(name)
             return self._offend(node, "draws random numbers" if why == tables.UNKNOWN else why)
-        if level <= Level.PARAMETER:
+        if level <= Dependence.PARAMETER:
             return self._allow(node, "constant", level)
         if attends:
             return self._attention(node, name, arguments)
         if name in tables.CONTRACTIONS or name == "einsum":
             return self._contraction(node, name, arguments, level)
-        if name in tables.LOOKUP and self._largest(leaves(arguments["weight"])) < Level.INDEX:
+        if name in tables.LOOKUP and self._largest(leaves(arguments["weight"])) < Dependence.INDEX:
             return self._lookup(node, arguments)
-        if level == Level.INDEX:
+        if level == Dependence.INDEX:
             return self._index(node, name, arguments)
         return self._data(node, name, arguments, level)
 
-    def _getitem(self, node: Node, level: Level) -> Level:
+    def _getitem(self, node: Node, level: Dependence) -> Dependence:
         """One of several results; those of a fused attention beyond the first are statistics, not attention."""
         parent = node.all_input_nodes[0]
         if operator_name(parent) in tables.FUSED_ATTENTION and node.args[1] != 0:
             return self._offend(parent, "only its output may be used, not the log-sum-exp or the weights beside it")
         return level
 
-    def _attention(self, node: Node, name: str, arguments: Arguments) -> Level:
+    def _attention(self, node: Node, name: str, arguments: Arguments) -> Dependence:
         if arguments.get("dropout_p"):
             return self._offend(node, "draws random numbers: dropout_p is not 0")
         if name not in tables.SOFTMAX:
             for key in sorted(arguments.keys() - {"attn_mask", "attn_bias"}):
                 self._blame(leaves(arguments[key]), name)
-        return self._allow(node, "attention", Level.DATA)
+        return self._allow(node, "attention", Dependence.DATA)
 
-    def _contraction(self, node: Node, name: str, arguments: Arguments, level: Level) -> Level:
+    def _contraction(self, node: Node, name: str, arguments: Arguments, level: Dependence) -> Dependence:
         product = contraction(name, arguments)
         keys = ("tensors",) if name == "einsum" else tables.CONTRACTIONS[name]
         factors = [n for key in keys for n in leaves(arguments[key])]
         addend = [n for key in arguments.keys() - set(keys) for n in leaves(arguments[key])]
-        varying = [n for n in factors if self._level[n] >= min(level, Level.DATA)]  # integers count if there is no data
-        if level == Level.INDEX and product and product.length == 1 and not self._is_trained(factors):
-            return self._allow(node, "positions", Level.INDEX)  # an outer product of positions and frequencies
+        varying = [
+            n for n in factors if self._level[n] >= min(level, Dependence.DATA)
+        ]  # integers count if there is no data
+        if level == Dependence.INDEX and product and product.length == 1 and not self._is_trained(factors):
+            return self._allow(node, "positions", Dependence.INDEX)  # an outer product of positions and frequencies
         self._blame(factors, name)
-        result = max(Level.DATA, self._largest(addend))
+        result = max(Dependence.DATA, self._largest(addend))
         if len(varying) <= 1:
             return self._allow(node, "attention" if any(map(is_softmax_weights, varying)) else "affine", result)
         if product is None or len(factors) != 2:
@@ -252,32 +254,32 @@ class Walk:
         if not product.summing:
             return self._offend(node, ELEMENTWISE_PRODUCT)
         self._products[node] = frozenset({node}).union(*(self._products.get(n, ()) for n in addend))
-        return self._allow(node, "attention", Level.SCORE)
+        return self._allow(node, "attention", Dependence.SCORE)
 
-    def _lookup(self, node: Node, arguments: Arguments) -> Level:
-        if self._largest(leaves(arguments["indices"])) >= Level.DATA:
+    def _lookup(self, node: Node, arguments: Arguments) -> Dependence:
+        if self._largest(leaves(arguments["indices"])) >= Dependence.DATA:
             return self._offend(node, "its argument indices depends on data")
-        return self._allow(node, "lookup", Level.DATA)
+        return self._allow(node, "lookup", Dependence.DATA)
 
     def _is_trained(self, nodes: Iterable[Node]) -> bool:
-        return any(self._level[node] == Level.PARAMETER for node in nodes)
+        return any(self._level[node] == Dependence.PARAMETER for node in nodes)
 
-    def _index(self, node: Node, name: str, arguments: Arguments) -> Level:
+    def _index(self, node: Node, name: str, arguments: Arguments) -> Dependence:
         """Integer inputs name things. Where trained weights act on them they become data."""
         if self._is_trained(leaves(arguments)):
             if name in tables.INDEXING:
-                return self._allow(node, "lookup", Level.DATA)
-            return self._data(node, name, arguments, Level.DATA)
+                return self._allow(node, "lookup", Dependence.DATA)
+            return self._data(node, name, arguments, Dependence.DATA)
         if name in tables.POSITIONS:
-            return self._allow(node, "positions", Level.INDEX)
+            return self._allow(node, "positions", Dependence.INDEX)
         if name in tables.MASKS:
-            return self._allow(node, "mask", Level.INDEX)
+            return self._allow(node, "mask", Dependence.INDEX)
         return self._offend(node, f"{tables.reason(name)} (integer inputs may build masks, positions and look-ups)")
 
-    def _data(self, node: Node, name: str, arguments: Arguments, level: Level) -> Level:
-        if level == Level.SCORE and name not in tables.SCORE_PATH:
+    def _data(self, node: Node, name: str, arguments: Arguments, level: Dependence) -> Dependence:
+        if level == Dependence.SCORE and name not in tables.SCORE_PATH:
             self._blame(leaves(arguments), name)
-            level = Level.DATA
+            level = Dependence.DATA
         why = self._objection(node, name, arguments)
         if why:
             return self._offend(node, why)
@@ -290,7 +292,7 @@ class Walk:
             return tables.reason(name)
 
         def varies(key: str) -> bool:
-            return self._largest(leaves(arguments.get(key))) >= Level.DATA
+            return self._largest(leaves(arguments.get(key))) >= Dependence.DATA
 
         steering = [key for key in arguments if key in tables.STEERING and varies(key)]
         if steering:
@@ -312,9 +314,9 @@ class Walk:
 
     def _refuse_rounding(self, node: Node) -> None:
         """Data must stay floating-point: a conversion to integers or truth values is a step function."""
-        if self._level[node] < Level.DATA or not is_integral(node):
+        if self._level[node] < Dependence.DATA or not is_integral(node):
             return
-        sources = [n for n in node.all_input_nodes if self._level[n] >= Level.DATA]
+        sources = [n for n in node.all_input_nodes if self._level[n] >= Dependence.DATA]
         if not any(n in self._offending or is_integral(n) or tensor(n) is None for n in sources):
             self._offend(node, "turns data into integers or truth values")
 
@@ -331,9 +333,9 @@ def _is_random(target: OpOverload, name: str, arguments: Arguments) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags and not idle
 
 
-def _input_level(node: Node, kind: InputKind) -> Level:
+def _input_level(node: Node, kind: InputKind) -> Dependence:
     if kind == InputKind.PARAMETER:
-        return Level.PARAMETER
+        return Dependence.PARAMETER
     if kind != InputKind.USER_INPUT:
-        return Level.CONSTANT
-    return Level.INDEX if is_integral(node) or tensor(node) is None else Level.DATA
+        return Dependence.CONSTANT
+    return Dependence.INDEX if is_integral(node) or tensor(node) is None else Dependence.DATA

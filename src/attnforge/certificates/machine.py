@@ -40,7 +40,7 @@ Reference = Callable[[Array], tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Assumption:
     """One assumption on one device: what was measured, what a certificate allows, and what was looked at."""
 
     name: str
@@ -85,7 +85,7 @@ def ball_exp(x: Array) -> tuple[Array, Array]:
 
 def survey(
     device: str, dtype: torch.dtype, effort: int = EFFORT, reference: Reference = ball_exp, seed: int = 0
-) -> tuple[Finding, ...]:
+) -> tuple[Assumption, ...]:
     """Every assumption of the certificates of a dtype, measured on a device."""
     rng = np.random.default_rng(seed)
     parts = (_exponential, _softmax, _underflow, _operations, _products)
@@ -94,14 +94,14 @@ def survey(
     return (_switches(device, dtype), *found)
 
 
-def _switches(device: str, dtype: torch.dtype) -> Finding:
+def _switches(device: str, dtype: torch.dtype) -> Assumption:
     """Global switches that make products coarser than the dtype says."""
     coarse = [torch.is_autocast_enabled(device)]
     if dtype == torch.float32:
         coarse.append(torch.get_float32_matmul_precision() != "highest")
         coarse.append(device == "cuda" and torch.backends.cuda.matmul.allow_tf32)
     name, covered = "switches for reduced precision", "autocast, float32_matmul_precision, allow_tf32"
-    return Finding(name, device, dtype_name(dtype), float(sum(coarse)), 0.0, "switched on", covered)
+    return Assumption(name, device, dtype_name(dtype), float(sum(coarse)), 0.0, "switched on", covered)
 
 
 def _arguments(dtype: torch.dtype, effort: int, rng: np.random.Generator) -> Array:
@@ -136,13 +136,13 @@ def _worst(x: Array, found: Array, dtype: torch.dtype, reference: Reference) -> 
 
 def _exponential(
     device: str, dtype: torch.dtype, effort: int, reference: Reference, rng: np.random.Generator
-) -> list[Finding]:
+) -> list[Assumption]:
     """torch.exp wherever its result is a normal number."""
     x = _arguments(dtype, effort * (64 if dtype == torch.float32 else 1), rng)
     found = torch.from_numpy(x).to(dtype).to(device).exp().double().cpu().numpy()
     most, at = _worst(x, found, dtype, reference)
     covered = f"{len(x):,} arguments in [{x[0]:.4g}, {x[-1]:.4g}] over all exponents; worst at {at:.9g}"
-    return [Finding("exp", device, dtype_name(dtype), most, EXP_ULPS, "u", covered)]
+    return [Assumption("exp", device, dtype_name(dtype), most, EXP_ULPS, "u", covered)]
 
 
 def _weights(x: Tensor, length: int) -> Tensor:
@@ -158,7 +158,7 @@ def _weights(x: Tensor, length: int) -> Tensor:
 
 def _softmax(
     device: str, dtype: torch.dtype, effort: int, reference: Reference, rng: np.random.Generator
-) -> list[Finding]:
+) -> list[Assumption]:
     """The exponential inside of softmax, which need not be torch.exp: weights of rows with two finite logits."""
     u, name, count = UNIT[dtype], dtype_name(dtype), 0
     bare = whole = (0.0, 0.0)
@@ -177,14 +177,14 @@ def _softmax(
         whole = max(whole, (float(share[at]), float(x[some][at])))
     where = f"{count:,} arguments below 0 in rows of {', '.join(map(str, LENGTHS))} slots; worst at"
     return [
-        Finding("exponential of softmax", device, name, bare[0], EXP_ULPS, "u", f"{where} {bare[1]:.9g}"),
-        Finding("weights of softmax", device, name, whole[0], 1.0, "of lemma R5", f"{where} {whole[1]:.9g}"),
+        Assumption("exponential of softmax", device, name, bare[0], EXP_ULPS, "u", f"{where} {bare[1]:.9g}"),
+        Assumption("weights of softmax", device, name, whole[0], 1.0, "of lemma R5", f"{where} {whole[1]:.9g}"),
     ]
 
 
 def _underflow(
     device: str, dtype: torch.dtype, effort: int, reference: Reference, rng: np.random.Generator
-) -> list[Finding]:
+) -> list[Assumption]:
     """Where exp(x) is below the normal numbers: nothing worse than `tiny` may come out, however far out x is."""
     tiny, edge = TINY[dtype], math.log(TINY[dtype])
     x = np.concatenate([edge * np.geomspace(1, 1.2, 2000), edge * np.geomspace(1.2, 1e30, 2000), [-math.inf]])
@@ -197,12 +197,14 @@ def _underflow(
     mode = "kept" if float(half) else "flushed to zero (allowed: they count as 0)"
     covered = f"exp and softmax at {len(given):,} arguments from {edge:.4g} to -inf; subnormal numbers are {mode}"
     most = float(np.max(np.where(np.isnan(gaps), np.inf, gaps)))
-    return [Finding("underflow of the exponential", device, dtype_name(dtype), most, 1.0, "smallest normal", covered)]
+    return [
+        Assumption("underflow of the exponential", device, dtype_name(dtype), most, 1.0, "smallest normal", covered)
+    ]
 
 
 def _operations(
     device: str, dtype: torch.dtype, effort: int, reference: Reference, rng: np.random.Generator
-) -> list[Finding]:
+) -> list[Assumption]:
     """Sums, differences, products and quotients of pairs of many sizes, against exact fractions."""
     u, most = UNIT[dtype], 0.0
     size = np.exp2(rng.uniform(-30, 30, (2, PAIRS))) * rng.choice([-1.0, 1.0], (2, PAIRS))
@@ -217,7 +219,7 @@ def _operations(
             gap = abs(Fraction(mine) - wanted) if math.isfinite(mine) else Fraction(10)
             most = max(most, float(gap / (abs(wanted) or 1)) / u)
     covered = f"{PAIRS:,} pairs each of sums, differences, products and quotients, a third of them nearly equal"
-    return [Finding("IEEE operations", device, dtype_name(dtype), most, 1.0, "u", covered)]
+    return [Assumption("IEEE operations", device, dtype_name(dtype), most, 1.0, "u", covered)]
 
 
 def _whole(x: float) -> int:
@@ -227,7 +229,7 @@ def _whole(x: float) -> int:
 
 def _products(
     device: str, dtype: torch.dtype, effort: int, reference: Reference, rng: np.random.Generator
-) -> list[Finding]:
+) -> list[Assumption]:
     """Matrix products and einsum, as networks call them: n roundings for a sum of n products, in any order."""
     u, most = UNIT[dtype], 0.0
     for length in LENGTHS:
@@ -240,4 +242,4 @@ def _products(
                 gap = abs(Fraction(mine) * 4**POINT - wanted) if math.isfinite(mine) else Fraction(size)
                 most = max(most, float(gap / size) / (u * length))
     covered = f"matmul, einsum and addmm of normal numbers, sums of {', '.join(map(str, LENGTHS))}"
-    return [Finding("inner products", device, dtype_name(dtype), most, 1.0, "of n u", covered)]
+    return [Assumption("inner products", device, dtype_name(dtype), most, 1.0, "of n u", covered)]

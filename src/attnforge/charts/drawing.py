@@ -19,7 +19,7 @@ from ..errors import ArgumentError, closest
 from ..extras import require
 from ..saving import free_file, write_whole
 from .chart import Contour, Fan, Figure, Heat, Level, Note, Panel, Series, Spans
-from .themes import DARK, GREYS, LIGHT, ROLES, Pair, Theme, new_figure, render, style
+from .themes import DARK, GREYS, LIGHT, ROLES, Theme, ThemePair, new_figure, render, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -204,13 +204,13 @@ def _placed(figure: Figure, like: Any) -> Any:
 
 
 @lru_cache(maxsize=32)
-def svg(figure: Figure) -> Pair:
+def svg(figure: Figure) -> ThemePair:
     """The figure as SVG, once for light and once for dark pages, on no ground of its own; drawn once."""
     with style(LIGHT):
         made = draw(figure, LIGHT)
         light = render(made, "svg")
     with style(DARK):
-        return Pair(light.decode(), render(_placed(figure, made), "svg").decode())
+        return ThemePair(light.decode(), render(_placed(figure, made), "svg").decode())
 
 
 def save(figure: Figure, path: str | Path, theme: Theme = LIGHT, *, force: bool = False) -> Path:
@@ -233,7 +233,7 @@ def save(figure: Figure, path: str | Path, theme: Theme = LIGHT, *, force: bool 
 class Drawn:
     """A figure as files: SVG for light and dark pages, and a PNG of the light one."""
 
-    pair: Pair
+    pair: ThemePair
     png: bytes
 
 
@@ -247,7 +247,7 @@ def drawn(figure: Figure) -> Drawn:
         png = render(made, "png", facecolor=LIGHT.surface)
     with style(DARK):
         dark = render(_placed(figure, made), "svg", facecolor=DARK.surface)
-    return Drawn(Pair(light.decode(), dark.decode()), png)
+    return Drawn(ThemePair(light.decode(), dark.decode()), png)
 
 
 def write(figure: Figure, folder: str | Path) -> tuple[Path, Path]:

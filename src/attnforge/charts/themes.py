@@ -67,7 +67,7 @@ PNG_DPI = 160  # sharp on a screen of twice the usual density, at half of a page
 
 
 @dataclass(frozen=True)
-class Pair:
+class ThemePair:
     """The same picture for light and for dark pages, as SVG."""
 
     light: str

@@ -20,7 +20,7 @@ from .common import Command, FileOrMachine, Forge, TakesFormulas, WithPlot, say,
 
 
 @dataclass(frozen=True)
-class Entry:
+class CommandEntry:
     """A command in the table: the module that holds it, what the help says of it, how its arguments are read."""
 
     module: str
@@ -39,25 +39,25 @@ class Entry:
 
 #: The commands, in the order in which the help lists them.
 COMMANDS = {
-    "compile": Entry("compile", "Compile a formula into a certified network.", TakesFormulas),
-    "convert": Entry("convert", "Convert a pretrained Hugging Face model to attention."),
-    "rasp": Entry("rasp", "Compile a token program into a network that is exact by proof."),
-    "check": Entry("saved", "Recompute the certificate of a saved network or head.", FileOrMachine),
-    "run": Entry("run", "Evaluate a saved network at the points of a file, or at sequences."),
-    "export": Entry("export", "Write a saved network for the tools of others: PyTorch, ONNX, ..."),
-    "manifest": Entry("saved", "Say what every head of a saved network is for, or check what was said."),
-    "explain": Entry("saved", "Show layer by layer what the heads of a saved network compute."),
-    "explore": Entry("saved", "Write a page in which a saved network runs."),
-    "lipschitz": Entry("saved", "Show how far the outputs of a saved network can move when its inputs do."),
-    "quantise": Entry("saved", "Write a saved network with few bits, certified again."),
-    "plan": Entry("compile", "Show how large a network for a formula would be.", TakesFormulas),
-    "head": Entry("head", "Fit one head to a function and print its certificate."),
-    "functions": Entry("head", "List the functions that formulas and heads can use."),
-    "theorem": Entry("theorem", "Build a theorem's network, or plan its size.", WithPlot),
-    "demo": Entry("demo", "Compile and fit a handful of things and write pages that show them."),
-    "verify-pack": Entry("catalogue", "Write problems with proved labels for verifiers of networks."),
-    "lab": Entry("lab", "Measure the claims of the theory and report what holds."),
-    "catalogue": Entry("catalogue", "Write a catalogue of networks whose every head is known."),
+    "compile": CommandEntry("compile", "Compile a formula into a certified network.", TakesFormulas),
+    "convert": CommandEntry("convert", "Convert a pretrained Hugging Face model to attention."),
+    "rasp": CommandEntry("rasp", "Compile a token program into a network that is exact by proof."),
+    "check": CommandEntry("saved", "Recompute the certificate of a saved network or head.", FileOrMachine),
+    "run": CommandEntry("run", "Evaluate a saved network at the points of a file, or at sequences."),
+    "export": CommandEntry("export", "Write a saved network for the tools of others: PyTorch, ONNX, ..."),
+    "manifest": CommandEntry("saved", "Say what every head of a saved network is for, or check what was said."),
+    "explain": CommandEntry("saved", "Show layer by layer what the heads of a saved network compute."),
+    "explore": CommandEntry("saved", "Write a page in which a saved network runs."),
+    "lipschitz": CommandEntry("saved", "Show how far the outputs of a saved network can move when its inputs do."),
+    "quantise": CommandEntry("saved", "Write a saved network with few bits, certified again."),
+    "plan": CommandEntry("compile", "Show how large a network for a formula would be.", TakesFormulas),
+    "head": CommandEntry("head", "Fit one head to a function and print its certificate."),
+    "functions": CommandEntry("head", "List the functions that formulas and heads can use."),
+    "theorem": CommandEntry("theorem", "Build a theorem's network, or plan its size.", WithPlot),
+    "demo": CommandEntry("demo", "Compile and fit a handful of things and write pages that show them."),
+    "verify-pack": CommandEntry("catalogue", "Write problems with proved labels for verifiers of networks."),
+    "lab": CommandEntry("lab", "Measure the claims of the theory and report what holds."),
+    "catalogue": CommandEntry("catalogue", "Write a catalogue of networks whose every head is known."),
 }
 
 

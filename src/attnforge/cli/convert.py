@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..conversion.record import Conversion
 
 
-class Level(StrEnum):
+class ConvertLevel(StrEnum):
     """What is converted."""
 
     ffn = "ffn"
@@ -42,7 +42,7 @@ def convert(
     texts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Texts to calibrate on, one a line; a handful is enough.")
     ] = None,
-    level: Annotated[Level, typer.Option(help="Activations only, or every nonlinearity.")] = Level.ffn,
+    level: Annotated[ConvertLevel, typer.Option(help="Activations only, or every nonlinearity.")] = ConvertLevel.ffn,
     eps: Annotated[
         float, typer.Option(parser=number, metavar="NUMBER", help="Largest error of a site, of its output's scale.")
     ] = 1e-4,

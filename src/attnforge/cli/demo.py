@@ -23,7 +23,7 @@ def demo(
     """
     from .. import demo as story
 
-    choice = story.Choice.of(only or [])
+    choice = story.Shown.of(only or [])
     free_folder(out, force, make=True)
     output = console(stderr=True)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), TimeElapsedColumn())

@@ -28,7 +28,7 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..certificates.certified import CertifiedModule
-    from ..certificates.machine import Finding
+    from ..certificates.machine import Assumption
     from ..compiler.compiled import CompiledNetwork
     from ..report.structure import Structure, Unit
 
@@ -77,7 +77,7 @@ def _check_machine(as_json: bool) -> None:
     from ..certificates.certificate import upper_text
     from ..certificates.machine import devices, survey
 
-    found: list[Finding] = []
+    found: list[Assumption] = []
     for device in devices():
         for dtype in DType:
             with waiting(f"measuring {dtype.value} on {device}"):

@@ -44,7 +44,7 @@ class FormName(StrEnum):
     tokens = "tokens"
 
 
-class Variant(StrEnum):
+class RampVariant(StrEnum):
     """Temperatures of the ramp."""
 
     cold = "cold"
@@ -80,7 +80,7 @@ def theorem(
     cap: Annotated[float | None, typer.Option(help="Upper end of clipped_relu.", **NUMBER)] = None,
     kappa: Annotated[float | None, typer.Option(help="Inverse temperature, scale free.", **NUMBER)] = None,
     form: Annotated[FormName | None, typer.Option(help="Of the paper, or token-wise.")] = None,
-    variant: Annotated[Variant | None, typer.Option(help="Temperature of a ramp.")] = None,
+    variant: Annotated[RampVariant | None, typer.Option(help="Temperature of a ramp.")] = None,
     causal: Annotated[
         bool | None, typer.Option("--causal", help="Anchors as tokens that come first; token-wise.")
     ] = None,

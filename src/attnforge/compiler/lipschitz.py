@@ -34,7 +34,7 @@ State = dict[Column, Tangent]  # column -> derivatives by the inputs, each (cell
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class SlopeBounds:
     """On cells what |d output / d input| is at most, (cell, output, input), what its sum over the inputs is at most,
     (cell, output), and what each is at least."""
 
@@ -42,10 +42,10 @@ class Found:
     total: Array
     least: Array
 
-    def kept(self, index: Array, more: Found) -> Found:
+    def kept(self, index: Array, more: SlopeBounds) -> SlopeBounds:
         """Some of the cells, and others."""
         pairs = zip((self.most, self.total, self.least), (more.most, more.total, more.least), strict=True)
-        return Found(*(np.concatenate([old[index], new]) for old, new in pairs))
+        return SlopeBounds(*(np.concatenate([old[index], new]) for old, new in pairs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ def lipschitz(propagation: Propagation, effort: int = EFFORT) -> Lipschitz:
     return Lipschitz(matrix, total, program.box.names or tuple(f"x{i}" for i in range(matrix.shape[1])), looked)
 
 
-def _derivatives(propagation: Propagation, low: Array, high: Array) -> Found:
+def _derivatives(propagation: Propagation, low: Array, high: Array) -> SlopeBounds:
     """What is known on cells of |d output / d input|."""
     layout, reading, setting = propagation.layout, propagation.reading, propagation.setting
     program, count, inputs = layout.program, len(low), low[0].size
@@ -130,7 +130,7 @@ def _derivatives(propagation: Propagation, low: Array, high: Array) -> Found:
     rows = slice(None) if program.output_rows == "all" else slice(1)
     low, high = (end[:, rows].reshape(count, -1, inputs) for end in last.ends)
     least = np.maximum(np.maximum(low, -high), 0.0)
-    return Found(np.maximum(-low, high), last.total[:, rows].reshape(count, -1), least)
+    return SlopeBounds(np.maximum(-low, high), last.total[:, rows].reshape(count, -1), least)
 
 
 def _through(matrix: Array, before: tuple[Column, ...], after: tuple[Column, ...], state: State) -> State:

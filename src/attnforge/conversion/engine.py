@@ -16,7 +16,7 @@ from ..errors import ArgumentError
 from ..progress import stages
 from .build import Options, checked
 from .find import LEFT, Found, Leave, choose, find, kept, level_of, unsupported
-from .ranges import Batch, Data, Seen, evaluating, read, sound_ranges, watch
+from .ranges import Batch, Batches, Seen, evaluating, read, sound_ranges, watch
 from .record import Conversion, Left, Replacement
 from .replace import dtype_of, prepare, refuse_unreadable, replace, twin
 from .site import SiteModule, working
@@ -62,7 +62,7 @@ def convert(
     checked(eps, margin, variance_margin, anchors)
     dtype, device = dtype_of(model), next(model.parameters()).device
     if data is not None:
-        data = Data(_moved(data.seen, device, dtype), _moved(data.held, device, dtype), data.note)
+        data = Batches(_moved(data.seen, device, dtype), _moved(data.held, device, dtype), data.note)
     kept = Leave.read(leave, model)
     options = Options(float(eps), working(dtype), anchors, bool(cold), bool(fast), dtype)
     with stages(None, "converting") as stage:
@@ -157,7 +157,12 @@ def _moved(batches: Sequence[Batch], device: torch.device, dtype: torch.dtype) -
 
 
 def _watched(
-    model: nn.Module, sites: Sequence[Found], modules: dict[str, nn.Module], data: Data, kept: Leave, left: list[Left]
+    model: nn.Module,
+    sites: Sequence[Found],
+    modules: dict[str, nn.Module],
+    data: Batches,
+    kept: Leave,
+    left: list[Left],
 ) -> tuple[dict[str, Seen], list[Left]]:
     """Ranges by path; functions called in a `forward` that may stay. Raises for those that may not, and for sites that
     no batch reached."""
@@ -181,7 +186,7 @@ def _watched(
     return seen, [Left(call.path, call.operation, LEFT) for call in calls]
 
 
-def _examined(model: nn.Module, data: Data | None, kept: Leave) -> tuple[list[Left], dict[str, int]]:
+def _examined(model: nn.Module, data: Batches | None, kept: Leave) -> tuple[list[Left], dict[str, int]]:
     """What the exported graph computes besides attention, all of which must be named in `leave`; and its census."""
     if data is None:
         raise ArgumentError("level='pure' examines the exported graph, which needs a batch: give calibration=batches")
@@ -210,7 +215,7 @@ def _nothing(model: nn.Module, level: str, left: Sequence[Left]) -> ArgumentErro
     )
 
 
-def _notes(model: nn.Module, sites: Sequence[Replacement], data: Data | None, dtype: torch.dtype) -> list[str]:
+def _notes(model: nn.Module, sites: Sequence[Replacement], data: Batches | None, dtype: torch.dtype) -> list[str]:
     notes = []
     dropping = [path for path, m in model.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
     if model.training and dropping:

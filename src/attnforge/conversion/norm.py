@@ -82,7 +82,7 @@ class NativeNorm(NormHead):
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptNorm:
     """A norm ready for a kernel, and the weight and bias it is of: kernels read them where they are."""
 
     of: nn.Parameter | None
@@ -119,7 +119,7 @@ class ConvertedNorm(SiteModule):
         self.normalized_shape, self.eps, self.unit = tuple(shape), head.eps_norm, unit
         self.variance_epsilon = self.eps  # what some models call it
         self.head = head.requires_grad_(False)  # a fit over decades: the step of an optimiser would wreck it
-        self._kept: Kept | None = None
+        self._kept: KeptNorm | None = None
         self._on_kernels = head.on_kernels()
         self._blocks = rows.blocks(head.channels, head.heads)
         self.register_parameter("weight", weight)
@@ -210,7 +210,7 @@ class ConvertedNorm(SiteModule):
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
             return watched_norm(x, table, weight, bias, self.outside, layer, self.unit, limits)
         fixed = norm.norming(table, weight, bias, layer, self.unit, head.channels, self.outside, limits)
-        self._kept = Kept(self.weight, self.bias, self.outside, relaunching(fixed, -head.channels))
+        self._kept = KeptNorm(self.weight, self.bias, self.outside, relaunching(fixed, -head.channels))
         return norm.forward(x, fixed)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:

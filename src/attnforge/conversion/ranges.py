@@ -81,7 +81,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Data:
+class Batches:
     """Batches that set the ranges, batches that were held out, and what is to be said about the split."""
 
     seen: tuple[Batch, ...]
@@ -89,7 +89,7 @@ class Data:
     note: str = ""
 
 
-def read(calibration: object) -> Data | None:
+def read(calibration: object) -> Batches | None:
     """The batches of `calibration`, split; None for None.
 
     >>> data = read(torch.zeros(4, 2))
@@ -110,13 +110,13 @@ def read(calibration: object) -> Data | None:
         raise ArgumentError("calibration holds no batch; give at least one, or None for ranges without data")
     if len(batches) > 1:
         held = max(1, len(batches) // HELD)
-        return Data(batches[:-held], batches[-held:])
+        return Batches(batches[:-held], batches[-held:])
     (only,) = batches
     if only.rows < 2:
         why = "one batch that cannot be split: the change was measured on the calibration data itself, nothing held out"
-        return Data(batches, batches, why)
+        return Batches(batches, batches, why)
     cut = only.rows - max(1, only.rows // HELD)
-    return Data((only.part(slice(0, cut)),), (only.part(slice(cut, None)),))
+    return Batches((only.part(slice(0, cut)),), (only.part(slice(cut, None)),))
 
 
 def _batch(number: int, given: object) -> Batch:
@@ -190,7 +190,7 @@ def _ends(path: str, values: Tensor) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A nonlinear function that a module calls in its own `forward`."""
 
     path: str
@@ -203,7 +203,7 @@ class Calls(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, known: Sequence[str]):
         super().__init__()
-        self.known, self.stack, self.found = frozenset(known), [""], set[Call]()
+        self.known, self.stack, self.found = frozenset(known), [""], set[FunctionCall]()
         self._handles = []
         for path, module in model.named_modules():
             self._handles.append(module.register_forward_pre_hook(self._enter(path)))
@@ -224,7 +224,7 @@ class Calls(TorchFunctionMode):
             while frame.f_back is not None and "torch" in frame.f_globals.get("__name__", "").split("."):
                 frame = frame.f_back
             source = f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-            self.found.add(Call(self.stack[-1], name, source))
+            self.found.add(FunctionCall(self.stack[-1], name, source))
         return func(*args, **(kwargs or {}))
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ def watch(
     modules: Mapping[str, nn.Module],
     known: Sequence[str],
     batches: Sequence[Batch],
-) -> tuple[dict[str, Seen], list[Call]]:
+) -> tuple[dict[str, Seen], list[FunctionCall]]:
     """Run the batches: the range at every site, and the calls of activation functions outside the `known` paths."""
     seen = {site.path: Seen() for site in sites}
     handles = [_hooked(site, modules[site.path], seen[site.path]) for site in sites]

@@ -65,7 +65,7 @@ SPREAD = 4.0  # how many of its largest standard deviations a number of a row ma
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class PageLayer:
     """One layer as a page runs it: `residual` adds the state itself, S and s are its linear skip."""
 
     groups: tuple[Heads, ...]
@@ -75,12 +75,12 @@ class Layer:
     residual: bool = False
 
     @classmethod
-    def of(cls, layer: AttentionLayer, names: Sequence[str]) -> Layer:
+    def of(cls, layer: AttentionLayer, names: Sequence[str]) -> PageLayer:
         return cls(tuple(layer.heads()), tuple(names), layer.S, layer.s)
 
 
 @dataclass(frozen=True)
-class Unit:
+class PageUnit:
     """Heads that compute one thing: `heads` are (group, head) of layer `layer`, `hooks` their names in
     TransformerLens, `facts` what a page says of them."""
 
@@ -109,14 +109,14 @@ class Model:
     first `registers` rows are no tokens.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[PageLayer, ...]
     columns: tuple[str, ...]
     tokens: int
     width: int
     inputs: tuple[tuple[str, float, float], ...]
     outputs: tuple[str, ...]
     first_row: bool
-    units: tuple[Unit, ...]
+    units: tuple[PageUnit, ...]
     lines: tuple[Line, ...]
     target: dict[str, Any] | None
     without: str = ""  # why there is no target
@@ -160,7 +160,7 @@ def _read(net: CertifiedModule) -> Model:
 
 def _compiled(net: CompiledNetwork) -> Model:
     program, hooks, parts = net.program, _hooks(net), structure(net)
-    units: list[Unit] = []
+    units: list[PageUnit] = []
     for number, step in enumerate(net.layout.steps):
         found = {unit.number: unit for unit in parts.units if unit.layer == number + 1}
         for site in step.sites:
@@ -173,7 +173,7 @@ def _compiled(net: CompiledNetwork) -> Model:
                      ("its own error is at most", upper_text(unit.error)),
                      ("its share of the bound", upper_text(unit.share))]  # fmt: skip
             named = tuple(hooks.get((layer, *head), "") for head in heads)
-            units.append(Unit(layer, unit.name, unit.family, heads, tuple(f for f in facts if f[1]), named))
+            units.append(PageUnit(layer, unit.name, unit.family, heads, tuple(f for f in facts if f[1]), named))
     at = {unit.number: i for i, unit in enumerate(parts.units)}
     rows = str(program).split("\n")[1:-1]
     lines = (Line(t.strip(), (at[i],) if i in at else ()) for i, t in enumerate(rows))
@@ -187,7 +187,7 @@ def _compiled_frame(net: CompiledNetwork) -> Model:
     named = [f"output[{', '.join(map(str, place))}]" for place in _places(shape)] if shape else ["output"]
     target, without = _program(program)
     return Model(
-        layers=tuple(Layer.of(la, n) for la, n in zip(source.layers, source.names, strict=True)),
+        layers=tuple(PageLayer.of(la, n) for la, n in zip(source.layers, source.names, strict=True)),
         columns=source.columns, tokens=program.tokens, width=program.ops[0].width, inputs=_entries(net.boxes),
         outputs=net.outputs if len(net.outputs) == len(named) else tuple(named),
         first_row=program.output_rows == "first", units=(), lines=(Line(program.source),), target=target,
@@ -240,7 +240,7 @@ def _hooks(net: CertifiedModule) -> dict[tuple[int, int, int], str]:
 def _tokens(net: CompiledProgram) -> Model:
     hooks = _hooks(net)
     margins = {margin.site: margin for margin in net.certificate.margins}
-    units: list[Unit] = []
+    units: list[PageUnit] = []
     computed: dict[int, list[int]] = {}
     for number, layer in enumerate(net.layout.layers):
         groups = cast(AttentionLayer, net.network.layers[number]).heads()
@@ -253,7 +253,7 @@ def _tokens(net: CompiledProgram) -> Model:
             named = tuple(hooks.get((number, *head), "") for head in heads)
             computed.setdefault(seat.op, []).append(len(units))
             label = group.purpose.partition(": ")[2] or group.purpose
-            units.append(Unit(number, label, seat.kind, heads, tuple(about), named))
+            units.append(PageUnit(number, label, seat.kind, heads, tuple(about), named))
     lines = (*_program_text(net), Line(""), *_token_lines(net.facts.order, computed))
     return replace(_tokens_frame(net), units=tuple(units), lines=lines)
 
@@ -261,7 +261,7 @@ def _tokens(net: CompiledProgram) -> Model:
 def _tokens_frame(net: CompiledProgram) -> Model:
     source = source_of(net)
     return Model(
-        layers=tuple(Layer.of(la, n) for la, n in zip(source.layers, source.names, strict=True)),
+        layers=tuple(PageLayer.of(la, n) for la, n in zip(source.layers, source.names, strict=True)),
         columns=source.columns, tokens=net.domain.max_length, width=len(net.vocabulary) + 1, inputs=(),
         outputs=source.names[-1], first_row=False, units=(), lines=_program_text(net), target=token_target(net),
         constants=net.positions, vocabulary=tuple(net.vocabulary),
@@ -275,7 +275,7 @@ def _several(net: CompiledPrograms) -> Model:
     found = _tokens(next(iter(ones.values())))
     frames = {name: _tokens_frame(one) for name, one in ones.items()}
     outputs = tuple(f"{name}: {column}" for name, frame in frames.items() for column in frame.outputs)
-    last = Layer.of(cast(AttentionLayer, net.network.layers[-1]), outputs)
+    last = PageLayer.of(cast(AttentionLayer, net.network.layers[-1]), outputs)
     texts = [line for name, frame in frames.items() for line in (Line(f"# {name}"), *frame.lines)]
     normal_form = found.lines[len(next(iter(frames.values())).lines) :]
     return replace(
@@ -327,7 +327,7 @@ def _plain(net: PlainTransformer) -> Model:
         q, k, v = (part.detach().unflatten(0, (count, d)).transpose(1, 2) for part in attention.in_proj_weight.chunk(3))
         out = attention.out_proj.weight.detach().T.unflatten(0, (count, d))
         heads = Heads("tokens", W_Q=q / math.sqrt(d), W_K=k, W_V=v, W_O=out, causal=net.causal, purpose=f"block {b}")
-        layers.append(Layer((heads,), net.channels, residual=True))
+        layers.append(PageLayer((heads,), net.channels, residual=True))
         for h, head in enumerate(row):
             if head.purpose:
                 family, _, label = head.purpose.partition(": ")
@@ -335,9 +335,9 @@ def _plain(net: PlainTransformer) -> Model:
                 facts = (("sees", sees), ("excluded keys lose", f"{head.omega:g}"),
                          ("|logit| at most", f"{head.logit:.3g}"))  # fmt: skip
                 hook = f"blocks.{b}.attn.hook_z[:, :, {h}]"
-                units.append(Unit(b, label or family, family, ((0, h),), facts, (hook,)))
+                units.append(PageUnit(b, label or family, family, ((0, h),), facts, (hook,)))
     outputs = _numbered(spec.outputs)
-    layers.append(Layer((), outputs, S=net.readout.weight.detach().T, s=net.readout.bias.detach()))
+    layers.append(PageLayer((), outputs, S=net.readout.weight.detach().T, s=net.readout.bias.detach()))
     lines = (Line(f"block {u.layer}, head {u.heads[0][1]}: {u.family} {u.label}", (i,)) for i, u in enumerate(units))
     frame = _plain_frame(net, outputs)
     return replace(
@@ -395,9 +395,9 @@ def _built(net: Construction) -> Model:
         return _paper_ramp(net) if isinstance(net, Ramp) else _paper_cells(cast(MaxAffine | Universal, net))
     source = source_of(net)
     names = (*source.names[:-1], _numbered(len(source.names[-1])))
-    layers = [Layer.of(la, n) for la, n in zip(source.layers, names, strict=True)]
+    layers = [PageLayer.of(la, n) for la, n in zip(source.layers, names, strict=True)]
     if source.lead is not None:
-        layers.insert(0, Layer.of(source.lead, source.lead_names))
+        layers.insert(0, PageLayer.of(source.lead, source.lead_names))
     hooks = {(la + (source.lead is not None), g, h): name for (la, g, h), name in _hooks(net).items()}
     inputs = _spread(source.inputs, source.tokens)
     ends = list(zip(source.low.reshape(-1).tolist(), source.high.reshape(-1).tolist(), strict=True))
@@ -438,9 +438,9 @@ def _paper_ramp(net: Ramp) -> Model:
                   W_O=torch.stack(W_O), purpose="ramp")  # fmt: skip
     outputs = [f"output {c}" for c in range(channels)] if channels > 1 else ["output"]
     lead = tuple(f"w.x + t, token {i}" for i in range(n)) if each else ("w.x + t",)
-    made = Layer((), lead, S.reshape(count * d, count), s)
+    made = PageLayer((), lead, S.reshape(count * d, count), s)
     names, ends = _spread(tuple(f"x[{c}]" for c in range(d)), n), [(-net.radius, net.radius)] * (n * d)
-    last = Layer((group,), _spread(tuple(outputs), n) if each else tuple(outputs))
+    last = PageLayer((group,), _spread(tuple(outputs), n) if each else tuple(outputs))
     found = _alone(net, [made, last], names, ends, 1 if each else n, None)
     return replace(_with_ramp(net, found), remark=_ALONG)
 
@@ -466,7 +466,7 @@ def _paper_cells(net: MaxAffine | Universal) -> Model:
         *(tuple(f"{between} {c}" for c in range(width)) for width in columns[:-1]),
         _spread(outputs, shape[0] if one else 1),
     ]
-    made = [Layer.of(layer, name) for layer, name in zip(layers, each, strict=True)]
+    made = [PageLayer.of(layer, name) for layer, name in zip(layers, each, strict=True)]
     return replace(_alone(net, made, names, ends, tokens, None, constants), remark=_ALONG if one else "")
 
 
@@ -498,7 +498,7 @@ def _with_ramp(net: Ramp, found: Model) -> Model:
 
 def _alone(
     net: CertifiedModule,
-    layers: Sequence[Layer],
+    layers: Sequence[PageLayer],
     names: Sequence[str],
     ends: Sequence[tuple[float, float]],
     tokens: int,
@@ -514,7 +514,7 @@ def _alone(
             heads = tuple((g, h) for h in range(group.heads))
             facts = (("lemmas", lemmas),) if lemmas else ()
             named = tuple((hooks or {}).get((number, *head), "") for head in heads)
-            units.append(Unit(number, group.purpose or f"layer {number + 1}", net.family, heads, facts, named))
+            units.append(PageUnit(number, group.purpose or f"layer {number + 1}", net.family, heads, facts, named))
     outputs, target_line = _spread(layers[-1].names, tokens), Line(net.certificate.target)
     numbers = {layer: i + 1 for i, layer in enumerate(dict.fromkeys(u.layer for u in units))}
     lines = (target_line, *(Line(f"layer {numbers[u.layer]}: {u.label}", (i,)) for i, u in enumerate(units)))
@@ -530,7 +530,7 @@ def _alone(
 
 def _scalar(net: CertifiedModule, layer: AttentionLayer, program: Program) -> Model:
     names = net.box.names or ("y",)
-    return _alone(net, [Layer.of(layer, (net.certificate.target,))], names, net.box.intervals(), 1, program)
+    return _alone(net, [PageLayer.of(layer, (net.certificate.target,))], names, net.box.intervals(), 1, program)
 
 
 def _anchor(net: AnchorHead | FastActivation) -> Model:
@@ -600,7 +600,7 @@ def _chain(net: ChainHead) -> Model:
 
 def _side_by_side(
     parts: Sequence[tuple[list[int], AttentionLayer, int]], width: int, outputs: int, dtype: torch.dtype
-) -> Layer:
+) -> PageLayer:
     """Layers of one output each as one layer: each reads columns of its own and writes a column of its own."""
     S, s, groups = torch.zeros(width, outputs, dtype=dtype), torch.zeros(outputs, dtype=dtype), []
     for reads, layer, write in parts:
@@ -618,7 +618,7 @@ def _side_by_side(
             out = tables["W_O"].new_zeros(*tables["W_O"].shape[:2], outputs)
             out[..., write] = tables["W_O"][..., 0]
             groups.append(Heads(group.scope, causal=group.causal, purpose=group.purpose, **{**tables, "W_O": out}))
-    return Layer(tuple(groups), (), S, s)
+    return PageLayer(tuple(groups), (), S, s)
 
 
 def _product(net: ProductHead) -> Model:
@@ -628,7 +628,7 @@ def _product(net: ProductHead) -> Model:
         parts = [build.product(build.column(i), build.column(net.width)) for i in range(net.width)]
         value = build.linear([(part, row[None]) for part, row in zip(parts, np.eye(net.width), strict=True)],
                              np.zeros(net.width))  # fmt: skip
-        layer = Layer.of(net.layer, tuple(f"{name} y" for name in names))
+        layer = PageLayer.of(net.layer, tuple(f"{name} y" for name in names))
         ends, program = [*[net.box["x"]] * net.width, net.box["y"]], build.program(value, "x y")
         return _alone(net, [layer], (*names, "y"), ends, 1, program)
     x, y = build.column(0), build.column(1)
@@ -636,7 +636,7 @@ def _product(net: ProductHead) -> Model:
     if not net.swapped:
         return found
     swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=net.dtype)
-    first, units = Layer((), ("y", "x"), S=swap), (replace(u, layer=u.layer + 1) for u in found.units)
+    first, units = PageLayer((), ("y", "x"), S=swap), (replace(u, layer=u.layer + 1) for u in found.units)
     return replace(found, layers=(first, *found.layers), units=tuple(units))
 
 
@@ -665,11 +665,11 @@ def _norm(net: NormHead) -> Model:
     )  # fmt: skip
     names = tuple(f"x[{i}]" for i in range(d))
     rows = tuple(f"{name} less the mean" for name in names) if centred else names
-    layers = [Layer((), rows, S=eye - 1 / d)] * (2 if centred else 0)
-    layers.append(Layer((group,), tuple(f"output[{i}]" for i in range(d))))
+    layers = [PageLayer((), rows, S=eye - 1 / d)] * (2 if centred else 0)
+    layers.append(PageLayer((group,), tuple(f"output[{i}]" for i in range(d))))
     weight, bias = (None if table is None else table.detach() for table in (net.weight, net.bias))
     if weight is not None or bias is not None:
-        layers.append(Layer((), layers[-1].names, S=eye if weight is None else torch.diag(weight), s=bias))
+        layers.append(PageLayer((), layers[-1].names, S=eye if weight is None else torch.diag(weight), s=bias))
     build = Builder(Box.cube(-1, 1, shape=d))
     value = build.normalise(build.input, net.eps_norm, centred)
     scales = np.ones(d) if weight is None else weight.double().numpy()
@@ -693,7 +693,7 @@ def _token(net: TokenHead) -> Model:
         value = build.combination([(build.max_tokens(build.combination([(build.input, sign)])), sign)])
     program = build.program(value, net.mode, net.box.shape, "all")
     names = [f"token {t}, channel {c}" for t in range(net.tokens) for c in range(net.channels)]
-    layer = Layer((net.attention,), tuple(f"{net.mode}[{c}]" for c in range(net.channels)))
+    layer = PageLayer((net.attention,), tuple(f"{net.mode}[{c}]" for c in range(net.channels)))
     constants = net.positions if net.positions.shape[0] else None
     return _alone(net, [layer], names, net.box.intervals(), net.tokens, program, constants)
 
@@ -703,7 +703,7 @@ def _black(net: Approximation) -> Model:
     if not isinstance(layer, AttentionLayer):
         raise UnsupportedOperation(f"a {type(net).__name__} is not made of one layer that a page could run")
     outputs, names = _numbered(math.prod(net.about.output_shape)), [name for name, *_ in _entries([net.box])]
-    return _alone(net, [Layer.of(layer, outputs)], names, net.box.intervals(), 1, None)
+    return _alone(net, [PageLayer.of(layer, outputs)], names, net.box.intervals(), 1, None)
 
 
 #: Which function reads which kind of network; the first that fits.

@@ -33,7 +33,7 @@ from ..rasp.network.data import value_json
 from ..report.html import asset as base
 from ..report.html import policy, versions
 from ..saving import free_file, write_whole
-from .model import Layer, Unit, model
+from .model import PageLayer, PageUnit, model
 
 SCRIPTS = ("arithmetic.js", "target.js", "tokens.js", "charts.js", "state.js", "inputs.js", "outputs.js", "heads.js",
            "curves.js", "page.js")  # in this order: the last one begins  # fmt: skip
@@ -46,7 +46,7 @@ LONGEST = 90  # letters of a title
 SITE = "This is the head of a site, without what its model does before and after: the weight and bias of a norm, too."
 
 
-class Packed:
+class PackedTensors:
     """Tensors one after the other, as they are stored; of more than `MOST_NUMBERS` numbers only the shapes are kept.
 
     Of a large tensor that is nearly all zeros only the other numbers are kept, with their places.
@@ -106,7 +106,7 @@ def scene(given: CertifiedModule | SiteModule) -> dict[str, Any]:
     if not isinstance(net, CertifiedModule):
         raise ArgumentError(f"expected a network of attnforge, got {type(net).__name__}")
     certificate, found = net.certificate, model(net)
-    packed, place = Packed(dtype_name(found.dtype)), ""
+    packed, place = PackedTensors(dtype_name(found.dtype)), ""
     if isinstance(given, SiteModule):
         place, found = f"{given.path}: ", replace(found, remark=f"{found.remark} {SITE}".strip())
     bound = None if certificate.bound is None else upper_text(certificate.bound)
@@ -152,7 +152,7 @@ def _short(title: str) -> str:
     return title if len(title) <= LONGEST else title[: LONGEST - 1] + "…"
 
 
-def _layer(layer: Layer, packed: Packed) -> dict[str, Any]:
+def _layer(layer: PageLayer, packed: PackedTensors) -> dict[str, Any]:
     groups = []
     for group in layer.groups:
         values = group.W_O.shape[1]
@@ -165,7 +165,7 @@ def _layer(layer: Layer, packed: Packed) -> dict[str, Any]:
             "groups": groups}  # fmt: skip
 
 
-def _unit(unit: Unit) -> dict[str, Any]:
+def _unit(unit: PageUnit) -> dict[str, Any]:
     return {"layer": unit.layer, "label": unit.label, "family": unit.family, "heads": [list(h) for h in unit.heads],
             "facts": [list(f) for f in unit.facts], "hooks": list(unit.hooks)}  # fmt: skip
 

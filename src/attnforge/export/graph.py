@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FLOATS = {torch.float32: 1, torch.float64: 11}  # onnx.TensorProto.FLOAT and DOUBLE
 
 
-class Graph:
+class OnnxGraph:
     """Nodes and constants in the order they were added; every method returns the name of a value."""
 
     def __init__(self, dtype: torch.dtype):
@@ -75,7 +75,7 @@ class Graph:
         return out if b is None else self.node("Add", out, self.number(b))
 
 
-def network(graph: Graph, Z: str, net: AttentionOnly) -> str:
+def network(graph: OnnxGraph, Z: str, net: AttentionOnly) -> str:
     """The layers of a network on a state (batch, tokens, channels)."""
     for index, part in enumerate(net.layers):
         assert isinstance(part, AttentionLayer)
@@ -83,7 +83,7 @@ def network(graph: Graph, Z: str, net: AttentionOnly) -> str:
     return Z
 
 
-def layer(graph: Graph, Z: str, part: AttentionLayer, name: str) -> str:
+def layer(graph: OnnxGraph, Z: str, part: AttentionLayer, name: str) -> str:
     """Z S + s and the heads, summed in the order of the runtime."""
     terms = [heads(graph, Z, group, f"{name}, {group.purpose or group.scope}") for group in part.heads()]
     if part.S is not None:
@@ -96,7 +96,7 @@ def layer(graph: Graph, Z: str, part: AttentionLayer, name: str) -> str:
     return out
 
 
-def heads(graph: Graph, Z: str, group: Heads, name: str) -> str:
+def heads(graph: OnnxGraph, Z: str, group: Heads, name: str) -> str:
     """One group of heads: (batch, tokens, channels) -> (batch, tokens, channels after)."""
     read = _tokens(graph, Z, group, name) if group.scope == "tokens" else _rows(graph, Z, group, name)
     W_O = group.W_O.expand(group.heads, -1, -1)
@@ -108,7 +108,7 @@ def heads(graph: Graph, Z: str, group: Heads, name: str) -> str:
     return graph.node("Reshape", out, shape)
 
 
-def _rows(graph: Graph, Z: str, group: Heads, name: str) -> str:
+def _rows(graph: OnnxGraph, Z: str, group: Heads, name: str) -> str:
     """Heads that look at memory, or at memory and their own row: (row, head times value)."""
     rows = graph.reshape(Z, -1, group.W_Q.shape[1])
     if group.scope == "self":
@@ -120,7 +120,7 @@ def _rows(graph: Graph, Z: str, group: Heads, name: str) -> str:
     return graph.reshape(out, -1, group.heads * group.M_V.shape[2])
 
 
-def _own(graph: Graph, rows: str, group: Heads, name: str) -> str:
+def _own(graph: OnnxGraph, rows: str, group: Heads, name: str) -> str:
     """Softmax over the row itself and memory, spelled out."""
     count, width = group.heads, group.W_Q.shape[2]
     query = graph.reshape(_projected(graph, rows, group.W_Q, group.b_Q), -1, count, 1, width)
@@ -149,7 +149,7 @@ def _own(graph: Graph, rows: str, group: Heads, name: str) -> str:
     return graph.reshape(out, -1, count * value)
 
 
-def _tokens(graph: Graph, Z: str, group: Heads, name: str) -> str:
+def _tokens(graph: OnnxGraph, Z: str, group: Heads, name: str) -> str:
     """Heads that look at all tokens, and at memory where there is some: (batch, token, head times value)."""
     tables = [t for t in (group.W_K, group.b_K, group.W_V, group.b_V, group.M_K, group.M_V) if t is not None]
     kv = max(t.shape[0] for t in tables)
@@ -177,7 +177,7 @@ def _tokens(graph: Graph, Z: str, group: Heads, name: str) -> str:
     return _attention(graph, query, keys, values, group.heads, kv, name, is_causal=int(group.causal))
 
 
-def _mask(graph: Graph, Z: str, slots: int) -> str:
+def _mask(graph: OnnxGraph, Z: str, slots: int) -> str:
     """True where a token may look: at itself and earlier ones, and at every slot."""
     from onnx import helper
 
@@ -188,7 +188,7 @@ def _mask(graph: Graph, Z: str, slots: int) -> str:
     return graph.node("Cast", graph.node("Concat", seen, beside, axis=1), to=9)  # onnx.TensorProto.BOOL
 
 
-def transformer(graph: Graph, tokens: str, net: PlainTransformer) -> str:
+def transformer(graph: OnnxGraph, tokens: str, net: PlainTransformer) -> str:
     """A plain transformer on tokens (batch, tokens, inputs): what its read-out gives for every token."""
     table, first = net.positions.detach(), net.registers
     batch = graph.batch_of(tokens)
@@ -206,7 +206,7 @@ def transformer(graph: Graph, tokens: str, net: PlainTransformer) -> str:
     return graph.affine(x, net.readout.weight.T, net.readout.bias)
 
 
-def _block(graph: Graph, x: str, attention: nn.MultiheadAttention, causal: bool, name: str) -> str:
+def _block(graph: OnnxGraph, x: str, attention: nn.MultiheadAttention, causal: bool, name: str) -> str:
     """MultiheadAttention(x, x, x). Its scale, a power of two, goes into the queries, where it is exact."""
     width, weight, bias = attention.embed_dim, attention.in_proj_weight.detach(), attention.in_proj_bias
     scale = torch.ones(3 * width, dtype=weight.dtype)
@@ -220,7 +220,7 @@ def _block(graph: Graph, x: str, attention: nn.MultiheadAttention, causal: bool,
 
 
 def _attention(
-    graph: Graph, query: str, keys: str, values: str, count: int, shared: int, name: str, is_causal: int = 0,
+    graph: OnnxGraph, query: str, keys: str, values: str, count: int, shared: int, name: str, is_causal: int = 0,
     mask: str = "",
 ) -> str:  # fmt: skip
     given = [query, keys, values, *([mask] if mask else [])]
@@ -228,12 +228,12 @@ def _attention(
                       is_causal=is_causal)  # fmt: skip
 
 
-def _projected(graph: Graph, x: str, W: Tensor, b: Tensor | None) -> str:
+def _projected(graph: OnnxGraph, x: str, W: Tensor, b: Tensor | None) -> str:
     """x W + b for all heads side by side."""
     wide = None if b is None else b.expand(W.shape[0], -1).reshape(-1)
     return graph.affine(x, W.transpose(0, 1).reshape(W.shape[1], -1), wide)
 
 
-def _flat(graph: Graph, table: Tensor) -> str:
+def _flat(graph: OnnxGraph, table: Tensor) -> str:
     """(head, slot, width) -> a constant (1, slot, head times width)."""
     return graph.number(table.transpose(0, 1).reshape(1, table.shape[1], -1))

@@ -33,7 +33,7 @@ from ..theorems.partition import MaxAffine
 from ..theorems.ramps import Ramp
 from ..theorems.result import Construction
 from .fresh import open_session
-from .graph import FLOATS, Graph, layer, network, transformer
+from .graph import FLOATS, OnnxGraph, layer, network, transformer
 from .plain.transformer import PlainTransformer
 from .verification import Artefact, domain
 from .writing import network_of, steps
@@ -103,7 +103,7 @@ def run_onnx(source: str | Path | Artefact | onnxruntime.InferenceSession, *inpu
 
 def _written(net: CertifiedModule) -> onnx.ModelProto | None:
     """The model of a compiled network or of one attention layer over tokens; None for anything else."""
-    graph = Graph(net.dtype)
+    graph = OnnxGraph(net.dtype)
     if isinstance(net, CompiledProgram):
         return _program(graph, net)
     if isinstance(net, CompiledNetwork) and not any(g.causal and g.slots for g in net.network.groups()):
@@ -118,7 +118,7 @@ def _written(net: CertifiedModule) -> onnx.ModelProto | None:
     return None
 
 
-def _compiled(graph: Graph, net: CompiledNetwork) -> onnx.ModelProto:
+def _compiled(graph: OnnxGraph, net: CompiledNetwork) -> onnx.ModelProto:
     program = net.program
     if any_tokens(net):
         out = network(graph, "x", net.network)
@@ -137,7 +137,7 @@ def _compiled(graph: Graph, net: CompiledNetwork) -> onnx.ModelProto:
     return _model(graph, taken, out, ("batch", *program.output_shape))
 
 
-def _program(graph: Graph, net: CompiledProgram) -> onnx.ModelProto:
+def _program(graph: OnnxGraph, net: CompiledProgram) -> onnx.ModelProto:
     """A token program: ids in, logits out, for any number of positions up to the longest."""
     known = len(net.vocabulary)
     Z = graph.node("Gather", graph.number(token_rows(torch.arange(known + 1), known, net.dtype)), "ids", name="embed")
@@ -151,7 +151,7 @@ def _program(graph: Graph, net: CompiledProgram) -> onnx.ModelProto:
     return _model(graph, {"ids": ("batch", "tokens")}, out, ("batch", "tokens", width), whole=True)
 
 
-def _plain(graph: Graph, net: PlainTransformer) -> onnx.ModelProto:
+def _plain(graph: OnnxGraph, net: PlainTransformer) -> onnx.ModelProto:
     spec = net.spec
     if spec.ids:
         rows = token_rows(torch.arange(len(spec.inputs)), len(spec.inputs) - 1, net.dtype)
@@ -170,7 +170,7 @@ def _plain(graph: Graph, net: PlainTransformer) -> onnx.ModelProto:
     return _model(graph, taken, graph.reshape(out, -1, *shape), ("batch", *shape))
 
 
-def _side_by_side(graph: Graph, names: list[str], boxes: tuple[Box, ...]) -> str:
+def _side_by_side(graph: OnnxGraph, names: list[str], boxes: tuple[Box, ...]) -> str:
     """All inputs as one row of numbers for each point."""
     flat = [graph.reshape(name, -1, box.dim) for name, box in zip(names, boxes, strict=True)]
     return flat[0] if len(flat) == 1 else graph.node("Concat", *flat, axis=-1)
@@ -196,7 +196,7 @@ def _names(net: CertifiedModule, count: int) -> list[str]:
     return ["x"] if count == 1 else [f"x{i}" for i in range(count)]
 
 
-def _model(graph: Graph, inputs: dict[str, Shape], out: str, shape: Shape, whole: bool = False) -> onnx.ModelProto:
+def _model(graph: OnnxGraph, inputs: dict[str, Shape], out: str, shape: Shape, whole: bool = False) -> onnx.ModelProto:
     """The model of a graph; its inputs are numbers of its dtype, or `whole` ones."""
     from onnx import TensorProto, checker, helper
 

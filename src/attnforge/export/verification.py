@@ -55,7 +55,7 @@ LENS_HEADER = "attnforge_lens"  # the key in a safetensors file that tells a len
 
 
 @dataclass(frozen=True, eq=False)
-class Domain:
+class InputDomain:
     """The inputs of a network: the shape of each without its batch, and the box of all of them one after the other."""
 
     shapes: tuple[tuple[int, ...], ...]
@@ -97,7 +97,7 @@ class Domain:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenDomain(Domain):
+class TokenDomain(InputDomain):
     """Sequences of token ids, padded to the longest; `known` is how many tokens there are, and the id of padding."""
 
     known: int = 0
@@ -125,7 +125,7 @@ class TokenDomain(Domain):
         return near.to(self.dtype)
 
 
-def domain(net: CertifiedModule) -> Domain:
+def domain(net: CertifiedModule) -> InputDomain:
     """What a network takes, from its own example and its box.
 
     >>> import attnforge as af
@@ -143,7 +143,7 @@ def domain(net: CertifiedModule) -> Domain:
     sides = [side for box in _boxes(net, shapes) for side in [box.outward(net.dtype)]]
     lower = torch.cat([s.lower.expand(shape).reshape(-1) for s, shape in zip(sides, shapes, strict=True)])
     upper = torch.cat([s.upper.expand(shape).reshape(-1) for s, shape in zip(sides, shapes, strict=True)])
-    return Domain(shapes, lower, upper, net.dtype)
+    return InputDomain(shapes, lower, upper, net.dtype)
 
 
 def _boxes(net: CertifiedModule, shapes: Sequence[tuple[int, ...]]) -> list[Box]:
@@ -251,10 +251,10 @@ def verify(
         step(f"a fresh process loads {found}")
         with _process(found, path) as other:
             step("comparing")
-            return _compared(_Pair(found, other, net, domain(net)), points, bound, seed)
+            return _compared(_Pairing(found, other, net, domain(net)), points, bound, seed)
 
 
-def _compared(pair: _Pair, count: int | None, bound: float | None, seed: int) -> Verification:
+def _compared(pair: _Pairing, count: int | None, bound: float | None, seed: int) -> Verification:
     """Random points and corners first, then smaller and smaller moves around the worst of them."""
     net, where = pair.net, pair.where
     generator = torch.Generator().manual_seed(seed)
@@ -281,13 +281,13 @@ def _compared(pair: _Pair, count: int | None, bound: float | None, seed: int) ->
 
 
 @dataclass
-class _Pair:
+class _Pairing:
     """The network and the artefact in its process; what was seen of them so far."""
 
     kind: str
     other: _Other
     net: CertifiedModule
-    where: Domain
+    where: InputDomain
     scale: float = 0.0
     seen: int = 0
 
@@ -326,7 +326,7 @@ class _Worst:
         return self.of(torch.cat([self.points, points]), torch.cat([self.values, values]))
 
 
-def _allowed(pair: _Pair, points: Tensor) -> float:
+def _allowed(pair: _Pairing, points: Tensor) -> float:
     """What two ways of rounding may differ by: 1e-5 or 1e-10 of the largest output, more for steep tables.
 
     In float32 the network's own rounding is measured, against the same weights in float64, and eight times as much is

@@ -26,7 +26,7 @@ from ..export.lens import Lens
 from ..export.plain.build import source_of
 from ..export.plain.source import Source, column_name
 from ..export.plain.transformer import PlainTransformer, network_of
-from ..export.verification import Domain, TokenDomain, domain
+from ..export.verification import InputDomain, TokenDomain, domain
 from ..network import AttentionLayer, Heads
 from ..rasp.network.compiled import CompiledProgram, token_rows
 from ..rasp.network.data import value_json
@@ -45,7 +45,7 @@ WORDS = 120  # characters of an operation in a note
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class CircuitLayer:
     """Groups of heads and a linear skip; a skip of None is the identity."""
 
     groups: tuple[Heads, ...]
@@ -93,7 +93,7 @@ class Circuit:
 
     tier: str
     target: str
-    layers: tuple[Layer, ...]
+    layers: tuple[CircuitLayer, ...]
     spots: tuple[Spot, ...]
     channels: tuple[Channel, ...]
     reads: Mask
@@ -102,7 +102,7 @@ class Circuit:
     leaving: Mask
     inputs: Inputs
     outputs: tuple[Output, ...]
-    where: Domain
+    where: InputDomain
     certificate: Certificate
     tensors: Mapping[str, Tensor]
     begin: Callable[..., Tensor] = field(repr=False)
@@ -244,7 +244,7 @@ def circuit_of(net: object) -> Circuit:
 # -- tier memory ---------------------------------------------------------------------------------------------------
 
 
-def _memory(net: CertifiedModule, source: Source, where: Domain) -> Circuit:
+def _memory(net: CertifiedModule, source: Source, where: InputDomain) -> Circuit:
     layers, spots = [], []
     names = [Channel(name, "input") for name in (source.lead_names if source.lead is not None else source.inputs)]
     entering = len(names)
@@ -255,7 +255,7 @@ def _memory(net: CertifiedModule, source: Source, where: Domain) -> Circuit:
         groups = layer.heads()
         width = _width(layer)
         skip = torch.zeros(held.shape[0], width, dtype=net.dtype) if layer.S is None else layer.S.detach()
-        layers.append(Layer(tuple(groups), skip, None if layer.s is None else layer.s.detach()))
+        layers.append(CircuitLayer(tuple(groups), skip, None if layer.s is None else layer.s.detach()))
         outs = [_nonzero(group.W_O, -2) for group in groups]  # (head or 1, column)
         written = np.flatnonzero(np.any([out.any(0) for out in outs], 0)) if groups else np.zeros(0, dtype=np.int64)
         fresh = {int(c): len(names) + i for i, c in enumerate(written)}
@@ -342,7 +342,7 @@ def _plain(plain: PlainTransformer, tier: str, lens: Lens | None) -> Circuit:
             group = _block(cast(Any, plain.blocks[b]).attention, spec.stream, len(row), plain.causal)
         else:
             group = _hooked(weights, b, plain.causal)
-        groups.append(Layer((group,), None, weights.get(f"blocks.{b}.attn.b_O")))
+        groups.append(CircuitLayer((group,), None, weights.get(f"blocks.{b}.attn.b_O")))
         for h in range(group.heads):
             known = row[h] if h < len(row) else None
             if known is None or not known.purpose:
@@ -469,7 +469,7 @@ def _target(net: CertifiedModule) -> str:
     return net.certificate.target
 
 
-def _inputs(net: CertifiedModule, where: Domain, names: Sequence[str]) -> Inputs:
+def _inputs(net: CertifiedModule, where: InputDomain, names: Sequence[str]) -> Inputs:
     if isinstance(where, TokenDomain):
         known = net.vocabulary if isinstance(net, CompiledProgram) else tuple(names[:-1])
         return Inputs("tokens", ("tokens",), where.shapes, vocabulary=tuple(value_json(token) for token in known))

@@ -96,7 +96,7 @@ def _more_probe(circuit: Circuit, seed: int, count: int = ROUNDS[0]) -> tuple[Pr
 
 
 @dataclass(frozen=True)
-class Node:
+class Element:
     """A head or an edge of a circuit: what is looked at, and which outputs zeros do not rule out."""
 
     spot: Spot | None = None  # a head
@@ -117,18 +117,18 @@ class Node:
         return f"{self.source.id if self.source else INPUT} -> {self.target.id if self.target else OUTPUT}"
 
 
-def _nodes(circuit: Circuit) -> Iterator[Node]:
+def _nodes(circuit: Circuit) -> Iterator[Element]:
     """The heads, then the edges that stored zeros do not rule out, source by source."""
     for i, spot in enumerate(circuit.spots):
-        yield Node(spot, outputs=tuple(np.flatnonzero(circuit.reach[i]).tolist()))
+        yield Element(spot, outputs=tuple(np.flatnonzero(circuit.reach[i]).tolist()))
     count, known = len(circuit.spots), (None, *circuit.spots)
     for a, source in enumerate(known):
         for b in np.flatnonzero(circuit.joined[a, :count]):
             outputs = tuple(np.flatnonzero(circuit.reach[b]).tolist())
-            yield Node(source=source, target=circuit.spots[b], outputs=outputs)
+            yield Element(source=source, target=circuit.spots[b], outputs=outputs)
         direct = tuple(np.flatnonzero(circuit.joined[a, count:]).tolist())
         if direct:
-            yield Node(source=source, outputs=direct)
+            yield Element(source=source, outputs=direct)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class _Shown:
     effect: float
 
 
-def _shown(node: Node, probe: Probe, pairs: Pairs, wanted: Sequence[int], least: float) -> dict[int, _Shown]:
+def _shown(node: Element, probe: Probe, pairs: Pairs, wanted: Sequence[int], least: float) -> dict[int, _Shown]:
     """For each wanted output the pair that moves it most, where that is more than `least`."""
     if not wanted:
         return {}
@@ -188,7 +188,7 @@ def manifest(net: object, *, seed: int = 0) -> Manifest:
     return _written(circuit, nodes, found)
 
 
-def _written(circuit: Circuit, nodes: Sequence[Node], found: Sequence[dict[int, _Shown]]) -> Manifest:
+def _written(circuit: Circuit, nodes: Sequence[Element], found: Sequence[dict[int, _Shown]]) -> Manifest:
     samples: dict[tuple[float, ...], int] = {}
 
     def witnesses(seen: dict[int, _Shown]) -> tuple[Witness, ...]:
@@ -221,7 +221,7 @@ def entry(circuit: Circuit, spot: Spot) -> HeadEntry:
                      (query, key, value), writes)  # fmt: skip
 
 
-def edge(circuit: Circuit, node: Node) -> Edge:
+def edge(circuit: Circuit, node: Element) -> Edge:
     """What a manifest says of an edge, from weights alone."""
     gives = circuit.entering if node.source is None else circuit.writes[circuit.spots.index(node.source)]
     if node.target is None:
@@ -309,13 +309,13 @@ def _name(what: HeadEntry | Edge) -> str:
     return what.id if isinstance(what, HeadEntry) else f"{what.source} -> {what.target}"
 
 
-def _silent(circuit: Circuit, node: Node, what: HeadEntry | Edge | None) -> list[int]:
+def _silent(circuit: Circuit, node: Element, what: HeadEntry | Edge | None) -> list[int]:
     """The outputs that a manifest says, by not listing them, that a node does not move."""
     open_or_moved = set() if what is None else {*what.relevant, *what.still}
     return [o for o, output in enumerate(circuit.outputs) if output.name not in open_or_moved]
 
 
-def _told(name: str, node: Node, silent: Sequence[int], stated: bool, circuit: Circuit) -> None:
+def _told(name: str, node: Element, silent: Sequence[int], stated: bool, circuit: Circuit) -> None:
     """Raise where a manifest passes over what weights do not rule out: that nothing moved it here proves nothing."""
     reached = [circuit.outputs[o].name for o in silent if o in node.outputs]
     if reached:
@@ -327,16 +327,16 @@ def _told(name: str, node: Node, silent: Sequence[int], stated: bool, circuit: C
         raise CertificateError(f"{name}: the weights have this edge, and the manifest does not know it")
 
 
-def _ruled_out(circuit: Circuit) -> list[Node]:
+def _ruled_out(circuit: Circuit) -> list[Element]:
     """The pairs of nodes in order that stored zeros keep apart."""
     count, known = len(circuit.spots), (None, *circuit.spots)
     found = []
     for a, source in enumerate(known):
         for b, target in enumerate(circuit.spots):
             if (source is None or source.layer < target.layer) and not circuit.joined[a, b]:
-                found.append(Node(source=source, target=target))
+                found.append(Element(source=source, target=target))
         if not circuit.joined[a, count:].any():
-            found.append(Node(source=source))
+            found.append(Element(source=source))
     return found
 
 
@@ -402,7 +402,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 90 else f"{text[:87]}..."
 
 
-def _replay(name: str, node: Node, moves: Sequence[Witness], points: Tensor, circuit: Circuit) -> None:
+def _replay(name: str, node: Element, moves: Sequence[Witness], points: Tensor, circuit: Circuit) -> None:
     """Raise unless every witness moves its output by what it states, and by more than rounding can."""
     used = sorted({i for witness in moves for i in (witness.base, witness.source) if i is not None})
     at = {sample: place for place, sample in enumerate(used)}
@@ -425,7 +425,7 @@ def _replay(name: str, node: Node, moves: Sequence[Witness], points: Tensor, cir
 
 
 def _unmoved(
-    name: str, node: Node, outputs: Sequence[int], probes: Sequence[tuple[Probe, Pairs]], circuit: Circuit,
+    name: str, node: Element, outputs: Sequence[int], probes: Sequence[tuple[Probe, Pairs]], circuit: Circuit,
     says: str = "does not say that it moves",
 ) -> None:  # fmt: skip
     """Raise where something that should move nothing does."""

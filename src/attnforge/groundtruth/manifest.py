@@ -71,8 +71,19 @@ class Channel:
     kind: str
 
 
+class Moving:
+    """A head or an edge, and the witnesses of what it moves."""
+
+    moves: tuple[Witness, ...]
+
+    @property
+    def relevant(self) -> tuple[str, ...]:
+        """The outputs that it moves."""
+        return tuple(dict.fromkeys(witness.output for witness in self.moves))
+
+
 @dataclass(frozen=True)
-class HeadEntry:
+class HeadEntry(Moving):
     """One head: where it is, what it is for, and which outputs it moves.
 
     `hook` names the module or hook, and `at` is the head's place in it. `op` is the operation of the formula or program
@@ -93,14 +104,9 @@ class HeadEntry:
     moves: tuple[Witness, ...] = ()
     still: tuple[str, ...] = ()  # outputs that zeros in the weights do not rule out, and that nothing tried has moved
 
-    @property
-    def relevant(self) -> tuple[str, ...]:
-        """The outputs that it moves."""
-        return tuple(dict.fromkeys(witness.output for witness in self.moves))
-
 
 @dataclass(frozen=True)
-class Edge:
+class Edge(Moving):
     """`target` reads what `source` writes, through `channels`, into its query, key or value (`into`)."""
 
     source: str
@@ -109,11 +115,6 @@ class Edge:
     into: tuple[str, ...]
     moves: tuple[Witness, ...] = ()
     still: tuple[str, ...] = ()
-
-    @property
-    def relevant(self) -> tuple[str, ...]:
-        """The outputs that it moves."""
-        return tuple(dict.fromkeys(witness.output for witness in self.moves))
 
 
 @dataclass(frozen=True)

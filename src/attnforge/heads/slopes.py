@@ -33,7 +33,7 @@ TIGHT = 1 / 128  # cells are halved while their remainder is more than this shar
 
 
 @dataclass(frozen=True, eq=False)
-class Lines:
+class SlotLines:
     """The slots of a head of one scalar: logits a y + b, values V + U y. Where b is a sum of products, `low` is what it
     lacks, and a and b + low are off by at most `slack`[0] and `slack`[1]."""
 
@@ -122,7 +122,7 @@ class Steepness:
         return float(np.maximum(-self.slope[0], self.slope[1]).max())
 
 
-def steepness(parts: list[tuple[float, Lines]], skip: float, edges: Array) -> Steepness:
+def steepness(parts: list[tuple[float, SlotLines]], skip: float, edges: Array) -> Steepness:
     """The derivative of skip y + sum_i factor_i head_i on cells that begin with these edges and are halved where it
     helps. Values are those of the heads alone."""
     numbers = tuple((f, tuple(x.tobytes() for x in (h.a, h.b, h.V, h.U, h.low)), h.slack) for f, h in parts)
@@ -135,7 +135,9 @@ def _steepness(
 ) -> Steepness:
     """`steepness` of numbers that can be looked up: a network asks for the same heads on many cells of its box."""
     read = np.frombuffer
-    parts = [(f, Lines(read(x[0]), read(x[1]), read(x[2]), read(x[3]), read(x[4]), slack)) for f, x, slack in numbers]
+    parts = [
+        (f, SlotLines(read(x[0]), read(x[1]), read(x[2]), read(x[3]), read(x[4]), slack)) for f, x, slack in numbers
+    ]
     edges = np.frombuffer(places)
     centre, rest, value, off = _sum(parts, skip, edges[:-1], edges[1:])
     for _ in range(ROUNDS):
@@ -157,7 +159,9 @@ def _steepness(
     return Steepness(edges, (centre - rest, centre + rest), (value - reach, value + reach))
 
 
-def _sum(parts: list[tuple[float, Lines]], skip: float, low: Array, high: Array) -> tuple[Array, Array, Array, Array]:
+def _sum(
+    parts: list[tuple[float, SlotLines]], skip: float, low: Array, high: Array
+) -> tuple[Array, Array, Array, Array]:
     few = OWN + 2 * U * len(parts)
     centre, rest = np.full(len(low), skip), np.full(len(low), few * abs(skip))
     value, off = np.zeros(len(low)), np.zeros(len(low))
@@ -168,7 +172,7 @@ def _sum(parts: list[tuple[float, Lines]], skip: float, low: Array, high: Array)
     return centre, rest, value, off
 
 
-def lines_of(spec: SelfSpec, query: int, value: int | None, constant: bool = True) -> list[tuple[float, Lines]]:
+def lines_of(spec: SelfSpec, query: int, value: int | None, constant: bool = True) -> list[tuple[float, SlotLines]]:
     """Self heads as functions of their coordinate `query`: their values are that of the coordinate `value`, which is
     not written (or 0, if None), the coordinate `query` itself, and constants; the last two only if `constant`."""
     found = []
@@ -183,7 +187,7 @@ def lines_of(spec: SelfSpec, query: int, value: int | None, constant: bool = Tru
             if constant:
                 V += np.concatenate([spec.b_V[h, v : v + 1], spec.M_V[h, :, v]])
                 moves[0] = spec.W_V[h, query, v]
-            found.append((float(spec.W_O[h, v, 0]), Lines(a, b, V, moves, b_low, slack)))
+            found.append((float(spec.W_O[h, v, 0]), SlotLines(a, b, V, moves, b_low, slack)))
     return found
 
 

@@ -56,7 +56,7 @@ OMEGA = {torch.float64: 2.0**11, torch.float32: 2.0**8}
 SHARPNESS = {torch.float64: 2.0**52, torch.float32: 2.0**24}  # of gates for numbers of size 1: 0.28/beta below rounding
 
 
-class Tokens(ABC):
+class NamedChannels(ABC):
     """Tokens whose channels are parts with names, one after the other."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class Tokens(ABC):
 
 
 @dataclass(frozen=True)
-class Channels(Tokens):
+class Channels(NamedChannels):
     """The parts of a token for d columns and K state tokens.
 
     >>> Channels(3).width, Channels(3).part("v")

@@ -26,7 +26,7 @@ from ..dtypes import Array, dtype_name
 from ..errors import ArgumentError
 from .extrapolation import prediction_error
 from .losses import EDGE, LOSSES, U
-from .problem import Mask, Problem, enclosure
+from .problem import Mask, StatedProblem, enclosure
 
 GROWN = 1 + 1e-9  # covers the rounding of norms and quotients below
 BALLS = 8  # guesses of a radius that holds the optimum: each doubles what the last one asked for
@@ -167,7 +167,7 @@ def _at_least(gradient: Array, off: float, high: float) -> float:
     return max(found, 0.0) if math.isfinite(found) else 0.0
 
 
-def audit(problem: Problem, path: Array, made: Made, reason: str = "") -> ConvergenceCertificate:
+def audit(problem: StatedProblem, path: Array, made: Made, reason: str = "") -> ConvergenceCertificate:
     """The certificate of a run; where targets were fitted side by side, the worst of theirs.
 
     Coordinates that are not fitted are constraints. The run is audited with them where they must be, so that whatever
@@ -179,7 +179,7 @@ def audit(problem: Problem, path: Array, made: Made, reason: str = "") -> Conver
     return replace(found, aside=found.aside + drift, posterior=found.posterior + drift) if drift > 0 else found
 
 
-def _audit(problem: Problem, path: Array, made: Made, reason: str) -> ConvergenceCertificate:
+def _audit(problem: StatedProblem, path: Array, made: Made, reason: str) -> ConvergenceCertificate:
     if made.kind != "heavy ball":
         return composite(problem, path, made, reason)
     lower, upper, error = problem.hessians(np.zeros((1, path.shape[2])), 0.0, problem.free)
@@ -229,7 +229,7 @@ def quadratic(
     )  # fmt: skip
 
 
-def composite(problem: Problem, path: Array, made: Made, reason: str = "") -> ConvergenceCertificate:
+def composite(problem: StatedProblem, path: Array, made: Made, reason: str = "") -> ConvergenceCertificate:
     """Nesterov's scheme on a convex problem, with a soft threshold where it has one (F4c). path (T + 1, K, d)."""
     if not np.isfinite(path).all():
         path, reason = path[:1], reason or "the run left every bound"
@@ -292,7 +292,9 @@ def _least(subgradient: Array, w: Array, threshold: Array) -> Array:
     )
 
 
-def _on_a_ball(problem: Problem, w: Array, live: Mask, spread: float, residual: float) -> tuple[float, float, float]:
+def _on_a_ball(
+    problem: StatedProblem, w: Array, live: Mask, spread: float, residual: float
+) -> tuple[float, float, float]:
     """Bounds of the curvature on a ball around w that holds the run and, if possible, the optimum; and its radius."""
     low = high = ball = 0.0
     for _ in range(BALLS):
@@ -319,7 +321,9 @@ def _objection(low: float, high: float, mu: float, top: float, residual: float, 
     return ""
 
 
-def with_scale(problem: Problem, w: Array, epsilon: float, fixed: ConvergenceCertificate) -> ConvergenceCertificate:
+def with_scale(
+    problem: StatedProblem, w: Array, epsilon: float, fixed: ConvergenceCertificate
+) -> ConvergenceCertificate:
     """The certificate of a run at a fixed scale, with what the scale itself can be off (lemma F4d).
 
     In the prompt's units the scale is tau = EDGE/epsilon. On the samples that stay on the slope within a ball the joint

@@ -19,7 +19,7 @@ from .blocks import Block, Lean, frozen
 from .certificate import ConvergenceCertificate
 from .figures import estimator_figure
 from .losses import LINEAR
-from .problem import Problem
+from .problem import StatedProblem
 from .prompt import Scaling, tensor
 from .solver import Solution, solve
 
@@ -106,7 +106,9 @@ class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
             raise ArgumentError("sample_weight must contain a positive weight")
         return X, y, weight
 
-    def _solved(self, problem: Problem, scaling: Scaling, *, tol: float | None = None, **options: Any) -> Solution:
+    def _solved(
+        self, problem: StatedProblem, scaling: Scaling, *, tol: float | None = None, **options: Any
+    ) -> Solution:
         """The problem, solved with the estimator's own parameters."""
         given: dict[str, Any] = {"tol": self.tol if tol is None else tol, "max_iter": self.max_iter, **options}
         return solve(problem, scaling, dtype=self._torch_dtype(), condition=self.condition, **given)

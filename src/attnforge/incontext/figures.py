@@ -11,7 +11,7 @@ from ..charts.chart import Contour, Figure, Heat, Level, Panel, Series
 from ..charts.drawing import matplotlib_figure
 from ..dtypes import Array
 from .blocks import Block, Lean
-from .problem import Problem, Rounding
+from .problem import Rounding, StatedProblem
 from .prompt import tensor
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _depth(est: InContextEstimator) -> Panel:
     )  # fmt: skip
 
 
-def _stated(est: InContextEstimator) -> Problem:
+def _stated(est: InContextEstimator) -> StatedProblem:
     """The problem that the prompt states, read off its tokens."""
     at, Z = est.network_.channels, est.prompt_.double().numpy()
     state, tokens = Z[: at.classes], Z[at.classes :]
@@ -109,7 +109,7 @@ def _stated(est: InContextEstimator) -> Problem:
     weight = np.einsum("ij,ij->i", v, x) / np.maximum(np.einsum("ij,ij->i", x, x), 1e-300) / est.scaling_.step
     penalty = 16 * (penalties[:, at.part("x")] ** 2).sum(axis=0) if len(penalties) else np.zeros(at.d)
     threshold = state[0, at.part("t")] / est.scaling_.step if at.shrink else None
-    return Problem(est.network_.loss, x, data[:, at.part("y")], weight, penalty, np.zeros((1, at.d)),
+    return StatedProblem(est.network_.loss, x, data[:, at.part("y")], weight, penalty, np.zeros((1, at.d)),
                    Rounding(0.0, np.zeros(at.d)), threshold)  # fmt: skip
 
 

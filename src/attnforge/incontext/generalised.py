@@ -34,7 +34,7 @@ from .estimator import (
     check_classification_targets,
 )
 from .losses import EDGE, HUBER, LOGISTIC, POISSON, SOFTMAX, Loss, U
-from .problem import Problem, Rounding
+from .problem import Rounding, StatedProblem
 from .prompt import Scaling, tensor, with_ones
 from .solver import Solution
 
@@ -47,12 +47,12 @@ SCALE_CHOICE = "secant steps on the scale, between runs (attention reads the mea
 
 def _stated(
     loss: Loss, x: Array, y: Array, weight: Array, ridge: Array, start: Array, intercept: bool, labels: float = 0.0
-) -> Problem:
+) -> StatedProblem:
     """The problem of rows with a column of ones behind; `ridge` is the penalty of the others, `labels` their error."""
     n, width = x.shape
     rounding = Rounding(8 * U, np.zeros(width), labels, (n + 4) * U)
     fixed = () if intercept else (width - 1,)
-    return Problem(loss, x, y, weight, np.append(ridge, 0.0), start, rounding, fixed=fixed)
+    return StatedProblem(loss, x, y, weight, np.append(ridge, 0.0), start, rounding, fixed=fixed)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -101,7 +101,7 @@ class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[m
         self._warn(done.converged, doubt)
         return self
 
-    def _problem(self, X: Array, index: Any, weight: Array, penalty: float) -> tuple[Problem, Scaling]:
+    def _problem(self, X: Array, index: Any, weight: Array, penalty: float) -> tuple[StatedProblem, Scaling]:
         """Two classes have one state token and a sigmoid, more of them one each and a softmax."""
         # Curvatures are weight_i p (1 - p) <= weight_i / 4: scaled, the diagonal of the first Hessian is about 1/4.
         x, x_mean, x_scale = with_ones(X, weight, 4 * penalty, self.fit_intercept, minimal=False)
@@ -176,7 +176,7 @@ class PoissonRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
         self._warn(done.converged)
         return self
 
-    def _problem(self, X: Array, y: Array, weight: Array) -> tuple[Problem, Scaling]:
+    def _problem(self, X: Array, y: Array, weight: Array) -> tuple[StatedProblem, Scaling]:
         y_scale, mean, d = float(y.max()), float(y @ weight), X.shape[1]
         x, x_mean, x_scale = with_ones(X, weight, self.alpha / mean, self.fit_intercept)
         start = np.zeros((1, d + 1))

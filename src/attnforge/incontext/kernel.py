@@ -31,7 +31,7 @@ from ..arguments import is_number
 from ..dtypes import Array
 from ..errors import ArgumentError
 from ..network import AttentionLayer, AttentionOnly, Heads
-from .blocks import OMEGA, Momentum, Tokens, heads
+from .blocks import OMEGA, Momentum, NamedChannels, heads
 from .certificate import Made, kernel_descent, kernel_mean
 from .estimator import InContextEstimator, MultiOutputMixin, RegressorMixin
 from .extrapolation import LOG_SINK, built, pairs
@@ -47,7 +47,7 @@ LARGEST_SUM = "the largest of the kernel's row sums, which attention computes an
 
 
 @dataclass(frozen=True)
-class KernelTokens(Tokens):
+class KernelTokens(NamedChannels):
     """The parts of a token for d columns and K outputs."""
 
     d: int

@@ -19,7 +19,7 @@ from ..errors import ArgumentError
 from .certificate import ConvergenceCertificate
 from .estimator import InContextEstimator, MultiOutputMixin, RegressorMixin, at_least
 from .losses import LINEAR
-from .problem import Problem, gram, is_singular
+from .problem import StatedProblem, gram, is_singular
 from .prompt import LARGEST_DOUBLINGS, Centred, Scaling, centred, column_scale
 from .solver import HOPELESS, Solution
 
@@ -36,7 +36,7 @@ class LinearModel(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type
     scalings_: tuple[Scaling, ...]
 
     @abstractmethod
-    def _problems(self, X: Array, Y: Array, weight: Array) -> list[tuple[Problem, Scaling]]:
+    def _problems(self, X: Array, Y: Array, weight: Array) -> list[tuple[StatedProblem, Scaling]]:
         """The problems whose targets, one after the other, are the columns of Y."""
 
     def _doubt(self, fits: list[Solution]) -> tuple[bool, str]:
@@ -98,7 +98,7 @@ class LinearRegression(LinearModel):
     def _alphas(self, targets: int) -> Array:
         return np.zeros(targets)
 
-    def _problems(self, X: Array, Y: Array, weight: Array) -> list[tuple[Problem, Scaling]]:
+    def _problems(self, X: Array, Y: Array, weight: Array) -> list[tuple[StatedProblem, Scaling]]:
         """Targets with one penalty are one problem, whose sequences make a batch."""
         alphas, columns = self._alphas(Y.shape[1]), np.arange(Y.shape[1])
         groups = [columns] if len(set(alphas)) == 1 else list(columns[:, None])
@@ -156,7 +156,7 @@ class ElasticNet(LinearModel):
         if not is_number(self.l1_ratio) or not 0 <= self.l1_ratio <= 1:
             raise ArgumentError(f"l1_ratio must be in [0, 1], got {self.l1_ratio!r}")
 
-    def _problems(self, X: Array, Y: Array, weight: Array) -> list[tuple[Problem, Scaling]]:
+    def _problems(self, X: Array, Y: Array, weight: Array) -> list[tuple[StatedProblem, Scaling]]:
         data = centred(X, Y, weight / weight.mean(), bool(self.fit_intercept))
         l1, l2 = self.alpha * self.l1_ratio, self.alpha * (1 - self.l1_ratio)
         return [_net(data, k, l1, l2) for k in range(Y.shape[1])]
@@ -174,7 +174,7 @@ class Lasso(ElasticNet):
     l1_ratio: float = field(default=1.0, init=False)
 
 
-def _least_squares(data: Centred, alpha: float) -> tuple[Problem, Scaling]:
+def _least_squares(data: Centred, alpha: float) -> tuple[StatedProblem, Scaling]:
     """||y - X w||^2 + alpha ||w||^2 over the number of rows, all targets side by side."""
     rows, labels = data.rows, data.labels
     n, d = rows.shape
@@ -188,12 +188,12 @@ def _least_squares(data: Centred, alpha: float) -> tuple[Problem, Scaling]:
         labels = np.concatenate((labels, np.zeros((d, labels.shape[1]))))
     y_scale = _label_scale(labels)
     count, targets = labels.shape
-    problem = Problem(LINEAR, x, labels / y_scale, np.full(count, 1 / count), np.zeros(d), np.zeros((targets, d)),
+    problem = StatedProblem(LINEAR, x, labels / y_scale, np.full(count, 1 / count), np.zeros(d), np.zeros((targets, d)),
                       data.rounding(x_scale, y_scale))  # fmt: skip
     return problem, Scaling(data.x_mean, x_scale, data.y_mean, y_scale)
 
 
-def _net(data: Centred, k: int, l1: float, l2: float) -> tuple[Problem, Scaling]:
+def _net(data: Centred, k: int, l1: float, l2: float) -> tuple[StatedProblem, Scaling]:
     """||y - X w||^2 / (2 n) + l1 ||w||_1 + l2 ||w||^2 / 2 for target k."""
     x_scale = column_scale(data.rows, l2)
     y = data.labels[:, [k]]
@@ -202,7 +202,7 @@ def _net(data: Centred, k: int, l1: float, l2: float) -> tuple[Problem, Scaling]
     # In the prompt's units the objective is divided by y_scale^2, and |w_j| is y_scale/x_scale_j |w'_j|.
     threshold, ridge = l1 / (x_scale * y_scale), l2 / x_scale**2
     # Penalty tokens hold sqrt(ridge)/4 w <= 1/4 by the objective at 0.
-    problem = Problem(LINEAR, data.rows / x_scale, y / y_scale, np.full(n, 1 / n), ridge, np.zeros((1, d)),
+    problem = StatedProblem(LINEAR, data.rows / x_scale, y / y_scale, np.full(n, 1 / n), ridge, np.zeros((1, d)),
                       data.rounding(x_scale, y_scale), threshold)  # fmt: skip
     return problem, Scaling(data.x_mean, x_scale, data.y_mean[[k]], y_scale)
 

@@ -78,7 +78,7 @@ class Loss(ABC):
 
 
 @dataclass(frozen=True)
-class Squared(Loss):
+class SquaredLoss(Loss):
     """(z - y)^2 / 2."""
 
     name, quadratic, hot = "linear", True, True
@@ -98,7 +98,7 @@ class Squared(Loss):
 
 
 @dataclass(frozen=True)
-class Logistic(Loss):
+class LogisticLoss(Loss):
     """log(1 + exp(z)) - y z: attention to {state, sink} is its mean, a sigmoid."""
 
     name, classes = "logistic", True
@@ -120,7 +120,7 @@ class Logistic(Loss):
 
 
 @dataclass(frozen=True)
-class Softmax(Loss):
+class SoftmaxLoss(Loss):
     """log sum_k exp(z_k) - y.z: attention to the state tokens of all classes is its mean."""
 
     name, joint, classes, aside = "softmax", True, True, "what all classes share and should not"
@@ -223,7 +223,14 @@ class Anchored(Loss):
         return self.value(z, y), within
 
 
-LINEAR, LOGISTIC, SOFTMAX, POISSON, HUBER, ANCHORS = Squared(), Logistic(), Softmax(), Poisson(), Huber(), Anchored()
+LINEAR, LOGISTIC, SOFTMAX, POISSON, HUBER, ANCHORS = (
+    SquaredLoss(),
+    LogisticLoss(),
+    SoftmaxLoss(),
+    Poisson(),
+    Huber(),
+    Anchored(),
+)
 LOSSES: dict[str, Loss] = {each.name: each for each in (LINEAR, LOGISTIC, SOFTMAX, POISSON, HUBER, ANCHORS)}
 #: Those that one state token and no fitted head are enough for.
 SIMPLE = tuple(name for name, each in LOSSES.items() if not (each.joint or each.fitted))

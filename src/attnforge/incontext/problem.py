@@ -40,7 +40,7 @@ class Rounding:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class StatedProblem:
     """sum_i weight_i loss(w.x_i, y_i) + sum_j penalty_j w_j^2 / 2 + sum_j threshold_j |w_j|, in the prompt's units."""
 
     loss: Loss

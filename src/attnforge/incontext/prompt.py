@@ -23,7 +23,7 @@ from ..certificates.rounding import gamma
 from ..dtypes import Array
 from .blocks import Channels, Kind, Lean, frozen
 from .losses import LINEAR, U
-from .problem import Problem, Rounding
+from .problem import Rounding, StatedProblem
 
 MARGIN = 1.15  # the largest curvature is kept this far below the edge of what the momentum is made for
 LARGEST_DOUBLINGS = 26  # there F4b amplifies the rounding of a step by 2^24: half of float64's digits are left
@@ -150,7 +150,7 @@ def step_size(kind: Kind, doublings: int, high: float) -> float:
     return 1 / high
 
 
-def outside(problem: Problem) -> tuple[str, ...]:
+def outside(problem: StatedProblem) -> tuple[str, ...]:
     """What solving a problem looks at outside attention."""
     if not problem.loss.quadratic:
         return (AFFINE, STEP_CHOICE, STOPPING, *((HELD,) if problem.held else ()))
@@ -162,7 +162,7 @@ def tensor(array: Array, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
 
 
-def tokens_of(problem: Problem, at: Channels, step: float, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def tokens_of(problem: StatedProblem, at: Channels, step: float, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Data tokens and penalty tokens for a step size; several targets are a batch of sequences, one for each.
 
     A penalty's gradient is penalty_j w_j: x = sqrt(penalty_j)/4 e_j and v = 4 step sqrt(penalty_j) e_j. Squared losses
@@ -187,7 +187,7 @@ def tokens_of(problem: Problem, at: Channels, step: float, dtype: torch.dtype) -
     return torch.cat((data, penalties.expand(*data.shape[:-2], *penalties.shape)), dim=-2), None
 
 
-def state_of(problem: Problem, at: Channels, w: Array, step: float, dtype: torch.dtype) -> Tensor:
+def state_of(problem: StatedProblem, at: Channels, w: Array, step: float, dtype: torch.dtype) -> Tensor:
     """The state at rest at w, with its thresholds."""
     threshold = None if problem.threshold is None else tensor(step * problem.threshold, dtype)
     rest = tensor(w, dtype)

@@ -27,7 +27,7 @@ from .blocks import Block, Kind, Lean, frozen
 from .certificate import ConvergenceCertificate, Made, audit
 from .extrapolation import built
 from .losses import LINEAR
-from .problem import Problem, extremes, gram
+from .problem import StatedProblem, extremes, gram
 from .prompt import (
     CACHED,
     LARGEST_DOUBLINGS,
@@ -160,7 +160,7 @@ def contraction(kind: str, doublings: int) -> float:
 
 
 @dataclass(frozen=True)
-class Choice:
+class StageChoice:
     """What a stage runs with: the scheme, the class of condition numbers 2**doublings, the step size."""
 
     kind: Kind
@@ -186,7 +186,7 @@ class Solution:
     converged: bool
     tokens: Tensor  # data tokens
     prompt: Tensor  # the sequence at the end: state, data, penalties; of the first target where there are several
-    problem: Problem
+    problem: StatedProblem
     last: Array  # the weights of the last stage
     undone: bool = False
 
@@ -198,7 +198,7 @@ class Solution:
 
 
 def solve(
-    problem: Problem,
+    problem: StatedProblem,
     scaling: Scaling,
     *,
     tol: float,
@@ -252,7 +252,7 @@ def solve(
     return Solution(w, network, scaling, np.concatenate(paths), used, converged, data, prompt, problem, path, worse)
 
 
-def _whole(rows: Array, high: float, condition: float | None, max_iter: int) -> Choice:
+def _whole(rows: Array, high: float, condition: float | None, max_iter: int) -> StageChoice:
     """For a quadratic, whose Hessian is the Gram matrix of rows: the heavy ball.
 
     At the edge of the spectrum it overshoots by a factor of its depth: `high` has to stay away from that.
@@ -262,16 +262,16 @@ def _whole(rows: Array, high: float, condition: float | None, max_iter: int) -> 
     if condition is None and high > low * HOPELESS:
         # Not all directions can be resolved: take the class that max_iter steps bring to rest.
         doublings = max(1, min(doublings, math.floor(2 * math.log2(max(max_iter / REST, 2)))))
-    return Choice("heavy ball", (low, high), doublings, step_size("heavy ball", doublings, high))
+    return StageChoice("heavy ball", (low, high), doublings, step_size("heavy ball", doublings, high))
 
 
-def _local(problem: Problem, w: Array, top: float, condition: float | None, factor: float) -> Choice:
+def _local(problem: StatedProblem, w: Array, top: float, condition: float | None, factor: float) -> StageChoice:
     """For the curvatures at w, which `top` bounds where the loss is quadratic: Nesterov's scheme."""
     low, high = problem.curvatures(w)
     high = (top or 1.0) if problem.loss.quadratic else MARGIN * high
     bounds = (low / CLASS_MARGIN, high / factor) if condition is None else (1.0, condition)
     doublings = doublings_for(*bounds)
-    return Choice("nesterov", (low, high), doublings, factor * step_size("nesterov", doublings, high))
+    return StageChoice("nesterov", (low, high), doublings, factor * step_size("nesterov", doublings, high))
 
 
 @torch.no_grad()

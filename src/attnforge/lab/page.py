@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..charts.chart import Figure
 from ..charts.drawing import drawn, interactive
-from ..report.html import Block, Page
+from ..report.html import Page, PageBlock
 from .experiment import FAILS, VERDICTS, Experiment, Finding, Record
 from .store import Result, results, tally
 
@@ -128,7 +128,7 @@ def _section(page: Page, one: Result) -> None:
     _records(page, one)
 
 
-def _figure(page: Block, figure: Figure) -> None:
+def _figure(page: PageBlock, figure: Figure) -> None:
     page.plotly(interactive(figure), figure.caption, figure.alt, fallback=drawn(figure).pair)
 
 

@@ -2,9 +2,9 @@
 
 Three networks of affine maps, learned extra tokens and attention: one layer for ramps, two layers for sequence maps,
 and one layer whose keys carry the theorem's coordinate, for the heat maps. Weights start where the published scripts
-start them: uniform in +-1/sqrt(inputs), extra tokens evenly spaced in [-1, 1], every token scaled by ones. `Stream`
-draws in the published order, so that a seed means the same data, the same split and the same first weights here and
-there.
+start them: uniform in +-1/sqrt(inputs), extra tokens evenly spaced in [-1, 1], every token scaled by ones.
+`RandomStream` draws in the published order, so that a seed means the same data, the same split and the same first
+weights here and there.
 
 The task: x uniform in [-5, 5], one standard normal w_i and t_i for each of n tokens,
 y_i = clip(w_i.x_i + t_i, a, b); 1,000 samples, 80 % for training; Adam at 1e-3, batches of 32, 50 epochs; mean squared
@@ -26,10 +26,10 @@ from ..errors import ArgumentError
 from .machine import device
 
 
-class Stream:
+class RandomStream:
     """Random numbers of one seed, in the order in which the published scripts draw them.
 
-    >>> Stream(1234).order(5) == Stream(1234).order(5)
+    >>> RandomStream(1234).order(5) == RandomStream(1234).order(5)
     True
     """
 
@@ -70,7 +70,7 @@ class Stream:
 class Extended(nn.Module):
     """The paper's map A, learned: tokens are projected and scaled one by one, extra tokens are appended."""
 
-    def __init__(self, stream: Stream, channels: int, hidden: int, tokens: int, anchors: int):
+    def __init__(self, stream: RandomStream, channels: int, hidden: int, tokens: int, anchors: int):
         super().__init__()
         if anchors < tokens:
             raise ArgumentError(f"anchors (p) must be at least the number of tokens ({tokens}), got {anchors}")
@@ -83,10 +83,10 @@ class Extended(nn.Module):
         return torch.cat([tokens, self.extra.expand(*X.shape[:-2], *self.extra.shape)], -2)
 
 
-class Attention(nn.Module):
+class TrainedAttention(nn.Module):
     """Softmax attention with H heads. Their width is hidden/H as published, or a given one whatever H is."""
 
-    def __init__(self, stream: Stream, hidden: int, heads: int, width: int | None = None):
+    def __init__(self, stream: RandomStream, hidden: int, heads: int, width: int | None = None):
         super().__init__()
         if width is None and hidden % heads:
             raise ArgumentError(f"heads must divide hidden = {hidden}, got {heads}; or give width=")
@@ -118,19 +118,19 @@ class Attention(nn.Module):
 class OneLayer(nn.Module):
     """Tokens and extra tokens, one attention layer; the wanted number is in the first of `hidden` channels.
 
-    >>> model = OneLayer(Stream(0), channels=3, tokens=4, anchors=6, heads=2)
+    >>> model = OneLayer(RandomStream(0), channels=3, tokens=4, anchors=6, heads=2)
     >>> model(torch.zeros(5, 4, 3)).shape, model.weights(torch.zeros(5, 4, 3)).shape
     (torch.Size([5, 4, 32]), torch.Size([5, 2, 4, 6]))
     """
 
     def __init__(
-        self, stream: Stream, channels: int, tokens: int, anchors: int, heads: int, width: int | None = None,
+        self, stream: RandomStream, channels: int, tokens: int, anchors: int, heads: int, width: int | None = None,
         hidden: int = 32,
     ):  # fmt: skip
         super().__init__()
         self.tokens = tokens
         self.extend = Extended(stream, channels, hidden, tokens, anchors)
-        self.attend = Attention(stream, hidden, heads, width)
+        self.attend = TrainedAttention(stream, hidden, heads, width)
 
     def forward(self, X: Tensor) -> Tensor:
         return self.attend(self.extend(X), self.tokens)
@@ -143,15 +143,15 @@ class TwoLayer(nn.Module):
     """The published sequence-to-sequence network: two attention layers, affine maps between and after them."""
 
     def __init__(
-        self, stream: Stream, channels: int, tokens: int, anchors: int, heads: int, hidden: int,
+        self, stream: RandomStream, channels: int, tokens: int, anchors: int, heads: int, hidden: int,
         width: int | None = None,
     ):  # fmt: skip
         super().__init__()
         self.tokens, self.anchors = tokens, anchors
         self.extend = Extended(stream, channels, hidden, tokens, anchors)
-        self.first = Attention(stream, hidden, heads, width)
+        self.first = TrainedAttention(stream, hidden, heads, width)
         self.between = stream.linear(hidden, hidden)
-        self.second = Attention(stream, hidden, heads, width)
+        self.second = TrainedAttention(stream, hidden, heads, width)
         self.last = stream.linear(hidden, channels)
 
     def forward(self, X: Tensor) -> Tensor:
@@ -170,10 +170,10 @@ class KeyedLayer(nn.Module):
     ends: Tensor
     coordinate: Tensor
 
-    def __init__(self, stream: Stream, channels: int, tokens: int, a: float, b: float, hidden: int = 11):
+    def __init__(self, stream: RandomStream, channels: int, tokens: int, a: float, b: float, hidden: int = 11):
         super().__init__()
         self.extend = Extended(stream, channels, hidden, tokens, tokens)
-        self.attend = Attention(stream, hidden, 1)
+        self.attend = TrainedAttention(stream, hidden, 1)
         places, k = torch.linspace(a, b, tokens), torch.arange(tokens, dtype=torch.float32)
         self.register_buffer("ends", places[:, None])
         self.register_buffer("coordinate", (k * (places + places[0]) - 2 * k)[:, None])
@@ -200,7 +200,7 @@ SAMPLES_AT_ONCE = 256  # evaluated together: some MB of weights
 
 
 @dataclass(frozen=True, eq=False)
-class Data:
+class TaskData:
     """Samples, what is wanted for each, and which of them are for training and for testing."""
 
     X: Tensor
@@ -216,12 +216,12 @@ class Data:
     def test_wanted(self) -> Tensor:
         return self.wanted[self.test]
 
-    def to(self, place: torch.device) -> Data:
-        return Data(*(part.to(place) for part in (self.X, self.wanted, self.train, self.test)))
+    def to(self, place: torch.device) -> TaskData:
+        return TaskData(*(part.to(place) for part in (self.X, self.wanted, self.train, self.test)))
 
 
 @dataclass(frozen=True, eq=False)
-class RampData(Data):
+class RampData(TaskData):
     """The published ramp task; `w` is (tokens, channels) and `t` (tokens,)."""
 
     w: Tensor
@@ -234,11 +234,11 @@ class RampData(Data):
 
 
 def ramp_data(
-    stream: Stream, a: float, b: float, tokens: int = 50, channels: int = 10, samples: int = 1000
+    stream: RandomStream, a: float, b: float, tokens: int = 50, channels: int = 10, samples: int = 1000
 ) -> RampData:
     """The task of one seed.
 
-    >>> data = ramp_data(Stream(1234), -25, 25)
+    >>> data = ramp_data(RandomStream(1234), -25, 25)
     >>> data.wanted.shape, len(data.train), float(data.wanted.abs().max())
     (torch.Size([1000, 50, 1]), 800, 25.0)
     """
@@ -249,7 +249,7 @@ def ramp_data(
 
 
 def fit(
-    model: nn.Module, data: Data, stream: Stream, epochs: int, rate: float = RATE,
+    model: nn.Module, data: TaskData, stream: RandomStream, epochs: int, rate: float = RATE,
     watch: Callable[[int], None] | None = None,
 ) -> None:  # fmt: skip
     """Adam on the mean squared error of all output channels; channels beyond the wanted ones should be 0.
@@ -293,7 +293,7 @@ class Errors:
 
 
 @torch.no_grad()
-def held_out(model: nn.Module, data: Data) -> Errors:
+def held_out(model: nn.Module, data: TaskData) -> Errors:
     """What a model errs on the samples that it was not trained on."""
     near = data.to(device())
     outputs = [model(part) for part in near.test_X.split(SAMPLES_AT_ONCE)]
@@ -305,7 +305,7 @@ def trained_ramp(
     epochs: int = 50,
 ) -> tuple[OneLayer, RampData]:  # fmt: skip
     """The published one-layer network, trained on the task of its seed."""
-    stream = Stream(seed)
+    stream = RandomStream(seed)
     data = ramp_data(stream, a, b)
     model = OneLayer(stream, data.X.shape[-1], data.X.shape[-2], anchors, heads, width)
     fit(model, data, stream, epochs)
@@ -314,7 +314,7 @@ def trained_ramp(
 
 def trained_map(seed: int, a: float, b: float, epochs: int = 100, tokens: int = 30) -> tuple[KeyedLayer, RampData]:
     """The published heat-map network: 30 tokens and as many keys, 11 channels, 100 epochs."""
-    stream = Stream(seed)
+    stream = RandomStream(seed)
     data = ramp_data(stream, a, b, tokens)
     stream.number()  # the published script looks at one test batch first, and its loader draws a number for that
     model = KeyedLayer(stream, data.X.shape[-1], tokens, a, b)

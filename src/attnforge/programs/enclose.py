@@ -43,7 +43,7 @@ MOST_SYMBOLS = 64  # with more input coordinates than this, only intervals are k
 
 
 @dataclass(frozen=True)
-class Part:
+class NormedRow:
     """A normed row, |n|_2 <= radius (cell, token), times a weight (channel, width) that is within `slip` of exact."""
 
     radius: Array
@@ -55,7 +55,7 @@ class Part:
 class Ball:
     """value = sum of n @ weight over the parts + a rest in [low, high], shapes (cell, token, width)."""
 
-    parts: dict[int, Part]
+    parts: dict[int, NormedRow]
     low: Array
     high: Array
 
@@ -74,7 +74,7 @@ def normed(i: int, largest: Array, eps: float, width: int) -> Ball:
     share = largest / (largest + eps) if eps > 0 else np.ones_like(largest)
     radius = np.sqrt(width * share) * (1 + 16 * U)
     nothing = np.zeros((*largest.shape, width))
-    return Ball({i: Part(radius, np.eye(width), np.zeros((width, width)))}, nothing, nothing)
+    return Ball({i: NormedRow(radius, np.eye(width), np.zeros((width, width)))}, nothing, nothing)
 
 
 def affine(
@@ -89,7 +89,7 @@ def affine(
     """
     if all(ball is None for ball, _, _ in reads):
         return None
-    parts: dict[int, Part] = {}
+    parts: dict[int, NormedRow] = {}
     low, high, size = bias, bias, np.abs(bias)
     spread = 0.0 if off is None else off[-1]
     for at, ((ball, first, last), weight) in enumerate(zip(reads, weights, strict=True)):
@@ -105,7 +105,7 @@ def affine(
                 if old is not None:
                     slip = slip + old.slip + 2 * U * (np.abs(new) + np.abs(old.weight))
                     new = new + old.weight
-                parts[i] = Part(part.radius, new, slip)
+                parts[i] = NormedRow(part.radius, new, slip)
         plus, minus = _signs(weight)
         low, high = low + first @ plus + last @ minus, high + last @ plus + first @ minus
         reach = np.maximum(np.abs(first), np.abs(last))

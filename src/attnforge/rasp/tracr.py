@@ -63,7 +63,7 @@ class UnlessNone:
 
 
 @dataclass(frozen=True)
-class Weighted:
+class LinearCombination:
     """A linear combination of two values."""
 
     first: float
@@ -159,7 +159,7 @@ def _built(kind: str, expr: Any, parts: list[Any]) -> Node:
         return Map(UnlessNone(expr.f), tuple(parts))
     if kind == "LinearSequenceMap":
         if any(map(_maybe_none, parts)):
-            return Map(UnlessNone(Weighted(expr.fst_fac, expr.snd_fac)), tuple(parts))
+            return Map(UnlessNone(LinearCombination(expr.fst_fac, expr.snd_fac)), tuple(parts))
         return parts[0] * expr.fst_fac + parts[1] * expr.snd_fac
     if kind == "Full":
         return Constant(expr.fill)

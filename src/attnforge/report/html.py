@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ..charts.chart import Figure
 from ..charts.drawing import svg
-from ..charts.themes import Pair, render
+from ..charts.themes import ThemePair, render
 from ..errors import ArgumentError
 from ..extras import require, version
 from ..saving import free_file, write_whole
@@ -88,7 +88,7 @@ class Cards:
 
 
 @dataclass(frozen=True)
-class Table:
+class HtmlTable:
     """A table, its cells already text; `links` are where first cells lead, `filtered` asks for a field to search."""
 
     header: tuple[str, ...]
@@ -103,7 +103,7 @@ class Table:
     def of(
         cls, header: Sequence[str], rows: Iterable[Sequence[object]], caption: str | None, align: str | None,
         links: Sequence[str] = (), filtered: bool = False,
-    ) -> Table:  # fmt: skip
+    ) -> HtmlTable:  # fmt: skip
         """Checks that every row has a cell for each column; works out the alignment where none is given.
 
         >>> Table.of(["name", "size"], [["gelu", 32], ["sin", 8]], None, None).align
@@ -216,19 +216,19 @@ def _above(title: str, file: str) -> tuple[str, str]:
     return title, way[0] + beside[1]
 
 
-Part = Heading | Text | Cards | Table | Image | Code | Math | Plot | Details | Links
+Part = Heading | Text | Cards | HtmlTable | Image | Code | Math | Plot | Details | Links
 
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
-    Drawable = str | bytes | Pair | Figure | matplotlib.figure.Figure
+    Drawable = str | bytes | ThemePair | Figure | matplotlib.figure.Figure
 
 #: The packages that the numbers on a page depend on.
 VERSIONS_OF = ("attnforge", "torch", "numpy", "python-flint")
 
 
-class Block:
+class PageBlock:
     """A column of parts. Each method appends one and returns the block, so that calls can be chained."""
 
     def __init__(self) -> None:
@@ -267,7 +267,7 @@ class Block:
 
         A float is shown with six digits, rounded to nearest: pass bounds as text, from `upper_text`.
         """
-        return self._add(Table.of(header, rows, caption, align, links, filtered))
+        return self._add(HtmlTable.of(header, rows, caption, align, links, filtered))
 
     def figure(
         self,
@@ -305,14 +305,14 @@ class Block:
         """Pages in the same folder: (title, file, note) each."""
         return self._add(Links.of(links))
 
-    def details(self, summary: str, *, open: bool = False) -> Block:
+    def details(self, summary: str, *, open: bool = False) -> PageBlock:
         """A part that folds away under its summary; returns the block inside, to be filled."""
-        inside = Block()
+        inside = PageBlock()
         self._add(Details(summary, open, inside.parts))
         return inside
 
 
-class Page(Block):
+class Page(PageBlock):
     """One self-contained HTML page, light and dark, that also prints.
 
     >>> page = Page("A head for gelu", "32 anchors on [-8, 8]")
@@ -380,7 +380,7 @@ def _image(image: Any, caption: str | None, alt: str) -> Image:
         image, caption, alt = svg(image), caption or image.caption, alt or image.alt
     if not (alt or caption):
         raise ArgumentError("a figure needs a caption or an alt text: say what it shows")
-    if isinstance(image, Pair):
+    if isinstance(image, ThemePair):
         light, dark = _uri(image.light), _uri(image.dark)
     elif isinstance(image, str | bytes):
         light, dark = _uri(image), None

@@ -29,7 +29,7 @@ ATTRIBUTES = frozenset({
 LETTERS = str.maketrans({"ⅇ": "e", "ⅆ": "d", "ⅈ": "i"})
 
 
-class _Writer(HTMLParser):
+class _MathWriter(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.out: list[str] = []
@@ -64,7 +64,7 @@ def clean(mathml: str) -> str:
     Traceback (most recent call last):
     attnforge.errors.ArgumentError: <script> is not an element of MathML that a page shows
     """
-    writer = _Writer()
+    writer = _MathWriter()
     writer.feed(mathml)
     writer.close()
     if writer.open:
@@ -105,7 +105,7 @@ def typeset(formula: str) -> str | None:
     try:
         found = tokens(formula)
         several = found[0].text == "[" and found[-2].text == "]"
-        reader = _Reader([*found[1:-2], found[-1]] if several else found)
+        reader = _FormulaReader([*found[1:-2], found[-1]] if several else found)
         parts = reader.whole()
     except FormulaError:
         return None
@@ -134,7 +134,7 @@ def name(text: str) -> str:
     return f"<mi>{html.escape(GREEK.get(text, text))}</mi>"
 
 
-class _Reader:
+class _FormulaReader:
     """Reads tokens with the precedences of `expressions.grammar`, from left to right."""
 
     def __init__(self, found: list[Token]):

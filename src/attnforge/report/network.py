@@ -17,7 +17,7 @@ from ..box import Box
 from ..certificates.certificate import upper_text
 from ..certificates.certified import CertifiedModule
 from ..charts.chart import Figure, Level, Panel, Series, error_range
-from ..charts.themes import DARK, LIGHT, Pair, Theme
+from ..charts.themes import DARK, LIGHT, Theme, ThemePair
 from ..compiler.compiled import CompiledNetwork
 from ..dtypes import Array
 from ..heads.families import FAMILIES
@@ -218,7 +218,7 @@ def _errors(own: list[Slice], floor: float, top: float, bound: float, first: boo
     )  # fmt: skip
 
 
-def histogram_figure(found: Measured, bound: float) -> Figure:
+def histogram_figure(found: SampledErrors, bound: float) -> Figure:
     """How often errors of each size were seen, and where the bound is."""
     floor, top = error_range(found.worst, bound)
     edges = np.geomspace(floor, top / 6, BINS)
@@ -240,7 +240,7 @@ def histogram_figure(found: Measured, bound: float) -> Figure:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class SampledErrors:
     """Errors at points of the box, the largest over all outputs at each, and where the worst of them was."""
 
     errors: Array
@@ -286,7 +286,9 @@ def evaluate(net: CompiledNetwork, points: Tensor, runs: CertifiedModule | None 
     return torch.cat(truths).numpy(), torch.cat(outputs).numpy()
 
 
-def measure(net: CompiledNetwork, count: int = POINTS, seed: int = 0, runs: CertifiedModule | None = None) -> Measured:
+def measure(
+    net: CompiledNetwork, count: int = POINTS, seed: int = 0, runs: CertifiedModule | None = None
+) -> SampledErrors:
     """The errors at random points, at corners and on edges of the box."""
     box = net.program.box
     random = box.sample(count, seed, net.dtype)
@@ -303,10 +305,10 @@ def measure(net: CompiledNetwork, count: int = POINTS, seed: int = 0, runs: Cert
     target, output = evaluate(net, points, runs)
     worst = np.abs(output - target).max(-1)
     point = points[int(worst.argmax())].double().numpy().reshape(-1)
-    return Measured(worst, point, (float(target.min()), float(target.max())))
+    return SampledErrors(worst, point, (float(target.min()), float(target.max())))
 
 
-def slices(net: CompiledNetwork, measured: Measured, runs: CertifiedModule | None = None) -> list[Slice]:
+def slices(net: CompiledNetwork, measured: SampledErrors, runs: CertifiedModule | None = None) -> list[Slice]:
     """Function, network and error along coordinates of the box, through its centre and the worst point seen; and from
     its lowest corner to its highest.
 
@@ -341,7 +343,7 @@ def slices(net: CompiledNetwork, measured: Measured, runs: CertifiedModule | Non
 
 
 @dataclass(frozen=True)
-class Node:
+class DrawnBox:
     """A box of the drawing: where it stands, what it says, and whether several heads stand behind it."""
 
     x: float
@@ -353,9 +355,9 @@ class Node:
     hint: str = ""
 
 
-def drawing(parts: Structure, inputs: tuple[str, ...], output: str) -> Pair:
+def drawing(parts: Structure, inputs: tuple[str, ...], output: str) -> ThemePair:
     """The drawing for light and for dark pages. `inputs` are labels of the input's channels, or one label for all."""
-    return Pair(_draw(parts, inputs, output, LIGHT), _draw(parts, inputs, output, DARK))
+    return ThemePair(_draw(parts, inputs, output, LIGHT), _draw(parts, inputs, output, DARK))
 
 
 def family_colour(family: str, theme: Theme) -> str:
@@ -375,7 +377,7 @@ def _draw(parts: Structure, inputs: tuple[str, ...], output: str, theme: Theme) 
         columns.append(shown)
     columns.append([output])
     height = TOP + max(len(c) for c in columns) * (TALL + BELOW) + EDGE
-    nodes: dict[object, Node] = {}
+    nodes: dict[object, DrawnBox] = {}
     for i, column in enumerate(columns):
         x = EDGE + i * (WIDE + BESIDE)
         start = TOP + 0.5 * (height - TOP - EDGE - len(column) * (TALL + BELOW))
@@ -395,20 +397,20 @@ def _key(column: int, row: int, entry: Unit | str) -> object:
     return entry.number if isinstance(entry, Unit) else (column, row)
 
 
-def _node(x: float, y: float, entry: Unit | str, end: bool, theme: Theme) -> Node:
+def _node(x: float, y: float, entry: Unit | str, end: bool, theme: Theme) -> DrawnBox:
     if isinstance(entry, str):
         title, _, note = entry.partition("\n")
-        return Node(x, y, title, note, theme.soft if end else None)
+        return DrawnBox(x, y, title, note, theme.soft if end else None)
     heads = f"{entry.heads} head{'s' if entry.heads > 1 else ''}"
     note = f"{entry.family}, {f'{entry.anchors} anchors' if entry.anchors else heads}"
     if entry.anchors and entry.heads > 1:
         note = f"{heads}, {entry.anchors} anchors"
     title = entry.name.partition(": ")[0]  # a module's operations are named with their source line
-    return Node(x, y, title, note, family_colour(entry.family, theme), entry.heads > 1, entry.name)
+    return DrawnBox(x, y, title, note, family_colour(entry.family, theme), entry.heads > 1, entry.name)
 
 
 def _edges(
-    parts: Structure, channels: int, hidden: dict[int, int], columns: int, nodes: dict[object, Node]
+    parts: Structure, channels: int, hidden: dict[int, int], columns: int, nodes: dict[object, DrawnBox]
 ) -> list[tuple[object, object]]:
     """Pairs of boxes, from and to."""
 
@@ -433,7 +435,7 @@ def _heading(i: int, columns: int, theme: Theme) -> str:
     return f'<text x="{x:.0f}" y="24" text-anchor="middle" font-size="13" fill="{theme.soft}">{text}</text>'
 
 
-def _edge(a: Node, b: Node, theme: Theme) -> str:
+def _edge(a: DrawnBox, b: DrawnBox, theme: Theme) -> str:
     x0, y0, x1, y1 = a.x + WIDE, a.y + TALL / 2, b.x, b.y + TALL / 2
     bend = max(0.5 * (x1 - x0), 30)
     # A line that passes a layer would run behind its boxes unseen: it goes over them.
@@ -443,7 +445,7 @@ def _edge(a: Node, b: Node, theme: Theme) -> str:
     return f'<path d="{path}" fill="none" stroke="{theme.soft}" stroke-opacity="0.5" stroke-width="1.4"/>'
 
 
-def _box(node: Node, theme: Theme) -> str:
+def _box(node: DrawnBox, theme: Theme) -> str:
     x, y = node.x, node.y
     frame = f'rx="9" fill="{theme.surface}" stroke="{node.colour or theme.grid}" stroke-width="1.4"'
     parts = []

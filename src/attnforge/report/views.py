@@ -23,7 +23,7 @@ from ..rasp.network.several import CompiledPrograms
 from .heads import figure_of, target_of
 from .html import Page
 from .lines import LOOKED_AT, line_figure
-from .network import Measured, network_page, slices, slices_figure
+from .network import SampledErrors, network_page, slices, slices_figure
 from .network import measure as measured
 from .program import program_page
 from .structure import structure
@@ -103,7 +103,7 @@ def explain(net: CertifiedModule) -> str:
     return "\n".join([*lines, "", end])
 
 
-def measure(net: CertifiedModule, count: int = LOOKED_AT, seed: int = 0) -> Measured:
+def measure(net: CertifiedModule, count: int = LOOKED_AT, seed: int = 0) -> SampledErrors:
     """The errors at random points and at the ends of the box: a measurement, not a bound."""
     whole("count", count, 1)
     if isinstance(net, CompiledNetwork):
@@ -116,4 +116,6 @@ def measure(net: CertifiedModule, count: int = LOOKED_AT, seed: int = 0) -> Meas
     error = np.abs(net.core(points).detach().double().numpy() - target)
     if net.certificate.relative:
         error /= np.abs(target)
-    return Measured(error, points[[int(error.argmax())]].double().numpy(), (float(target.min()), float(target.max())))
+    return SampledErrors(
+        error, points[[int(error.argmax())]].double().numpy(), (float(target.min()), float(target.max()))
+    )

@@ -114,7 +114,7 @@ class ScalarTarget:
 
 
 @dataclass(frozen=True)
-class Anchors:
+class AnchorRow:
     """Evenly spaced anchors of [a, b] and the heads that hold them: one head all of them, or each head a window.
 
     With `guards` = 0 a head has keys - 2 anchors of its own and a sentinel on each side, its neighbour's anchor with
@@ -190,7 +190,7 @@ class Wanted:
         """Whether all anchors write to one channel."""
         return len(set(self.channel)) == 1
 
-    def excluded(self, anchors: Anchors, error: float) -> tuple[tuple[float, float], ...]:
+    def excluded(self, anchors: AnchorRow, error: float) -> tuple[tuple[float, float], ...]:
         """Where anchors of different channels are about equally near, for a query that can be off by `error`."""
         if self.constant:
             return ()
@@ -438,7 +438,7 @@ def seams(kappa: float, own: int, heads: int) -> float:
     return found * (1 + 1e-12)
 
 
-def cold_head(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredRamp) -> Ledger:
+def cold_head(wanted: Wanted, anchors: AnchorRow, beta: Fraction, stored: StoredRamp) -> Ledger:
     """One cold head: half a spacing (A2), and what storing and computing add (A5, R5)."""
     (head,), query, shape = stored.heads, stored.query(wanted), wanted.shape
     table = head.beside(anchors.places, beta)
@@ -470,7 +470,7 @@ def cold_head(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredRa
     return Ledger(shape.text(), terms, ("A2", "A5", "R5"))
 
 
-def cold_heads(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredRamp) -> Ledger:
+def cold_heads(wanted: Wanted, anchors: AnchorRow, beta: Fraction, stored: StoredRamp) -> Ledger:
     """Many cold heads: as one head over all anchors (A2), and the seams between them (A6)."""
     query, u, shape = stored.query(wanted), unit(stored.dtype), wanted.shape
     step, kappa = float(anchors.step), float(beta * anchors.step**2)
@@ -512,7 +512,7 @@ def cold_heads(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredR
     return Ledger(shape.text(), terms, ("A2", "A5", "A6", "R5"))
 
 
-def warm_head(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredRamp) -> Ledger:
+def warm_head(wanted: Wanted, anchors: AnchorRow, beta: Fraction, stored: StoredRamp) -> Ledger:
     """One warm head over its range, cell by cell (A4, A5)."""
     (head,), query = stored.heads, stored.query(wanted)
     if head.value[:, 1:].any():
@@ -533,7 +533,7 @@ def warm_head(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredRa
     return _smooth(wanted, found.interpolation, found.rounding, query)
 
 
-def warm_heads(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredRamp) -> Ledger:
+def warm_heads(wanted: Wanted, anchors: AnchorRow, beta: Fraction, stored: StoredRamp) -> Ledger:
     """Warm heads that telescope: two neighbours err by the most of one, the others by what is left far away."""
     query, a, b = stored.query(wanted), float(wanted.shape.a), float(wanted.shape.b)
     found = [_warm_part(h, head, anchors, query.most, stored) for h, head in enumerate(stored.heads)]
@@ -554,7 +554,7 @@ def warm_heads(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredR
 
 
 def _warm_part(
-    h: int, head: StoredHead, anchors: Anchors, most: float, stored: StoredRamp
+    h: int, head: StoredHead, anchors: AnchorRow, most: float, stored: StoredRamp
 ) -> tuple[float, float, float]:
     """Head h within half a part's length of its part: interpolation, rounding; and its error elsewhere."""
     _alive(head.logit(most + abs(float(head.shift))), stored.depth)
@@ -581,7 +581,7 @@ def _warm_part(
     return near[0] + moved, near[1], rest + moved
 
 
-def gate_head(wanted: Wanted, anchors: Anchors, beta: Fraction, stored: StoredRamp) -> Ledger:
+def gate_head(wanted: Wanted, anchors: AnchorRow, beta: Fraction, stored: StoredRamp) -> Ledger:
     """Two constants and the token itself (B2)."""
     query, spec, a, b = stored.query(wanted), stored.gate, wanted.shape.a, wanted.shape.b
     assert spec is not None
@@ -614,7 +614,7 @@ def _alive(logit: float, depth: float) -> None:
         raise CertificateError(f"logits of up to {logit:.3g} come near to those of keys that must weigh nothing")
 
 
-def _edges(anchors: Anchors, most: float) -> Array:
+def _edges(anchors: AnchorRow, most: float) -> Array:
     """Cells of many cold heads: several between neighbouring anchors, then growing up to `most`."""
     step, first, last = float(anchors.step), float(anchors.a), float(anchors.b)
     inside = first + step * np.arange((len(anchors.places) - 1) * PER_STEP + 1) / PER_STEP
@@ -788,7 +788,7 @@ def hats_ledger(asked: Hats, stored: Mapping[str, Array], dtype: torch.dtype, me
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class CellRow:
     """What a network of cells is asked to be: f's samples at centres, the nearest of which is to be selected.
 
     Every point of the box is within `reach` of a centre. With `tokens` > 0 every token gathers the sequence first, and
@@ -815,7 +815,7 @@ class Cells:
         ]
 
 
-def cells_unchanged(asked: Cells, stored: Mapping[str, Array]) -> None:
+def cells_unchanged(asked: CellRow, stored: Mapping[str, Array]) -> None:
     """Raise `CertificateError` unless all weights but keys and values do what the lemma says, exactly."""
     D, n = len(asked.middle), asked.tokens
     query = np.zeros((D + n, D + 1 + n))
@@ -834,7 +834,7 @@ def cells_unchanged(asked: Cells, stored: Mapping[str, Array]) -> None:
 
 
 def cells_ledger(
-    asked: Cells, stored: Mapping[str, Array], dtype: torch.dtype, depth: float, measured: float | None
+    asked: CellRow, stored: Mapping[str, Array], dtype: torch.dtype, depth: float, measured: float | None
 ) -> Ledger:
     """One head that picks the nearest centre (E4)."""
     cells_unchanged(asked, stored)

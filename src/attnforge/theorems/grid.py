@@ -31,7 +31,7 @@ OWN_ROUNDING, SLACK = 1e-13, 1e-9  # relative errors granted to f's values, and 
 
 
 @dataclass(frozen=True)
-class Lipschitz:
+class LipschitzModulus:
     """The modulus of continuity of a function with a Lipschitz constant."""
 
     slope: float
@@ -51,7 +51,7 @@ class Sampled:
 
 def slope_of(modulus: Modulus | None) -> float:
     """The Lipschitz constant that a file holds; refuses what no file can hold."""
-    if not isinstance(modulus, Lipschitz):
+    if not isinstance(modulus, LipschitzModulus):
         held = "only measured against f itself" if modulus is None else "certified by a modulus, a Python function"
         raise ArgumentError(
             f"this network is {held}, which no file can hold: build it with lipschitz=..., or keep its state_dict"
@@ -64,7 +64,7 @@ def modulus_of(lipschitz: float | None, modulus: Modulus | None) -> Modulus | No
     if lipschitz is not None and modulus is not None:
         raise ArgumentError("give lipschitz or modulus, not both")
     if lipschitz is not None:
-        return Lipschitz(number("lipschitz", lipschitz, positive=True))
+        return LipschitzModulus(number("lipschitz", lipschitz, positive=True))
     if modulus is None:
         return None
     if not callable(modulus):

@@ -80,7 +80,7 @@ def error_floor(bend: float, span: float, values: float, radius: float, size: fl
 
 
 @dataclass(frozen=True)
-class Pieces:
+class PiecewiseLinear:
     """A piecewise linear function on an interval: kinks inside, and the line of each piece as (slope, value at 0)."""
 
     lo: float
@@ -111,7 +111,7 @@ class Pieces:
         return float(up(self.steepest * width * identity_error(guards, kappa) + kink, 64))
 
 
-def pieces_of(function: Univariate, lo: float, hi: float) -> Pieces:
+def pieces_of(function: Univariate, lo: float, hi: float) -> PiecewiseLinear:
     """The lines of a piecewise linear function, or an error that says it is none."""
     line = straight(function)
     inside = [k for k in function.knots if lo < k < hi]
@@ -126,10 +126,10 @@ def pieces_of(function: Univariate, lo: float, hi: float) -> Pieces:
     for left, right in itertools.pairwise(ends):
         i = int(np.clip(np.searchsorted(xs, 0.5 * (left + right)) - 1, 0, len(slopes) - 1))
         lines.append((float(slopes[i]), float(ys[i] - slopes[i] * xs[i])))
-    return Pieces(lo, hi, tuple(inside), tuple(lines))
+    return PiecewiseLinear(lo, hi, tuple(inside), tuple(lines))
 
 
-def _table(pieces: Pieces, sharpness: float, guards: int, kappa: float, dtype: torch.dtype) -> AnchorWeights:
+def _table(pieces: PiecewiseLinear, sharpness: float, guards: int, kappa: float, dtype: torch.dtype) -> AnchorWeights:
     """The stored numbers: slopes are whole multiples of what the largest one resolves, so that none is rounded."""
     width, m = pieces.hi - pieces.lo, len(pieces.kinks)
     centre = float(torch.tensor(0.5 * (pieces.lo + pieces.hi)).to(dtype))
@@ -211,7 +211,7 @@ def splice(
 
 
 def _built(
-    function: Univariate, pieces: Pieces, sharpness: float, guards: int, dtype: torch.dtype, strict: bool
+    function: Univariate, pieces: PiecewiseLinear, sharpness: float, guards: int, dtype: torch.dtype, strict: bool
 ) -> AnchorHead:
     kappa, _ = warmest(guards)
     weights = _table(pieces, sharpness, guards, kappa, dtype)

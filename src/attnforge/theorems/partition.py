@@ -24,7 +24,7 @@ from ..dtypes import Array, by_name, shipped, stored
 from ..errors import ArgumentError
 from ..network import AttentionLayer, Heads
 from ..progress import shown
-from .bounds import DEAD, Cells, cells_ledger
+from .bounds import DEAD, CellRow, cells_ledger
 from .grid import SUSPECTS, Function, Modulus, Sampled, evaluated, modulus_of, on_box, refuse_between, slope_of
 from .ramps import nearest
 from .result import Construction, Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, number, tensor, whole
@@ -111,7 +111,9 @@ class MaxAffine(Construction):
         tau = SOFTNESS * reach**2
         beta = Fraction(2.0 ** math.ceil(math.log2(math.log(J / eps0) / tau)))
         exact = tuple(Fraction(x) for x in middle.double().tolist())
-        ideal = Cells(box, stored(centres).copy(), stored(values).copy(), omega, reach, eps0, exact, beta, tau, 0.0, n)
+        ideal = CellRow(
+            box, stored(centres).copy(), stored(values).copy(), omega, reach, eps0, exact, beta, tau, 0.0, n
+        )
         slopes, offsets = ideal.keys()
         table = torch.cat(
             [nearest([x for row in slopes for x in row], dtype).reshape(J, D), nearest(offsets, dtype)[:, None]], 1

@@ -1,7 +1,7 @@
 """Ramps: clip(w.x + t, a, b) for every token, by heads, a temperature and a form that are put together.
 
 *Heads.* One head holds p anchors (arXiv 2504.15956, v1 theorem 3.1, v2 theorem 3.4), or H heads hold n each (v1 theorem
-3.2, v2 theorem 3.9): `bounds.Anchors`.
+3.2, v2 theorem 3.9): `bounds.AnchorRow`.
 
 *Temperature.* Cold, as in the theorems: the head selects the nearest anchor (A2). Warm: it interpolates (A3), with
 telescoping values where there are many heads (A6): where the neighbour takes over, this head's values do not jump to 0
@@ -41,7 +41,7 @@ from ..heads.gate.head import GateHead
 from ..heads.stored import SelfSpec
 from ..network import CHUNK, AttentionLayer, AttentionOnly, Heads
 from . import bounds
-from .bounds import Anchors, ColdTable, ScalarTarget, StoredHead, StoredRamp, Wanted
+from .bounds import AnchorRow, ColdTable, ScalarTarget, StoredHead, StoredRamp, Wanted
 from .result import Construction, Ledger, Size, ends, form_of, leak, number, tensor, whole
 from .slots import Registers, depth_of, over_slots, parts, read_as_is, stacked, tables_of, weights_of
 
@@ -67,7 +67,7 @@ class Kind(NamedTuple):
 
     theorem: str
     layers: int
-    ledger: Callable[[Wanted, Anchors, Fraction, StoredRamp], Ledger]
+    ledger: Callable[[Wanted, AnchorRow, Fraction, StoredRamp], Ledger]
     advice: str
 
 
@@ -407,7 +407,7 @@ class Ramp(Construction):
     kappa: float
 
     def __init__(
-        self, w: Tensor, t: Tensor, wanted: Wanted, held: Anchors, temperature: Temperature, form: Body, many: bool,
+        self, w: Tensor, t: Tensor, wanted: Wanted, held: AnchorRow, temperature: Temperature, form: Body, many: bool,
         eps0: float = 0.0,
     ):  # fmt: skip
         super().__init__()
@@ -476,7 +476,7 @@ class Ramp(Construction):
             stored(w), stored(t), shape, number("radius", asked["radius"], positive=True), channel, channels,
             number("margin", asked["margin"], positive=True),
         )  # fmt: skip
-        held = Anchors(shape.a, shape.b, keys, heads, guards)
+        held = AnchorRow(shape.a, shape.b, keys, heads, guards)
         body = BODIES[asked["body"]](bool(asked["causal"]))
         return cls(w, t, wanted, held, temperature, body, many, number("eps0", asked["eps0"]))
 
@@ -693,7 +693,13 @@ def ramp(
     warm = BALANCED if kappa is None else number("kappa", kappa, positive=True)
     wanted = Wanted(stored(weight), stored(shift), shape, reach, (0,) * count, width, MARGIN)
     return Ramp(
-        weight, shift, wanted, Anchors(shape.a, shape.b, count), Temperature(variant, warm), AfterAffine(causal), False
+        weight,
+        shift,
+        wanted,
+        AnchorRow(shape.a, shape.b, count),
+        Temperature(variant, warm),
+        AfterAffine(causal),
+        False,
     )
 
 
@@ -746,7 +752,7 @@ def ramp_heads(
                 f"tokens must be at least {least} for warm heads (two own anchors, {GUARDS} guards a side), got {keys}"
             )
         warm = BALANCED if kappa is None else number("kappa", kappa, positive=True)
-        held = Anchors(shape.a, shape.b, keys, count, GUARDS)
+        held = AnchorRow(shape.a, shape.b, keys, count, GUARDS)
         return Ramp(weight, shift, wanted, held, Temperature("warm", warm), AfterAffine(causal), True)
     cold = math.log(2 / small) if kappa is None else number("kappa", kappa, positive=True)
     if cold < 1:
@@ -756,7 +762,7 @@ def ramp_heads(
     elif causal:
         raise ArgumentError(PAPER_IS_NOT_CAUSAL)
     laid_out: Body = PaperHeads() if form == "paper" else AfterAffine(causal)
-    held = Anchors(shape.a, shape.b, keys, count)
+    held = AnchorRow(shape.a, shape.b, keys, count)
     return Ramp(weight, shift, wanted, held, Temperature("cold", cold), laid_out, True, small)
 
 
@@ -828,7 +834,7 @@ def _cold(
         _token_wise(w, t, "form='tokens'")
         laid_out = Slots(causal)
     wanted = Wanted(stored(w), stored(t), shape, radius, channel, width, share)
-    held = Anchors(shape.a, shape.b, count)
+    held = AnchorRow(shape.a, shape.b, count)
     return Ramp(w, t, wanted, held, Temperature("cold", cold), laid_out, False, eps0)
 
 

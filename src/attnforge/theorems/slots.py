@@ -18,7 +18,7 @@ from ..errors import CertificateError
 from ..network import AttentionLayer, AttentionOnly, Heads
 
 
-class Tables(NamedTuple):
+class SlotTables(NamedTuple):
     """A group of heads over constant slots, as stored: one leading entry per head, or 1 where heads share a table."""
 
     W_Q: Tensor
@@ -43,7 +43,7 @@ class Registers(nn.Module):
 
     def __init__(self, group: Heads):
         super().__init__()
-        tables = Tables(*(getattr(group, name).detach() for name in Tables._fields))
+        tables = SlotTables(*(getattr(group, name).detach() for name in SlotTables._fields))
         dtype, (heads, d, inner) = tables.W_Q.dtype, tables.W_Q.shape
         (keys, slots, _), (values, _, width) = tables.M_K.shape, tables.M_V.shape
         self.d, self.slots, self.widths = d, slots, (keys, inner, values, width)
@@ -78,7 +78,7 @@ class Registers(nn.Module):
         """The attention of data tokens to registers, (..., token, head, slot)."""
         return self.heads.weights(self.state(X))[..., self.slots :, :, : self.slots]
 
-    def tables(self) -> Tables:
+    def tables(self) -> SlotTables:
         """The slots as stored; `CertificateError` where other weights do more than tell registers from data."""
         keys, inner, values, width = self.widths
         d, split = self.d, self.d + 1 + keys * inner
@@ -99,7 +99,7 @@ class Registers(nn.Module):
         told = all(bool((x == 1).all()) for x in ones) and not any(bool(x.any()) for x in zeros)
         if not told or self.depth() < min(self.OMEGA.values()):
             raise CertificateError("weights that tell registers from data were changed: there is no certificate then")
-        return Tables(W_Q, bias[:, :inner], M_K, M_V, W_O)
+        return SlotTables(W_Q, bias[:, :inner], M_K, M_V, W_O)
 
     def depth(self) -> float:
         """Omega, as stored: data tokens as keys have the logit -Omega."""
@@ -111,16 +111,16 @@ def over_slots(group: Heads, causal: bool) -> AttentionLayer | Registers:
     return Registers(group) if causal else AttentionLayer([group])
 
 
-def tables_of(layer: nn.Module) -> Tables:
+def tables_of(layer: nn.Module) -> SlotTables:
     """What such a layer stores."""
     if isinstance(layer, Registers):
         return layer.tables()
     assert isinstance(layer, AttentionLayer)
     group = layer.heads()[0]
-    return Tables(*(getattr(group, name).detach() for name in Tables._fields))
+    return SlotTables(*(getattr(group, name).detach() for name in SlotTables._fields))
 
 
-def read_as_is(layer: nn.Module) -> Tables:
+def read_as_is(layer: nn.Module) -> SlotTables:
     """The same, if the output projection of every head writes its values to the first channels and does no more."""
     tables = tables_of(layer)
     heads, width, channels = tables.W_O.shape

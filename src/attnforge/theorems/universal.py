@@ -26,7 +26,7 @@ from ..dtypes import Array, by_name, shipped, stored
 from ..errors import ArgumentError
 from ..network import AttentionLayer, Heads
 from ..progress import shown
-from .bounds import DEAD, LARGEST_HAT_ERROR, Anchors, Hats, hat_error, hats_ledger
+from .bounds import DEAD, LARGEST_HAT_ERROR, AnchorRow, Hats, hat_error, hats_ledger
 from .grid import (
     Function,
     Grid,
@@ -310,7 +310,7 @@ class Universal(Construction):
         self.beta = 2.0 ** math.ceil(math.log2(wanted))  # a power of two: beta times a hat is exact
         self.kappa = math.log(1 / eps0)
         self.ramp_beta = Fraction(self.kappa) * (count - 1) ** 2
-        places = tuple(Anchors(Fraction(-1, 2), Fraction(1, 2), count).places)
+        places = tuple(AnchorRow(Fraction(-1, 2), Fraction(1, 2), count).places)
         dead = 2.0 ** math.ceil(math.log2(2 * self.beta * len(grid.counts) + DEAD))
         tokens = grid.box.shape[0] if form == "tokens" else 0
         self.asked = Hats(

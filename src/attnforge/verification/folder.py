@@ -38,12 +38,12 @@ from ..rasp.network.compiled import CompiledProgram
 from ..saving import write_whole
 from ..threads import one_thread
 from . import programs
-from .graph import Reading, model, of_model
+from .graph import StoredGraph, model, of_model
 from .graph import read as read_graph
-from .instances import Problem, problem, worthy
+from .instances import LabelledProperty, problem, worthy
 from .proof import refuted, witnessed
 from .property import Property, parse
-from .sampler import EVERY, FAMILIES, Target, sampled
+from .sampler import EVERY, FAMILIES, Drawn, sampled
 
 FORMAT = 1  # of packs; another number is refused
 PER = 6  # instances of a network: each label at three levels of difficulty
@@ -114,7 +114,7 @@ class Pack:
         """The property of an instance, from its file."""
         return parse(_text(instance.places(self.root)["vnnlib"]))
 
-    def graph(self, instance: Instance) -> Reading:
+    def graph(self, instance: Instance) -> StoredGraph:
         """The graph of an instance, from its file."""
         return read_graph(instance.places(self.root)["onnx"])
 
@@ -236,7 +236,7 @@ def _made(
 
 def _compiled(
     family: str, rng: np.random.Generator, dtype: torch.dtype, proof: Proof
-) -> tuple[Target, CompiledNetwork | CompiledProgram]:
+) -> tuple[Drawn, CompiledNetwork | CompiledProgram]:
     """A target of a family and its network: the first draw that compiles and is worth asking about."""
     for _ in range(DRAWS):
         target = sampled(family, rng)
@@ -251,7 +251,12 @@ def _compiled(
 
 
 def _written(
-    root: Path, name: str, target: Target, net: CompiledNetwork | CompiledProgram, graph: Reading, made: Problem
+    root: Path,
+    name: str,
+    target: Drawn,
+    net: CompiledNetwork | CompiledProgram,
+    graph: StoredGraph,
+    made: LabelledProperty,
 ) -> Instance:
     """The files of a problem, and its line."""
     bound, dtype = net.certificate.bound, dtype_name(net.dtype)
@@ -390,7 +395,7 @@ def check(folder: str | Path, progress: Callable[[str], None] | None = None) -> 
 
 def _network(
     places: dict[str, Path], instance: Instance
-) -> tuple[CompiledNetwork | CompiledProgram, Reading, float]:
+) -> tuple[CompiledNetwork | CompiledProgram, StoredGraph, float]:
     """A network, certified anew, its graph, which is the one that its weights give, and the radius that this is for."""
     net = files.load(places["networks"])
     wanted = CompiledProgram if instance.name.startswith("program_") else CompiledNetwork
@@ -406,7 +411,7 @@ def _network(
 
 
 def _check_label(
-    instance: Instance, claim: Property, net: CompiledNetwork | CompiledProgram, graph: Reading, widest: float
+    instance: Instance, claim: Property, net: CompiledNetwork | CompiledProgram, graph: StoredGraph, widest: float
 ) -> None:
     """That the label follows, with the margin that is stated."""
     low, high = [-math.inf] * graph.inputs, [math.inf] * graph.inputs

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..compiler.compiled import CompiledNetwork
 from ..errors import ArgumentError, CertificateError
-from ..export.graph import FLOATS, Graph
+from ..export.graph import FLOATS, OnnxGraph
 from ..extras import require
 from ..network import AttentionLayer, AttentionOnly, Heads
 
@@ -52,7 +52,7 @@ def written(
     from onnx import checker, helper
 
     dtype = next(net.parameters()).dtype
-    graph = Graph(dtype)
+    graph = OnnxGraph(dtype)
     Z = "X" if tokens == 1 else graph.reshape("X", 1, tokens, width)
     if constants is not None:
         kept = torch.eye(width, width + constants.shape[1], dtype=dtype)
@@ -77,7 +77,7 @@ def written(
 
 
 def _layer(
-    graph: Graph, Z: str, layer: AttentionLayer, tokens: int, name: str, masks: Mapping[int, float]
+    graph: OnnxGraph, Z: str, layer: AttentionLayer, tokens: int, name: str, masks: Mapping[int, float]
 ) -> str:
     """Z S + s and the heads, one by one."""
     terms = [
@@ -92,7 +92,7 @@ def _layer(
     return out if layer.s is None else graph.node("Add", out, graph.number(layer.s))
 
 
-def _head(graph: Graph, Z: str, group: Heads, h: int, tokens: int, name: str, mask: float) -> str:
+def _head(graph: OnnxGraph, Z: str, group: Heads, h: int, tokens: int, name: str, mask: float) -> str:
     """One head: queries, logits, softmax, the mean of values, the output."""
     assert bool(mask) == group.causal
 
@@ -155,7 +155,7 @@ def _pick(count: int, slots: int, group: Heads) -> Tensor:
     return torch.eye(count + slots, count, dtype=group.W_Q.dtype)
 
 
-def _rows_times(graph: Graph, a: str, b: str, tokens: int, turned: bool = False) -> str:
+def _rows_times(graph: OnnxGraph, a: str, b: str, tokens: int, turned: bool = False) -> str:
     """For each token the product of its row of a with its row of b, which is `turned` into a column."""
     if tokens == 1:
         return graph.node("MatMul", a, graph.node("Transpose", b, perm=[1, 0]) if turned else b)
@@ -163,7 +163,7 @@ def _rows_times(graph: Graph, a: str, b: str, tokens: int, turned: bool = False)
     return graph.reshape(graph.node("MatMul", left, right), 1, tokens, -1)
 
 
-def _beside(graph: Graph, parts: list[str], widths: list[int]) -> str:
+def _beside(graph: OnnxGraph, parts: list[str], widths: list[int]) -> str:
     """Logits side by side: each written into its place by a product with zeros and ones."""
     total, terms, first = sum(widths), [], 0
     for part, width in zip(parts, widths, strict=True):
@@ -178,7 +178,7 @@ def _beside(graph: Graph, parts: list[str], widths: list[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Node:
+class OperatorNode:
     """An operator of a graph: what it reads, the name of its result, and its numbers (a shape, or an order of axes)."""
 
     op: str
@@ -188,16 +188,16 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Reading:
+class StoredGraph:
     """A graph as it is stored: operators in order, constants by name, the dtype, how much it takes and gives."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[OperatorNode, ...]
     constants: dict[str, np.ndarray]
     dtype: str
     inputs: int
     outputs: int
 
-    def same(self, other: Reading) -> bool:
+    def same(self, other: StoredGraph) -> bool:
         """Whether two graphs are the same, number by number."""
         mine, theirs = self.constants, other.constants
         form = (self.nodes, self.dtype, self.inputs, self.outputs, mine.keys())
@@ -207,7 +207,7 @@ class Reading:
         )  # fmt: skip
 
 
-def read(data: bytes | str | Path) -> Reading:
+def read(data: bytes | str | Path) -> StoredGraph:
     """The graph of an ONNX file, or of its bytes; `CertificateError` on anything that `model` does not write."""
     name = "the graph" if isinstance(data, bytes) else Path(data).name
     try:
@@ -227,7 +227,7 @@ def read(data: bytes | str | Path) -> Reading:
         raise CertificateError(f"{name} is not an ONNX file of a pack: {str(error)[:200]}") from error
 
 
-def of_model(found: onnx.ModelProto) -> Reading:
+def of_model(found: onnx.ModelProto) -> StoredGraph:
     """The graph of a model."""
     from onnx import TensorProto, numpy_helper
 
@@ -266,16 +266,16 @@ def of_model(found: onnx.ModelProto) -> Reading:
             if kept[1] not in constants or constants[kept[1]].dtype != np.int64:
                 raise ValueError("a shape must be a constant of whole numbers")
             numbers, kept = tuple(constants[kept[1]].tolist()), kept[:1]
-        nodes.append(Node(node.op_type, kept, node.output[0], numbers))
+        nodes.append(OperatorNode(node.op_type, kept, node.output[0], numbers))
         known.add(node.output[0])
     floats = {name: table for name, table in constants.items() if table.dtype != np.int64}
     if any(str(t.dtype) != dtype or t.size > MOST_ENTRIES or not np.isfinite(t).all() for t in floats.values()):
         raise ValueError(f"a constant is not of {dtype}, too large, or not finite")
     if not nodes or nodes[-1].output != "Y":
         raise ValueError("its last operator does not give Y")
-    return Reading(tuple(nodes), floats, str(dtype), sizes[0][1], sizes[1][1])
+    return StoredGraph(tuple(nodes), floats, str(dtype), sizes[0][1], sizes[1][1])
 
 
-def shaped(x: Any, node: Node) -> Any:
+def shaped(x: Any, node: OperatorNode) -> Any:
     """A value turned or reshaped as a node says."""
     return x.transpose(node.numbers) if node.op == "Transpose" else x.reshape(node.numbers)

@@ -13,7 +13,7 @@ from ..compiler.compiled import CompiledNetwork
 from ..dtypes import Array, dtype_name
 from ..errors import PrecisionError
 from ..kernel.file import outward
-from .graph import Reading, model, of_model
+from .graph import StoredGraph, model, of_model
 from .proof import refuted, witnessed
 from .property import Atom, Clause, Property
 
@@ -28,7 +28,7 @@ Clauses = tuple[Clause, ...]
 
 
 @dataclass(frozen=True)
-class Problem:
+class LabelledProperty:
     """A property of a network with its label: the margin, and what proves it (cells, or a witness and its outputs).
 
     `gap` is how far the best point that was found is from making an unsat property true: the margin is at most that.
@@ -45,12 +45,12 @@ class Problem:
     outputs: tuple[tuple[float, float], ...] | None = None
 
 
-def problem(net: CompiledNetwork, graph: Reading, rng: np.random.Generator, number: int) -> Problem:
+def problem(net: CompiledNetwork, graph: StoredGraph, rng: np.random.Generator, number: int) -> LabelledProperty:
     """The `number`-th problem of a pack: labels take turns, and so do levels of difficulty."""
     wanted, level = ("sat", "unsat")[number % 2], number // 2 % LEVELS
     first = int(rng.integers(len(SIZES)))
     for size in (*SIZES[first:], *SIZES[::-1]):
-        loose: list[Problem] = []
+        loose: list[LabelledProperty] = []
         for _ in range(TRIES):
             found = _tried(_Search.of(net, graph, rng, size), wanted, level)
             if found is not None and (found.gap is None or found.gap <= LOOSE * max(found.margin, net.bound or 0.0)):
@@ -69,7 +69,7 @@ class _Search:
 
     net: CompiledNetwork
     wide: CompiledNetwork
-    graph: Reading
+    graph: StoredGraph
     rng: np.random.Generator
     size: float
     low: Array
@@ -78,7 +78,7 @@ class _Search:
     values: Array
 
     @classmethod
-    def of(cls, net: CompiledNetwork, graph: Reading, rng: np.random.Generator, size: float) -> _Search:
+    def of(cls, net: CompiledNetwork, graph: StoredGraph, rng: np.random.Generator, size: float) -> _Search:
         low, high = (end.numpy().reshape(-1) for end in (net.box.lower, net.box.upper))
         side = (high - low) * size
         low = low + (high - low) * rng.integers(0, int(GRID * (1 - size)) + 1, len(low)) / GRID
@@ -104,7 +104,7 @@ class _Search:
         return Property(tuple(self.low.tolist()), tuple(self.high.tolist()), self.graph.outputs, clauses)
 
 
-def _tried(search: _Search, wanted: str, level: int) -> Problem | None:
+def _tried(search: _Search, wanted: str, level: int) -> LabelledProperty | None:
     """A problem with the wanted label on a box, if one can be proved."""
     kind, clauses = _conditions(search)
     best, reached = search.best(clauses)
@@ -127,19 +127,19 @@ def _tried(search: _Search, wanted: str, level: int) -> Problem | None:
 
 def _judged(
     search: _Search, kind: str, clauses: Clauses, wanted: str, best: Array, goal: float
-) -> Problem | None:
+) -> LabelledProperty | None:
     """The problem with its proof; None where a wanted witness is none. What is not unsat has a margin below 0."""
     claim, net = search.property(clauses), search.net
     if wanted == "sat":
         point = tuple(best.tolist())
         shown = witnessed(search.graph, claim, point)
-        made = Problem(claim, kind, search.size, "sat", shown.margin, witness=point, outputs=shown.outputs)
+        made = LabelledProperty(claim, kind, search.size, "sat", shown.margin, witness=point, outputs=shown.outputs)
         return made if shown.margin > 0 else None
     nearest = _reached(clauses, _outputs(search.wide, best[None]))[0]
     if nearest >= 0:
         return None
     found = refuted(net.program, net.certificate.bound or 0.0, claim, goal)
-    made = Problem(claim, kind, search.size, "unsat", found.margin, gap=-float(nearest), cells=found.cells)
+    made = LabelledProperty(claim, kind, search.size, "unsat", found.margin, gap=-float(nearest), cells=found.cells)
     return made if found.margin > 0 or goal > 0 else None
 
 

@@ -25,8 +25,8 @@ from ..network import AttentionLayer, Heads
 from ..rasp.network.compiled import CompiledProgram
 from ..rasp.network.proof import Column, Loose, prove
 from ..rasp.values import Value
-from .graph import Reading, written
-from .instances import Problem
+from .graph import StoredGraph, written
+from .instances import LabelledProperty
 from .proof import witnessed
 from .property import Atom, Property
 
@@ -194,7 +194,9 @@ class _Changed:
     new: int
 
 
-def problem(net: CompiledProgram, graph: Reading, rng: np.random.Generator, number: int, widest: float) -> Problem:
+def problem(
+    net: CompiledProgram, graph: StoredGraph, rng: np.random.Generator, number: int, widest: float
+) -> LabelledProperty:
     """The `number`-th problem of a program: labels take turns, and so do levels of difficulty.
 
     `widest` is the radius that its graph is made for.
@@ -239,8 +241,8 @@ def _changed(net: CompiledProgram, rng: np.random.Generator) -> _Changed | None:
 
 
 def _kept(
-    net: CompiledProgram, graph: Reading, rng: np.random.Generator, pair: _Changed, radius: float, widest: float
-) -> Problem:
+    net: CompiledProgram, graph: StoredGraph, rng: np.random.Generator, pair: _Changed, radius: float, widest: float
+) -> LabelledProperty:
     """Within a radius of a sequence no other value comes out on top: unsat."""
     at, width = rows(net, pair.before), len(_values(net))
     first = pair.place * width
@@ -249,10 +251,12 @@ def _kept(
     corners = at + radius * rng.choice([-1.0, 1.0], size=(CORNERS, len(at)))
     found = _logits(net, corners)[:, first : first + width]
     others = np.delete(found, pair.old, 1).max(1) - found[:, pair.old]
-    return Problem(claim, "kept", 2 * radius, "unsat", refuted(net, claim, widest), gap=-float(others.max()), cells=1)
+    return LabelledProperty(
+        claim, "kept", 2 * radius, "unsat", refuted(net, claim, widest), gap=-float(others.max()), cells=1
+    )
 
 
-def _turned(net: CompiledProgram, graph: Reading, pair: _Changed, radius: float, level: int) -> Problem:
+def _turned(net: CompiledProgram, graph: StoredGraph, pair: _Changed, radius: float, level: int) -> LabelledProperty:
     """Where one token may turn into another, another value comes out on top: sat, and the witness is the other
     sequence."""
     before, after = rows(net, pair.before), rows(net, pair.after)
@@ -266,7 +270,7 @@ def _turned(net: CompiledProgram, graph: Reading, pair: _Changed, radius: float,
     claim = Property(tuple(low.tolist()), tuple(high.tolist()), graph.outputs, clauses)
     point = tuple(after.tolist())
     shown = witnessed(graph, claim, point)
-    return Problem(claim, "turned", size, "sat", shown.margin, witness=point, outputs=shown.outputs)
+    return LabelledProperty(claim, "turned", size, "sat", shown.margin, witness=point, outputs=shown.outputs)
 
 
 def _logits(net: CompiledProgram, points: Array) -> Array:

@@ -31,14 +31,14 @@ from ..kernel.balls import ZERO, hull, largest, size, working
 from ..kernel.rounding import EXPONENTIAL, MACHINES, Machine
 from ..programs.enclose import Range, ranges
 from ..programs.program import Program
-from .graph import MOST_ENTRIES, Node, Reading, shaped
+from .graph import MOST_ENTRIES, OperatorNode, StoredGraph, shaped
 from .property import Atom, Property
 
 REAL = Machine(ZERO, ZERO, arb.pos_inf())  # real numbers: nothing is rounded, nothing too large
 Balls = npt.NDArray[Any]  # of arb
 
 
-def enclosed(graph: Reading, low: Sequence[float], high: Sequence[float], real: bool = False) -> list[arb]:
+def enclosed(graph: StoredGraph, low: Sequence[float], high: Sequence[float], real: bool = False) -> list[arb]:
     """A ball for each output: its value for every input low <= X <= high, real and as computed in the graph's dtype.
 
     With `real`, the value over the real numbers alone. `CertificateError` where numbers may overflow.
@@ -60,7 +60,7 @@ def enclosed(graph: Reading, low: Sequence[float], high: Sequence[float], real: 
         return found
 
 
-def _kept(node: Node, given: list[Balls], machine: Machine, mean: bool) -> Balls:
+def _kept(node: OperatorNode, given: list[Balls], machine: Machine, mean: bool) -> Balls:
     try:
         found = _computed(node, given, machine, mean)
     except ValueError as error:
@@ -70,7 +70,7 @@ def _kept(node: Node, given: list[Balls], machine: Machine, mean: bool) -> Balls
     return found
 
 
-def _computed(node: Node, given: list[Balls], machine: Machine, mean: bool) -> Balls:
+def _computed(node: OperatorNode, given: list[Balls], machine: Machine, mean: bool) -> Balls:
     if node.op in ("Transpose", "Reshape"):
         return np.asarray(shaped(given[0], node))
     if node.op == "Softmax":
@@ -266,19 +266,19 @@ def _halves(low: Array, high: Array, matters: Array) -> Iterator[tuple[Array, Ar
 
 
 @dataclass(frozen=True)
-class Witness:
+class WitnessPoint:
     """By how much a point makes a property true, and where the outputs lie there."""
 
     margin: float
     outputs: tuple[tuple[float, float], ...]
 
 
-def witnessed(graph: Reading, claim: Property, point: Sequence[float]) -> Witness:
+def witnessed(graph: StoredGraph, claim: Property, point: Sequence[float]) -> WitnessPoint:
     """By how much a point of the box makes a property true, in real numbers and as computed; above 0 makes it sat."""
     found = enclosed(graph, point, point)
     with numbers.working():
         margin = max(min(_least(atom, found) for atom in clause) for clause in claim.clauses)
-        return Witness(margin, tuple((numbers.down(y), numbers.up(y)) for y in found))
+        return WitnessPoint(margin, tuple((numbers.down(y), numbers.up(y)) for y in found))
 
 
 def _least(atom: Atom, outputs: list[arb]) -> float:
@@ -286,7 +286,7 @@ def _least(atom: Atom, outputs: list[arb]) -> float:
     return numbers.down(sum((sign * outputs[i] for i, sign in weights.items()), numbers.ZERO) - arb(threshold))
 
 
-def propagated(graph: Reading, claim: Property) -> bool:
+def propagated(graph: StoredGraph, claim: Property) -> bool:
     """Whether interval propagation alone shows that a property is unsat."""
     found = enclosed(graph, claim.low, claim.high)
     with numbers.working():

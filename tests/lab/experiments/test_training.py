@@ -9,11 +9,11 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 from attnforge.errors import ArgumentError
 from attnforge.lab.training import (
     SEEDS,
-    Attention,
     Errors,
     KeyedLayer,
     OneLayer,
-    Stream,
+    RandomStream,
+    TrainedAttention,
     TwoLayer,
     fit,
     held_out,
@@ -31,7 +31,7 @@ def test_numbers_come_in_the_order_of_a_data_loader() -> None:
         linear = torch.nn.Linear(3, 5)
         loader = DataLoader(train, batch_size=8, shuffle=True)
         epochs = [[int(v) for (batch,) in loader for v in (batch[:, 0] * 1e6).long()] for _ in range(2)]
-    stream = Stream(7)
+    stream = RandomStream(7)
     mine = stream.uniform(40, 1)
     kept, held = stream.split(40, 0.8)
     layer = stream.linear(3, 5)
@@ -56,7 +56,7 @@ def test_training_twice_gives_the_same_numbers_and_another_seed_others() -> None
 
 
 def test_training_learns() -> None:
-    stream = Stream(3)
+    stream = RandomStream(3)
     data = ramp_data(stream, -5, 5, tokens=4, channels=2, samples=200)
     model, seen = OneLayer(stream, 2, 4, 12, 2), []
     fit(model, data, stream, 6, rate=1e-2, watch=lambda epoch: seen.append((epoch, held_out(model, data).mse)))
@@ -65,7 +65,7 @@ def test_training_learns() -> None:
 
 
 def test_only_the_queries_that_are_read_are_evaluated() -> None:
-    stream = Stream(0)
+    stream = RandomStream(0)
     model, X = OneLayer(stream, 3, 5, 9, 4), stream.normal(2, 5, 3)
     Z = model.extend(X)
     assert torch.allclose(model.attend(Z, 9)[:, :5], model(X), atol=1e-6)
@@ -73,26 +73,26 @@ def test_only_the_queries_that_are_read_are_evaluated() -> None:
 
 
 def test_head_widths() -> None:
-    assert [Attention(Stream(0), 32, H).width for H in (1, 4, 16)] == [32, 8, 2]
-    assert [Attention(Stream(0), 32, H, width=2).out.in_features for H in (1, 4, 16)] == [2, 8, 32]
+    assert [TrainedAttention(RandomStream(0), 32, H).width for H in (1, 4, 16)] == [32, 8, 2]
+    assert [TrainedAttention(RandomStream(0), 32, H, width=2).out.in_features for H in (1, 4, 16)] == [2, 8, 32]
     with pytest.raises(ArgumentError, match="divide"):
-        Attention(Stream(0), 32, 5)
+        TrainedAttention(RandomStream(0), 32, 5)
     with pytest.raises(ArgumentError, match="at least the number of tokens"):
-        OneLayer(Stream(0), 3, 5, 4, 1)
+        OneLayer(RandomStream(0), 3, 5, 4, 1)
 
 
 def test_the_heat_map_network_has_the_theorems_key_coordinate() -> None:
-    model = KeyedLayer(Stream(0), 10, 30, -1.5, 1.5)
+    model = KeyedLayer(RandomStream(0), 10, 30, -1.5, 1.5)
     places, k = torch.linspace(-1.5, 1.5, 30), torch.arange(30.0)
     assert torch.allclose(model.coordinate[:, 0], k * (places - 1.5) - 2 * k)
-    X = Stream(1).normal(2, 30, 10)
+    X = RandomStream(1).normal(2, 30, 10)
     assert model(X).shape == (2, 30, 11) and torch.allclose(model.weights(X).sum(-1), torch.ones(()), atol=1e-5)
     assert not any(p is model.coordinate for p in model.parameters())
 
 
 def test_two_layers_read_all_tokens() -> None:
-    model = TwoLayer(Stream(0), 5, 10, 14, 8, 16)
-    X = Stream(1).uniform(1, 10, 5)
+    model = TwoLayer(RandomStream(0), 5, 10, 14, 8, 16)
+    X = RandomStream(1).uniform(1, 10, 5)
     other = X.clone()
     other[0, 9] += 1.0
     assert model(X).shape == (1, 10, 5) and (model(X) - model(other))[0, 0].abs().max() > 0

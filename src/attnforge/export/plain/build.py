@@ -142,7 +142,7 @@ def _causal(source: Source, wanted: bool | None) -> bool:
     return wanted
 
 
-def _described(stream: Stream, states: list[Array], width: int, blocks: list[Packed]) -> PlainSpec:
+def _described(stream: Stream, states: list[Array], width: int, blocks: list[PackedBlock]) -> PlainSpec:
     source, fresh = stream.source, stream.fresh
     rows = []
     for block in blocks:
@@ -191,7 +191,7 @@ def _purpose(stream: Stream, head: HeadTables) -> str:
 
 
 @torch.no_grad()
-def fill(module: PlainTransformer, stream: Stream, blocks: list[Packed]) -> None:
+def fill(module: PlainTransformer, stream: Stream, blocks: list[PackedBlock]) -> None:
     """Write the weights of a stream into a module."""
     tables = {name: np.zeros(p.shape) for name, p in module.named_parameters()}
     embed, positions = first_rows(stream)
@@ -206,7 +206,7 @@ def fill(module: PlainTransformer, stream: Stream, blocks: list[Packed]) -> None
     module.load_state_dict({name: torch.from_numpy(table).to(stream.dtype) for name, table in tables.items()})
 
 
-def _fill_block(stream: Stream, packed: Packed, into: Array, out: Array) -> None:
+def _fill_block(stream: Stream, packed: PackedBlock, into: Array, out: Array) -> None:
     """Queries, keys and values of head h are rows h d to (h+1) d of `in_proj_weight`, in its three thirds; the
     coordinates of queries and keys after a head's own are the exclusion."""
     d, width = packed.width, out.shape[0]
@@ -222,7 +222,7 @@ def _fill_block(stream: Stream, packed: Packed, into: Array, out: Array) -> None
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class PackedBlock:
     """One block: its head dimension, its heads, and the source layer they come from."""
 
     width: int
@@ -242,7 +242,7 @@ def power_of_four(width: int) -> int:
     return found
 
 
-def pack(stream: Stream, limit: int = LIMIT) -> tuple[int, list[Packed]]:
+def pack(stream: Stream, limit: int = LIMIT) -> tuple[int, list[PackedBlock]]:
     """The width of the stream, and the blocks; `ArgumentError` when that is too large."""
     needs = [[power_of_four(head.width) for head in heads] for heads in stream.layers]
     unit = max((w for layer in needs for w in layer), default=1)
@@ -260,7 +260,7 @@ def pack(stream: Stream, limit: int = LIMIT) -> tuple[int, list[Packed]]:
     blocks = []
     for number, (heads, wanted) in enumerate(zip(stream.layers, needs, strict=True)):
         for width, chosen in _dealt(wanted, best):
-            blocks.append(Packed(width, tuple(heads[i] for i in chosen), number))
+            blocks.append(PackedBlock(width, tuple(heads[i] for i in chosen), number))
     return best, blocks
 
 

@@ -44,7 +44,7 @@ Score = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Search:
+class WitnessSearch:
     """Where to look for witnesses: the box, by the names of its variables."""
 
     box: Box
@@ -215,7 +215,7 @@ def _number(value: arb) -> str:
 
 def refuse_undefined(cuts: Cuts, roots: Sequence[Expr], box: Box) -> None:
     """Raise `DomainError`, with a witness, where the expressions are undefined or unbounded on the box."""
-    search = Search(box)
+    search = WitnessSearch(box)
     seen: set[tuple[Expr, Domain]] = set()
     written, inverted = tuple(cuts.graph.partial), tuple(cuts.graph.inverted)
     for partial in written:
@@ -304,7 +304,7 @@ def _touches(partial: Partial) -> bool:
     return ends or any(low <= pole <= high for pole in domain.poles) or domain.offence("", low, high) is not None
 
 
-def _visit(cuts: Cuts, search: Search, roots: Sequence[Expr], texts: Mapping[tuple[Expr, Domain], str]) -> None:
+def _visit(cuts: Cuts, search: WitnessSearch, roots: Sequence[Expr], texts: Mapping[tuple[Expr, Domain], str]) -> None:
     """Walk down; below a function of one scalar that is shown to be bounded only the scalar matters.
 
     `texts` are what people wrote where the normal form has something else, such as x**y.

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ...box import Box
-from ...census.graph import SourceLines, Trace, is_foreign, shown_place
+from ...census.graph import SourceLines, TracedGraph, is_foreign, shown_place
 from ...census.graph import capture as export_graph
 from ...errors import ArgumentError, DomainError, PurityError, UnsupportedOperation
 from ...programs.interpret import every_value, values
@@ -225,7 +225,7 @@ def _refuse_learning(net: nn.Module, examples: tuple[Tensor, ...]) -> None:
             )
 
 
-def _places(trace: Trace) -> Places:
+def _places(trace: TracedGraph) -> Places:
     own = "/".join(Path(__file__).parts[-3:])  # the frame that calls a function of the user
 
     def source(node: Node) -> str:
@@ -302,7 +302,7 @@ def traced(net: nn.Module, examples: tuple[Tensor, ...]) -> Captured:
         raise CaptureError(_explained(net, error)) from error
     output = graph.graph.output_node().args[0]
     names = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
-    trace = Trace(None, {})  # type: ignore[arg-type]
+    trace = TracedGraph(None, {})  # type: ignore[arg-type]
     return Captured(graph, {}, names, _output(net, output), (), _places(trace))
 
 

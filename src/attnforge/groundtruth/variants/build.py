@@ -35,7 +35,7 @@ from ...heads.token.bound import DEAD
 from ...rasp.network.compiled import CompiledProgram
 from ...rasp.network.proof import Column, Loose, prove
 from .clean import cleaned
-from .simulation import Table, Virtual, reaches, wanted_tables
+from .simulation import Virtual, VirtualTable, reaches, wanted_tables
 from .variant import KINDS, Variant, free_head
 
 MIXING = ("rotated", "superposed")
@@ -53,7 +53,7 @@ ROOM = 1.25  # of what hides keys beyond what content can do: rounding of a rota
 
 
 @dataclass(frozen=True, eq=False)
-class Seat:
+class BlockHead:
     """A head to be put into a block: tables over the virtual columns, (column, coordinate), output (coordinate,
     column); queries have no scale yet."""
 
@@ -175,9 +175,9 @@ def _inputs(plain: PlainTransformer) -> list[int]:
 # ---- the heads there are
 
 
-def _plain_seats(plain: PlainTransformer, used: int) -> list[list[Seat]]:
+def _plain_seats(plain: PlainTransformer, used: int) -> list[list[BlockHead]]:
     """The heads of a plain form, bit by bit, those of one layer together."""
-    layers: dict[int, list[Seat]] = {}
+    layers: dict[int, list[BlockHead]] = {}
     for block, row in zip(plain.blocks, plain.heads, strict=True):
         attention = cast(torch.nn.MultiheadAttention, block.attention)
         d = plain.spec.stream // len(row)
@@ -186,12 +186,12 @@ def _plain_seats(plain: PlainTransformer, used: int) -> list[list[Seat]]:
         for h, about in enumerate(row):
             if about.purpose:
                 query, key, value = (into[third, h, :, :used].T for third in range(3))
-                seat = Seat(about, query / scale_of(d), key, value, back[h, :, :used])
+                seat = BlockHead(about, query / scale_of(d), key, value, back[h, :, :used])
                 layers.setdefault(about.place[0], []).append(seat)
     return [layers[number] for number in sorted(layers)]
 
 
-def _program_seats(plain: PlainTransformer, net: CompiledProgram) -> list[list[Seat]]:
+def _program_seats(plain: PlainTransformer, net: CompiledProgram) -> list[list[BlockHead]]:
     """The heads of a program, with what hides keys chosen anew: as little as the program's own sizes ask for."""
     about = {head.place: head for row in plain.heads for head in row}
     recorder = _Recorder(_stream(plain, net), net)
@@ -207,7 +207,7 @@ def _program_seats(plain: PlainTransformer, net: CompiledProgram) -> list[list[S
             fresh = list(recorder.stream.fresh[head.place[0]].values())
             output[: len(head.output), fresh] = head.output
             described = replace(about[head.place], omega=omega, hiding=head.hiding, width=head.used)
-            seats.append(Seat(described, query, key, value, output))
+            seats.append(BlockHead(described, query, key, value, output))
         layers.append(seats)
     return layers
 
@@ -224,7 +224,7 @@ class _Recorder:
         head = next(h for h in self.stream.layers[layer] if h.place[1] == group)
         k, v = head.query.shape[1], head.value.shape[1]
         query, key, _ = wanted_tables(self.stream, head, 0.0, head.width, self.stream.width)
-        tables = [Table(t, 0 * t, 0 * t, np.zeros((1, t.shape[1]))) for t in (query, key)]
+        tables = [VirtualTable(t, 0 * t, 0 * t, np.zeros((1, t.shape[1]))) for t in (query, key)]
         nothing = [np.zeros(head.width)] * 3
         needed = ROOM * max(reaches(self.virtual, head, tables, nothing, nothing)) + 2 * DEAD[self.stream.dtype]
         self.omega[head.place] = 2.0 ** math.ceil(math.log2(needed))
@@ -241,7 +241,7 @@ class _Recorder:
 # ---- heads that are added
 
 
-def _split(seat: Seat, rng: np.random.Generator) -> list[Seat]:
+def _split(seat: BlockHead, rng: np.random.Generator) -> list[BlockHead]:
     """Two heads that attend alike and share the columns; one that writes a single column stays whole."""
     columns = np.flatnonzero(np.abs(seat.output).sum(0))
     if len(columns) < 2:
@@ -257,7 +257,7 @@ def _split(seat: Seat, rng: np.random.Generator) -> list[Seat]:
     return found
 
 
-def _distractor(inputs: Sequence[int], start: int, rng: np.random.Generator) -> Seat:
+def _distractor(inputs: Sequence[int], start: int, rng: np.random.Generator) -> BlockHead:
     """Attends to what tokens hold, by a random form of them, and writes a mean of them where nobody looks."""
     total, k = start + WRITTEN, 2
     query, key, value, output = (
@@ -271,10 +271,10 @@ def _distractor(inputs: Sequence[int], start: int, rng: np.random.Generator) -> 
     value[inputs] = _coarse(rng.normal(size=(len(inputs), WRITTEN)))
     output[range(WRITTEN), range(start, total)] = 1.0
     about = free_head("distractor: a mean of inputs that nobody reads", "tokens", tuple(range(start, total)))
-    return Seat(about, query, key, value, output)
+    return BlockHead(about, query, key, value, output)
 
 
-def _idle(like: Seat, inputs: Sequence[int], spare: range, rng: np.random.Generator) -> Seat:
+def _idle(like: BlockHead, inputs: Sequence[int], spare: range, rng: np.random.Generator) -> BlockHead:
     """Attends to tokens, and would write what another head writes, of values that are always 0."""
     total, k = spare.stop, 2
     query, key, value, output = np.zeros((total, k)), np.zeros((total, k)), np.zeros((total, k)), np.zeros((k, total))
@@ -283,7 +283,7 @@ def _idle(like: Seat, inputs: Sequence[int], spare: range, rng: np.random.Genera
     value[list(spare)] = _coarse(rng.normal(size=(len(spare), k)))
     columns = np.flatnonzero(np.abs(like.output).sum(0))
     output[:, columns] = _coarse(rng.normal(size=(k, len(columns))))
-    return Seat(free_head("idle: reads what is always 0", "tokens"), query, key, value, output)
+    return BlockHead(free_head("idle: reads what is always 0", "tokens"), query, key, value, output)
 
 
 def _coarse(x: Array) -> Array:
@@ -292,18 +292,18 @@ def _coarse(x: Array) -> Array:
     return np.asarray(np.ldexp(np.round(mantissa * 4096) / 4096, exponent))
 
 
-def _padded(seat: Seat, count: int) -> Seat:
+def _padded(seat: BlockHead, count: int) -> BlockHead:
     query, key, value, output = (
         np.concatenate([table, np.zeros((count - len(table), table.shape[1]))])
         for table in (seat.query, seat.key, seat.value, seat.output.T)
     )
-    return Seat(seat.about, query, key, value, np.ascontiguousarray(output.T))
+    return BlockHead(seat.about, query, key, value, np.ascontiguousarray(output.T))
 
 
 # ---- bases and blocks
 
 
-def _sizes(layers: Sequence[Sequence[Seat]], count: int) -> tuple[int, list[int]]:
+def _sizes(layers: Sequence[Sequence[BlockHead]], count: int) -> tuple[int, list[int]]:
     """The width of the stream, and the head dimension of each block: all heads of a layer stand in one."""
     dims = [power_of_four(max(seat.width for seat in layer)) for layer in layers]
     unit = max(dims)
@@ -320,7 +320,7 @@ def _sizes(layers: Sequence[Sequence[Seat]], count: int) -> tuple[int, list[int]
 
 
 def _mixed(
-    plain: PlainTransformer, layers: Sequence[Sequence[Seat]], dims: Sequence[int], width: int, count: int,
+    plain: PlainTransformer, layers: Sequence[Sequence[BlockHead]], dims: Sequence[int], width: int, count: int,
     kinds: tuple[str, ...], seed: int,
 ) -> Variant:  # fmt: skip
     """One rotation of the whole stream, or, where margins do not survive that, one for each kind of columns; then as
@@ -349,7 +349,7 @@ def _mixed(
 
 
 def _turned(
-    plain: PlainTransformer, layers: Sequence[Sequence[Seat]], dims: Sequence[int], width: int, count: int,
+    plain: PlainTransformer, layers: Sequence[Sequence[BlockHead]], dims: Sequence[int], width: int, count: int,
     kinds: tuple[str, ...], seed: int,
 ) -> Variant:  # fmt: skip
     """One rotation of the whole stream of a network of numbers, or, where that costs too much of its bound, one for
@@ -516,7 +516,7 @@ def _times(a: Array, b: Array) -> Array:
 
 @torch.no_grad()
 def _built(
-    plain: PlainTransformer, layers: Sequence[Sequence[Seat]], dims: Sequence[int], basis: Array, dual: Array,
+    plain: PlainTransformer, layers: Sequence[Sequence[BlockHead]], dims: Sequence[int], basis: Array, dual: Array,
     kinds: tuple[str, ...], seed: int,
 ) -> Variant:  # fmt: skip
     """The module: reads go through `dual`, writes through `basis`."""

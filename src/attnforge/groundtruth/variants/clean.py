@@ -14,7 +14,7 @@ import torch
 from ...network import AttentionLayer, AttentionOnly, Heads
 from ...rasp.language import Tokens
 from ...rasp.network.compiled import CompiledProgram
-from ...rasp.network.layout import Feature, Layer, Layout, Seat, first_columns
+from ...rasp.network.layout import Feature, HeadRole, LayerRoles, ProgramLayout, first_columns
 from ...rasp.network.plan import GAMMA
 
 
@@ -29,7 +29,7 @@ def cleaned(net: CompiledProgram) -> CompiledProgram:
     (1, 'exact', True)
     """
     state = (*first_columns(net.facts), *net.layout.positions)
-    layers: list[Layer] = []
+    layers: list[LayerRoles] = []
     modules: list[AttentionLayer] = []
     seen: set[int] = set()
     for number, module in enumerate(net.network.layers):
@@ -38,14 +38,14 @@ def cleaned(net: CompiledProgram) -> CompiledProgram:
         codes = {op: [i for i, f in enumerate(state) if f.kind == "is" and f.op == op] for op in ops}
         large = {op: columns for op, columns in codes.items() if _repairable(net, op, columns)}
         if large:
-            layers.append(Layer(tuple(Seat("map", op) for op in large), state))
+            layers.append(LayerRoles(tuple(HeadRole("map", op) for op in large), state))
             modules.append(_rewriting(net, state, large))
         modules.append(cast(AttentionLayer, module))
         if number < len(net.layout.layers):
             layers.append(net.layout.layers[number])
             state = layers[-1].after
     found = CompiledProgram(
-        net.facts, net.program, Layout(net.layout.positions, tuple(layers)), AttentionOnly(modules),
+        net.facts, net.program, ProgramLayout(net.layout.positions, tuple(layers)), AttentionOnly(modules),
         net.positions.detach().clone(),
     )  # fmt: skip
     found.attach(found.recertify())

@@ -26,7 +26,7 @@ from ...compiler.propagation import Errors
 from ...dtypes import Array, dtype_name, stored
 from ...errors import CertificateError, PrecisionError
 from ...export.plain.certificate import FoldedLayers, compiled_certificate
-from ...export.plain.spec import FLAG, PlainHead, PlainSpec, scale_of
+from ...export.plain.spec import FLAG, PlainHead, PlainSpec
 from ...export.plain.stream import HeadTables, Stream, first_rows
 from ...heads.rule import Moved
 from ...heads.site import Site
@@ -34,7 +34,7 @@ from ...heads.token.bound import DEAD
 from ...programs.enclose import Range
 from ...rasp.network.facts import Ids, Mask
 from ...rasp.network.proof import LARGEST
-from .simulation import CLOSE, VANISHED, Basis, Table, wanted_tables
+from .simulation import CLOSE, VANISHED, Basis, VirtualTable, stored_tables, wanted_tables
 
 TOKEN, REGISTER = range(2)  # the kinds of rows
 FEW = 4  # memory slots of a head whose keys are compared two by two: gates have one or two
@@ -101,15 +101,15 @@ class Turned:
             square[np.unique(self.basis.column[self.ids])] += 1.0
         return np.asarray((np.sqrt(square + VANISHED) * self.basis.spread + self.error[kind]) * CLOSE)
 
-    def _noise(self, kind: int, table: Table) -> Array:
+    def _noise(self, kind: int, table: VirtualTable) -> Array:
         """What the error of a row and the rounding of a product come to in coordinates."""
         return np.asarray((self.error[kind] + self.rate * self._norm(kind)) @ table.norm + self.lost)
 
-    def _loose(self, kind: int, table: Table) -> Array:
+    def _loose(self, kind: int, table: VirtualTable) -> Array:
         """How far computed coordinates can be from what they should be."""
         return (self._mass(kind, table.most) + self._noise(kind, table)) * CLOSE
 
-    def _slots(self, slots: int, table: Table) -> Array:
+    def _slots(self, slots: int, table: VirtualTable) -> Array:
         """The same for the registers that a head sees, (slot, coordinate)."""
         further = self.size[REGISTER] @ table.most
         return np.asarray((table.most[self.ids[1 : slots + 1]] + further + self._noise(REGISTER, table)) * CLOSE)
@@ -157,13 +157,6 @@ class Turned:
         if not largest < self.most:
             raise CertificateError(f"numbers of {where} may be as large as {largest:.3g}, and overflow")
 
-    def _tables(self, block: int, seat: int) -> tuple[Array, Array, Array, Array]:
-        """Query, key and value (direction, coordinate) and output (coordinate, direction) of a head."""
-        d = self.width // len(self.spec.heads[block])
-        into = self.tensors[f"blocks.{block}.attention.in_proj_weight"].reshape(3, -1, d, self.width)[:, seat]
-        back = self.tensors[f"blocks.{block}.attention.out_proj.weight"].T.reshape(-1, d, self.width)[seat]
-        return into[0].T / scale_of(d), into[1].T, into[2].T, back
-
     def _room(self) -> float:
         return float((1 + gamma(self.rows + 16, self.u)) ** 2)
 
@@ -176,11 +169,11 @@ class Turned:
 
     def _free(self, block: int, seat: int) -> tuple[Array, Array]:
         """A head that stands for none: what it writes beside the columns that are its own, and into these."""
-        query, key, value, back = self._tables(block, seat)
+        query, key, value, back = stored_tables(self.spec, self.tensors, block, seat)
         norm = float(np.max([self._norm(kind).sum() for kind in range(2)]))
         q, k, v = (norm * float(np.linalg.norm(table)) for table in (query, key, value))
         self._within(f"head {seat} of block {block}", q, k, v, q * k)
-        table = Table.of(self.basis, value, self.basis.rows @ value)
+        table = VirtualTable.of(self.basis, value, self.basis.rows @ value)
         z = np.max([self._mass(kind, table.wanted) + self._loose(kind, table) for kind in range(2)], 0) * self._room()
         writes = list(self.spec.heads[block][seat].writes)
         if any(c < self.stream.width for c in writes):
@@ -195,12 +188,12 @@ class Turned:
         self, head: HeadTables, about: PlainHead, block: int, seat: int, columns: Ids, mine: Mask
     ) -> tuple[Array, Array]:
         """How far each coordinate of a head's mean can be from that of its reference, and what it writes to E."""
-        *found, back = self._tables(block, seat)
+        *found, back = stored_tables(self.spec, self.tensors, block, seat)
         k, v, d = head.query.shape[1], head.value.shape[1], found[0].shape[1]
         if max(k + head.hiding, v) > d:
             raise CertificateError(f"'{about.purpose}' has {d} coordinates, which is too few for what it computes")
         wanted = wanted_tables(self.stream, head, about.omega, d, len(self.basis.rows))
-        query, key, value = (Table.of(self.basis, *pair) for pair in zip(found, wanted, strict=True))
+        query, key, value = (VirtualTable.of(self.basis, *pair) for pair in zip(found, wanted, strict=True))
         slots = self.ids[1 : head.slots + 1]
         alone = head.scope == "memory"
         if alone and not slots:
@@ -229,7 +222,7 @@ class Turned:
         return slip * CLOSE, self._written(z, back, output, False)
 
     def _logits(
-        self, head: HeadTables, about: PlainHead, query: Table, key: Table, keys: Array, errors: Array
+        self, head: HeadTables, about: PlainHead, query: VirtualTable, key: VirtualTable, keys: Array, errors: Array
     ) -> float:
         """How far the logits of keys that a token sees can be off, rounding of the exponential included; raises unless
         all keys that must not be seen weigh an exact 0. `keys` (key, coordinate) are the sizes of those it sees."""
@@ -308,7 +301,7 @@ class Turned:
         wanted = np.zeros((len(self.basis.rows), weight.shape[1]))
         wanted[: self.stream.width] = self.stream.readout
         wanted[FLAG] = 0.0
-        slack = self._loose(TOKEN, Table.of(self.basis, weight, wanted))
+        slack = self._loose(TOKEN, VirtualTable.of(self.basis, weight, wanted))
         return up(slack + np.abs(bias - self.stream.readout[FLAG]) + self.rate * np.abs(bias), 16)
 
 
@@ -339,4 +332,3 @@ class TurnedLayers(FoldedLayers):
 def turned_certificate(net: CompiledNetwork, turned: Turned) -> Certificate:
     """The certificate of a variant that stands for a compiled network."""
     return compiled_certificate(net, lambda stretch: TurnedLayers(net, turned, stretch))
-

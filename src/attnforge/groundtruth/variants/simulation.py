@@ -85,7 +85,7 @@ class Basis:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class VirtualTable:
     """A stored table of a head: what it should be in the virtual columns, how far it is from that, and its norms."""
 
     wanted: Array  # (virtual column, coordinate)
@@ -94,7 +94,7 @@ class Table:
     norm: Array  # (part, coordinate), of the stored columns
 
     @classmethod
-    def of(cls, basis: Basis, found: Array, wanted: Array) -> Table:
+    def of(cls, basis: Basis, found: Array, wanted: Array) -> VirtualTable:
         """`found` is (direction, coordinate) as it is stored."""
         slip = (len(found) + 4) * U64 * (np.abs(basis.rows) @ np.abs(found))
         off = basis.rows @ found - wanted
@@ -214,7 +214,7 @@ class Simulated:
 
     # ---- what one head reads
 
-    def _loose(self, table: Table, kind: int) -> Array:
+    def _loose(self, table: VirtualTable, kind: int) -> Array:
         """How far computed coordinates can be from what they should be, on rows of a kind."""
         found = self.virtual.mass(kind, table.off) + self.virtual.mass(kind, table.slip) + self._ball(kind) @ table.norm
         return np.asarray((found + self.width * self.tiny) * CLOSE)
@@ -253,23 +253,26 @@ class Simulated:
                     more[both, :k] = table.off[both, :k]
         return found
 
-    def _tables(self, layer: int, block: int, seat: int) -> tuple[HeadTables, list[Table]]:
+    def _tables(self, layer: int, block: int, seat: int) -> tuple[HeadTables, list[VirtualTable]]:
         """What a head stands for, and its stored query, key and value."""
-        about, (query, key, value, _) = self.spec.heads[block][seat], self._thirds(block, seat)
+        about, (query, key, value, _) = (
+            self.spec.heads[block][seat],
+            stored_tables(self.spec, self.tensors, block, seat),
+        )
         head = self.stream.layers[layer][self._index(layer, about)]
         if max(head.query.shape[1] + head.hiding, head.value.shape[1]) > query.shape[1]:
             raise CertificateError(
                 f"'{about.purpose}' has {query.shape[1]} coordinates, which is too few for what it computes"
             )
         wanted = wanted_tables(self.stream, head, about.omega, query.shape[1], len(self.basis.rows))
-        return head, [Table.of(self.basis, *pair) for pair in zip((query, key, value), wanted, strict=True)]
+        return head, [VirtualTable.of(self.basis, *pair) for pair in zip((query, key, value), wanted, strict=True)]
 
     def _begin(self, layer: int) -> None:
         """The heads of a layer that compute nothing which is needed, and the addition to the stream."""
         self.begun, self.written, self.known = layer, [], []
         for block, seat in self.blocks[layer][2]:
-            query, key, value, back = self._thirds(block, seat)
-            table = Table.of(self.basis, value, self.basis.rows @ value)
+            query, key, value, back = stored_tables(self.spec, self.tensors, block, seat)
+            table = VirtualTable.of(self.basis, value, self.basis.rows @ value)
             norm = max(float(self._norm(kind).sum()) for kind in range(3))
             q, k, v = (norm * float(np.linalg.norm(third)) for third in (query, key, value))
             if not max(q, k, v, q * k) < LARGEST[self.dtype]:
@@ -289,31 +292,21 @@ class Simulated:
         rows = self.spec.registers + self.spec.tokens
         return (1 + float(gamma(rows + 16, self.u))) ** 2
 
-    def _write(
-        self, sizes: Array, back: Array, wanted: Array, everywhere: bool, slots: Array | None = None
-    ) -> None:
+    def _write(self, sizes: Array, back: Array, wanted: Array, everywhere: bool, slots: Array | None = None) -> None:
         """Sizes of z are (kind, coordinate), those of slots (slot, coordinate). What registers are given is an error
         unless it is known `everywhere`."""
         whole, off = self.basis.norms(back), self.basis.distance(back, wanted)
         slips = np.stack([off + self.rate * whole] * 2 + [(off if everywhere else whole) + self.rate * whole])
         self.written.append((sizes, slips.transpose(0, 2, 1) * CLOSE, slots))
 
-    def _thirds(self, block: int, seat: int) -> tuple[Array, Array, Array, Array]:
-        """Query, key and value (direction, coordinate) and output (coordinate, direction) of a head."""
-        d = self.width // len(self.spec.heads[block])
-        into = self.tensors[f"blocks.{block}.attention.in_proj_weight"].reshape(3, -1, d, self.width)[:, seat]
-        back = self.tensors[f"blocks.{block}.attention.out_proj.weight"].T.reshape(-1, d, self.width)[seat]
-        return into[0].T / scale_of(d), into[1].T, into[2].T, back
-
     def _look(self, layer: int, block: int, seat: int, known: Sequence[Array]) -> Loose:
         """How loose a head is, but for what is known of its queries and keys; takes in what it writes."""
-        about, back = self.spec.heads[block][seat], self._thirds(block, seat)[3]
+        about, back = self.spec.heads[block][seat], stored_tables(self.spec, self.tensors, block, seat)[3]
         head, tables = self._tables(layer, block, seat)
         d, k, v = len(back), head.query.shape[1], head.value.shape[1]
         q, ks, vs = ([self._loose(table, kind) for kind in range(3)] for table in tables)
         rest = [
-            self._loose(replace(table, off=table.off - more), TOKEN)
-            for table, more in zip(tables, known, strict=False)
+            self._loose(replace(table, off=table.off - more), TOKEN) for table, more in zip(tables, known, strict=False)
         ]
         outside = vs[REGISTER] if head.scope == "tokens" else np.maximum.reduce(vs)
         logits = self._hidden(head, about, tables, q, ks)
@@ -335,14 +328,19 @@ class Simulated:
     def _index(self, layer: int, about: PlainHead) -> int:
         return next(i for i, head in enumerate(self.stream.layers[layer]) if head.place == about.place)
 
-    def _slots(self, head: HeadTables, table: Table) -> Array:
+    def _slots(self, head: HeadTables, table: VirtualTable) -> Array:
         """How far the keys of the registers that a head sees can be off, (slot, coordinate)."""
         rest = self._ball(REGISTER) @ table.norm + self.width * self.tiny
         more = self.virtual.size[REGISTER, self.stream.width :] @ table.most[self.stream.width :]
         return np.asarray((table.most[self.virtual.ids[1 : head.slots + 1]] + rest + more) * CLOSE)
 
     def _hidden(
-        self, head: HeadTables, about: PlainHead, tables: Sequence[Table], q: Sequence[Array], ks: Sequence[Array]
+        self,
+        head: HeadTables,
+        about: PlainHead,
+        tables: Sequence[VirtualTable],
+        q: Sequence[Array],
+        ks: Sequence[Array],
     ) -> tuple[float, float]:
         """What exclusion can add to the logit of a key that is seen, and of padding; raises unless all keys that must
         not be seen weigh an exact 0."""
@@ -408,8 +406,20 @@ class Simulated:
         wanted = np.zeros((len(self.basis.rows), weight.shape[1]))
         wanted[: self.stream.width] = self.stream.readout
         wanted[FLAG] = 0.0
-        slack = self._loose(Table.of(self.basis, weight, wanted), TOKEN)
+        slack = self._loose(VirtualTable.of(self.basis, weight, wanted), TOKEN)
         return np.asarray(up(slack + np.abs(bias - self.stream.readout[FLAG]) + self.rate * np.abs(bias), 16))
+
+
+def stored_tables(
+    spec: PlainSpec, tensors: Mapping[str, Array], block: int, seat: int
+) -> tuple[Array, Array, Array, Array]:
+    """Query, key and value (direction, coordinate) and output (coordinate, direction) of a head, without its scale."""
+    projection = tensors[f"blocks.{block}.attention.in_proj_weight"]
+    width = projection.shape[1]
+    d = width // len(spec.heads[block])
+    into = projection.reshape(3, -1, d, width)[:, seat]
+    back = tensors[f"blocks.{block}.attention.out_proj.weight"].T.reshape(-1, d, width)[seat]
+    return into[0].T / scale_of(d), into[1].T, into[2].T, back
 
 
 def wanted_tables(stream: Stream, head: HeadTables, omega: float, d: int, width: int) -> tuple[Array, Array, Array]:
@@ -426,7 +436,7 @@ def wanted_tables(stream: Stream, head: HeadTables, omega: float, d: int, width:
 
 @np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused afterwards
 def reaches(
-    virtual: Virtual, head: HeadTables, tables: Sequence[Table], q: Sequence[Array], ks: Sequence[Array]
+    virtual: Virtual, head: HeadTables, tables: Sequence[VirtualTable], q: Sequence[Array], ks: Sequence[Array]
 ) -> tuple[float, float]:
     """By how much content alone can put a key that must not be seen ahead of those that are, for tokens and registers.
 

@@ -41,7 +41,7 @@ FINITE = 2.0**-20  # of the largest number of a dtype: what idle and distractor 
 
 
 @dataclass(frozen=True, eq=False)
-class Structure:
+class VariantStructure:
     """Virtual columns (name and kind), which of them heads read (head, query key value, column) and write, which the
     input enters, and which outputs read."""
 
@@ -281,7 +281,7 @@ class Variant(PlainTransformer):
 
     # ---- what reads what
 
-    def structure(self, heads: Sequence[int]) -> Structure:
+    def structure(self, heads: Sequence[int]) -> VariantStructure:
         """Which virtual columns heads read and write, so many in each block, padding included.
 
         Of heads that stand for others this is what these do: the certificate says that nothing else comes of them. An
@@ -313,7 +313,7 @@ class Variant(PlainTransformer):
             "written" if writes[:, c].any() else "unused" for c in range(count)
         ]  # fmt: skip
         names = [*self.base.channels[:width], *(f"further column {c}" for c in range(width, count))]
-        return Structure(tuple(zip(names, kinds, strict=True)), reads, writes, entering, leaving)
+        return VariantStructure(tuple(zip(names, kinds, strict=True)), reads, writes, entering, leaving)
 
     def _stated(self, width: int) -> tuple[dict[tuple[int, int, int], Sequence[Array]], Array, Array, Array]:
         """Query, key and value (column, coordinate) of every head of the plain form by its place; embedding (column,

@@ -25,7 +25,7 @@ from ...certificates.rounding import TINY, gamma, largest_mean, softmax_rounding
 from ...dtypes import Array
 from ...functions.queries import Largest
 from ...functions.registry import Taylor, Univariate, taylor
-from ..slopes import Lines, Steepness, steepness
+from ..slopes import SlotLines, Steepness, steepness
 
 ORDER = 8  # Taylor order of the cell expansion
 CELLS = 512  # cells of the first pass
@@ -317,6 +317,6 @@ def _rows(table: Taylor, rows: slice) -> Taylor:
 
 def steepness_of(weights: AnchorWeights, edges: Array) -> Steepness:
     """The derivative of an anchor head and its skip on [edges[0], edges[-1]] (lemma H2)."""
-    lines, moved = Lines(weights.slope, weights.offset, weights.value, 0 * weights.value), edges - weights.centre
+    lines, moved = SlotLines(weights.slope, weights.offset, weights.value, 0 * weights.value), edges - weights.centre
     moved[0], moved[-1] = np.nextafter(moved[0], -np.inf), np.nextafter(moved[-1], np.inf)
     return replace(steepness([(1.0, lines)], weights.skip[0], moved), shift=weights.centre)

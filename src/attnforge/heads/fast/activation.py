@@ -29,7 +29,7 @@ from ...errors import ArgumentError, CertificateError, PrecisionError, closest
 from ...functions.registry import Univariate, parse
 from ...network import AttentionLayer, Heads, exporting
 from ..choose import FAST, Fast, fast_form
-from ..slopes import Lines, steepness
+from ..slopes import SlotLines, steepness
 from .bound import DIVISIONS, ReadError, activation_error, bump_of, differing, read_error
 from .construction import tables
 from .expression import basis
@@ -293,14 +293,14 @@ class FastActivation(CertifiedModule):
         t, (low, high) = self.stored_table(), self.interval_in_dtype()
         none, parts, edges = np.zeros(2), [], [np.linspace(low, high, CELLS + 1), np.array([low, high])]
         if t.gate:
-            parts.append((1.0, Lines(np.array([t.gate, 0.0]), none, none, np.array([1.0, 0.0]))))
+            parts.append((1.0, SlotLines(np.array([t.gate, 0.0]), none, none, np.array([1.0, 0.0]))))
             edges.append(np.linspace(-NEAR, NEAR, CELLS + 1) / t.gate)
         if t.anchors:
             (slope, offset), value = t.keys().T, np.array(t.value)
             moved = slope * t.centre
             most = float((np.abs(moved) + np.abs(offset)).max())  # each is rounded, and so is their difference
             slack = 2 * 2.0**-53 * float(np.abs(slope).max()), 4 * 2.0**-53 * most
-            parts.append((1.0, Lines(slope, offset - moved, value, 0 * value, slack=slack)))
+            parts.append((1.0, SlotLines(slope, offset - moved, value, 0 * value, slack=slack)))
             last = NEAR + t.kappa * t.anchors
             edges.append(t.centre + np.linspace(-last, last, CELLS + 1) / t.rate)
         return steepness(parts, 0.0, np.unique(np.clip(np.concatenate(edges), low, high))).constant

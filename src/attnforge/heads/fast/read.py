@@ -93,7 +93,7 @@ def _horner(coefficient: tuple[Tensor, ...], s: Tensor, out: Tensor | None) -> T
 
 
 @dataclass(frozen=True)
-class Reading:
+class PreparedTable:
     """A table prepared for reading: what does not depend on y."""
 
     rate: float
@@ -107,7 +107,9 @@ class Reading:
     total: tuple[Tensor, ...]  # lattice: Q, then 1; window: exp(-kappa j^2)
 
     @classmethod
-    def of(cls, columns: Tensor, rate: float, kappa: float, centre: float, gate: float, dtype: torch.dtype) -> Reading:
+    def of(
+        cls, columns: Tensor, rate: float, kappa: float, centre: float, gate: float, dtype: torch.dtype
+    ) -> PreparedTable:
         """`columns` holds a table of values in each row; `dtype` is that of y."""
         anchors, work = columns.shape[-1], working(dtype)
         form = form_of(anchors, kappa, dtype)
@@ -274,7 +276,7 @@ def read(
     work, anchors = working(y.dtype), value.shape[0]
     x = y.to(work)
     if anchors and form_of(anchors, kappa, y.dtype) != "lattice":
-        reading = Reading.of(value.unsqueeze(0), rate, kappa, centre, 0.0, y.dtype)
+        reading = PreparedTable.of(value.unsqueeze(0), rate, kappa, centre, 0.0, y.dtype)
         head = reading.means(x.reshape(-1), Room())[0].reshape(y.shape)
         return (_gated(head, x, gate) if gate else head).to(y.dtype)
     if not anchors:
@@ -382,7 +384,7 @@ def _anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: fl
         return activation.forward(
             y, activation.reading(numbers, activation.Shape.of(value.shape[0], rate, centre, gate))
         )
-    reading = Reading.of(value.unsqueeze(0), rate, kappa, centre, gate, y.dtype)
+    reading = PreparedTable.of(value.unsqueeze(0), rate, kappa, centre, gate, y.dtype)
     flat = y.reshape(-1)
     if y.device.type != "cpu":
         return _finish(reading, flat.to(work), Room()).to(y.dtype).reshape(y.shape)
@@ -420,7 +422,7 @@ def _pulled_back(
         return to_y, table.to(value.dtype)
     k = torch.arange(anchors, dtype=torch.float64, device=value.device) - (anchors - 1) / 2
     exact = value.double()
-    reading = Reading.of(torch.stack([exact, k * exact, k]), rate, kappa, centre, gate, y.dtype)
+    reading = PreparedTable.of(torch.stack([exact, k * exact, k]), rate, kappa, centre, gate, y.dtype)
     flat, slope = y.reshape(-1), grad.reshape(-1)
     to_y = torch.empty_like(y, memory_format=torch.contiguous_format)
     to_value = torch.zeros_like(value, dtype=torch.float64 if of_value else value.dtype)
@@ -582,7 +584,7 @@ def evaluate(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float 
     return anchor_read(y, value, rate, kappa, centre, gate)
 
 
-def _finish(reading: Reading, y: Tensor, room: Room, out: Tensor | None = None) -> Tensor:
+def _finish(reading: PreparedTable, y: Tensor, room: Room, out: Tensor | None = None) -> Tensor:
     head = reading.means(y, room)[0] if reading.anchors else None
     if reading.gate or head is None:
         return reading.gated(head, y, room, out)

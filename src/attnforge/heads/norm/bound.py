@@ -12,7 +12,7 @@ import numpy as np
 from ...certificates.certificate import Source, Term
 from ...certificates.rounding import TINY, UNIT, exp_ulps, gamma, up
 from ...dtypes import Array, stored
-from ..slopes import Lines, Steepness, steepness
+from ..slopes import SlotLines, Steepness, steepness
 
 if TYPE_CHECKING:
     from .head import NormHead
@@ -195,6 +195,6 @@ def slopes_of(scale: Array, shift: Array, amount: Array, variance: tuple[float, 
     edges[0], edges[-1] = start, end
     rounded = float(2.0**-53 * np.abs(scale).max()) * (1 + 2.0**-50)
     own_slot = np.array([1.0, 0.0])
-    lines = [(float(a), Lines(-s * own_slot, b * own_slot, own_slot, 0 * own_slot, slack=(rounded, 0.0)))
+    lines = [(float(a), SlotLines(-s * own_slot, b * own_slot, own_slot, 0 * own_slot, slack=(rounded, 0.0)))
              for s, b, a in zip(scale, shift, amount, strict=True)]  # fmt: skip
     return steepness(lines, 0.0, np.unique(edges))

@@ -75,11 +75,11 @@ def by_rows(function: Rowwise, x: Tensor, tables: tuple[Tensor | None, ...], ste
     """
     if x.numel() <= step * x.shape[-1] or transformed(x, *(t for t in tables if t is not None)):
         return function(x, *tables)
-    out: Tensor = _Pieces.apply(function, step, x.reshape(-1, x.shape[-1]), *tables)
+    out: Tensor = _NormPieces.apply(function, step, x.reshape(-1, x.shape[-1]), *tables)
     return out.reshape(x.shape)
 
 
-class _Pieces(torch.autograd.Function):
+class _NormPieces(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, function: Rowwise, step: int, x: Tensor, *tables: Tensor | None) -> Tensor:
         ctx.function, ctx.step = function, step

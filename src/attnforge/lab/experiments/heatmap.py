@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...charts.chart import Figure, Heat, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..training import Stream, held_out, ramp_data, trained_map
+from ..training import RandomStream, held_out, ramp_data, trained_map
 from ..verdicts import bound, mean, threshold
 from .shared import built, line, pairs, task_errors, where
 
@@ -38,7 +38,7 @@ def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
             model, data = trained_map(seed, -half, half)
         weights, errors = model.weights(data.test_X.to(model.ends.device)).cpu(), held_out(model, data)
         return {**scores(weights, data.scalars, half), **errors.__dict__, "bound": None}
-    data = ramp_data(Stream(seed), -half, half, TOKENS)
+    data = ramp_data(RandomStream(seed), -half, half, TOKENS)
     m = built(network, -half, half, ANCHORS, "float32", form="tokens", radius=float(data.scalars.abs().max()))
     weights = m.attention(data.scalars.reshape(-1, TOKENS, 1))
     return {**scores(weights, data.scalars, half), **task_errors(m, data, TOKENS).__dict__, "bound": m.bound}

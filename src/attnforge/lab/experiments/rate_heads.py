@@ -12,7 +12,7 @@ from typing import Any
 
 from ...charts.chart import Figure, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..training import SEEDS, Stream, held_out, ramp_data, trained_ramp
+from ..training import SEEDS, RandomStream, held_out, ramp_data, trained_ramp
 from ..verdicts import bound, rate
 from .shared import (
     CHANNELS,
@@ -69,7 +69,7 @@ def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     p = (keys - 2) * H + 2
     options: dict[str, Any] = {} if network == "gate" else {"tokens": keys}
     if task == "published":
-        data = ramp_data(Stream(seed), A, B)
+        data = ramp_data(RandomStream(seed), A, B)
         options |= {"channels": CHANNELS, "radius": float(data.scalars.abs().max())}
     m = built(network, A, B, p, settings["dtype"], H, **options)
     if task == "published":

@@ -18,7 +18,7 @@ from ...charts.chart import Figure, Panel, Series
 from ...compiler.pipeline import compile
 from ...theorems import Construction, ramp_heads, relu
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..training import SHARE, Data, Errors, Stream, TwoLayer, fit, held_out
+from ..training import SHARE, Errors, RandomStream, TaskData, TwoLayer, fit, held_out
 from ..verdicts import bound, rate, threshold
 from .shared import column, fitted, line, pairs, where
 
@@ -39,7 +39,7 @@ class ReluMap(nn.Module):
     W_2: Tensor
     b_2: Tensor
 
-    def __init__(self, tokens: int, stream: Stream):
+    def __init__(self, tokens: int, stream: RandomStream):
         super().__init__()
         wide = tokens * CHANNELS
         for name, shape in (("W_1", (HIDDEN, wide)), ("b_1", (HIDDEN,)), ("W_2", (wide, HIDDEN)), ("b_2", (wide,))):
@@ -65,13 +65,13 @@ def cells(quick: bool) -> tuple[Cell, ...]:
 
 
 def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    stream = Stream(DATA_SEED)
+    stream = RandomStream(DATA_SEED)
     n, network = settings["n"], settings["network"]
     target = ReluMap(n, stream)
     X = stream.uniform(SAMPLES, n, CHANNELS)
     if network == "trained":
-        own, wanted = Stream(seed), target(X)
-        data = Data(X, wanted, *own.split(SAMPLES, SHARE))
+        own, wanted = RandomStream(seed), target(X)
+        data = TaskData(X, wanted, *own.split(SAMPLES, SHARE))
         hidden = 16 if settings["against"] == "p" else 32
         model = TwoLayer(own, CHANNELS, n, settings["p"], settings["H"], hidden)
         fit(model, data, own, settings["epochs"])

@@ -16,7 +16,7 @@ from ...charts.chart import Figure, Panel, Series
 from ...dtypes import DTYPES
 from ...theorems import Construction, ramp, ramp_heads
 from ..experiment import Finding, Record
-from ..training import SEEDS, Errors, RampData, Stream, held_out, ramp_data, trained_ramp
+from ..training import SEEDS, Errors, RampData, RandomStream, held_out, ramp_data, trained_ramp
 from ..verdicts import Slope, equal, mean, slope
 
 CHANNELS = 32  # of the published networks; all but the first should be 0
@@ -138,7 +138,7 @@ def measured_ramp(settings: Mapping[str, Any], seed: int, a: float, b: float, p:
     if settings["task"] == "line":
         m = built(network, a, b, p, dtype)
         return values_of(line_errors(m, places(a, b, p, looked_at)), m)
-    data = ramp_data(Stream(seed), a, b)
+    data = ramp_data(RandomStream(seed), a, b)
     m = built(network, a, b, p, dtype, channels=CHANNELS, radius=float(data.scalars.abs().max()))
     return values_of(task_errors(m, data), m)
 

@@ -17,7 +17,7 @@ from ...charts.chart import Figure, Panel, Series
 from ...theorems import Ramp, ramp
 from ...theorems.ramps import BALANCED
 from ..experiment import AGREES, FAILS, Cell, Experiment, Finding, Record, grid
-from ..training import SEEDS, OneLayer, RampData, Stream, fit, held_out, ramp_data
+from ..training import SEEDS, OneLayer, RampData, RandomStream, fit, held_out, ramp_data
 from ..verdicts import mean, threshold
 from .shared import CHANNELS, where
 
@@ -52,7 +52,7 @@ class Free(nn.Module):
 
 
 def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    start, stream = settings["start"], Stream(seed)
+    start, stream = settings["start"], RandomStream(seed)
     data = ramp_data(stream, A, B)
     model = started(start, settings["temperature"], data, stream)
     first = [p.detach().clone() for p in model.parameters()]
@@ -73,7 +73,7 @@ def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def started(start: str, temperature: str, data: RampData, stream: Stream) -> OneLayer | Free:
+def started(start: str, temperature: str, data: RampData, stream: RandomStream) -> OneLayer | Free:
     """The network to train, with the weights that training starts from."""
     if start == "published":
         return OneLayer(stream, data.X.shape[-1], data.X.shape[-2], ANCHORS, 1)

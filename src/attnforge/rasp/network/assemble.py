@@ -14,14 +14,14 @@ from ...errors import PrecisionError
 from ...network import AttentionLayer, AttentionOnly, Heads
 from ..language import tokens
 from .facts import Facts
-from .layout import Feature, Layer, Layout, first_columns
-from .plan import Form, Head, Plan
+from .layout import Feature, LayerRoles, ProgramLayout, first_columns
+from .plan import FeatureForm, HeadPlan, PlannedHead
 
 #: Numbers of one table: 64 MB of float32, and half a minute of proof; a vocabulary of 4,000 that is put out as it is.
 NUMBERS = 1 << 24
 
 
-def assemble(plan: Plan, facts: Facts, dtype: torch.dtype) -> tuple[Layout, AttentionOnly]:
+def assemble(plan: HeadPlan, facts: Facts, dtype: torch.dtype) -> tuple[ProgramLayout, AttentionOnly]:
     """The layout of a plan, and its network."""
     count = max([plan.layer, *(head.layer + 1 for head in plan.heads)])
     written = {f: head.layer + 1 for head in plan.heads for f, _ in head.writes}
@@ -41,13 +41,13 @@ def assemble(plan: Plan, facts: Facts, dtype: torch.dtype) -> tuple[Layout, Atte
         heads = [head for head in plan.heads if head.layer == d]
         _refuse_large(facts, state, max([len(after), *(len(head.query) for head in heads)]))
         modules.append(_layer(state, heads, after, dtype))
-        layers.append(Layer(tuple(head.seat for head in heads), after))
+        layers.append(LayerRoles(tuple(head.seat for head in heads), after))
         state = after
     _refuse_large(facts, state, len(plan.readout))
     S, s = _affine(plan.readout, state)
     names = ", ".join(output.label for output in facts.outputs)
     modules.append(AttentionLayer([], S=_finite(S, dtype, f"the read-out of {names}"), s=_finite(s, dtype, names)))
-    return Layout(positions, tuple(layers)), AttentionOnly(modules)
+    return ProgramLayout(positions, tuple(layers)), AttentionOnly(modules)
 
 
 def _refuse_large(facts: Facts, state: Sequence[Feature], columns: int) -> None:
@@ -62,7 +62,7 @@ def _refuse_large(facts: Facts, state: Sequence[Feature], columns: int) -> None:
 
 
 def _layer(
-    state: Sequence[Feature], heads: Sequence[Head], after: Sequence[Feature], dtype: torch.dtype
+    state: Sequence[Feature], heads: Sequence[PlannedHead], after: Sequence[Feature], dtype: torch.dtype
 ) -> AttentionLayer:
     S = np.array([[float(here == there) for there in after] for here in state])
     return AttentionLayer(
@@ -70,7 +70,7 @@ def _layer(
     )
 
 
-def _heads(state: Sequence[Feature], head: Head, after: Sequence[Feature], dtype: torch.dtype) -> Heads:
+def _heads(state: Sequence[Feature], head: PlannedHead, after: Sequence[Feature], dtype: torch.dtype) -> Heads:
     tables: dict[str, Array] = {}
     for name, forms in (("Q", head.query), ("K", head.key), ("V", head.value)):
         if forms:
@@ -89,7 +89,7 @@ def _heads(state: Sequence[Feature], head: Head, after: Sequence[Feature], dtype
     return Heads(scope, causal=head.seat.causal, purpose=head.label, **given)  # type: ignore[arg-type]
 
 
-def _affine(forms: Sequence[Form], state: Sequence[Feature]) -> tuple[Array, Array]:
+def _affine(forms: Sequence[FeatureForm], state: Sequence[Feature]) -> tuple[Array, Array]:
     """The matrix and the constants of forms over columns."""
     W, at = np.zeros((len(state), len(forms))), {feature: i for i, feature in enumerate(state)}
     for j, form in enumerate(forms):

@@ -25,7 +25,7 @@ from ..language import SOp, evaluate
 from ..values import Value, canonical, shown, sorted_values
 from .data import OUTPUTS, domain_json, program_json, read_domain, read_program
 from .facts import Facts, domain_of
-from .layout import Feature, Layout
+from .layout import Feature, ProgramLayout
 from .normal import normal
 from .proof import Proof, prove
 
@@ -103,7 +103,7 @@ class TokenNetwork(CertifiedModule):
 
     positions: Tensor
 
-    def __init__(self, domain: Sequences, layout: Layout, network: AttentionOnly, positions: Tensor):
+    def __init__(self, domain: Sequences, layout: ProgramLayout, network: AttentionOnly, positions: Tensor):
         super().__init__()
         self.domain, self.layout, self.network = domain, layout, network
         self.register_buffer("positions", positions)
@@ -257,7 +257,7 @@ class CompiledProgram(TokenNetwork):
     #: All programs whose heads this network has, where it was taken from one of several outputs.
     beside: tuple[SOp, ...] = ()
 
-    def __init__(self, facts: Facts, program: SOp, layout: Layout, network: AttentionOnly, positions: Tensor):
+    def __init__(self, facts: Facts, program: SOp, layout: ProgramLayout, network: AttentionOnly, positions: Tensor):
         super().__init__(facts.domain, layout, network, positions)
         self.facts, self.program = facts, program
 
@@ -394,9 +394,11 @@ def decoded(values: Sequence[Value] | None, logits: Tensor, lengths: Sequence[in
     return [[values[i] for i in row[:n]] for row, n in zip(best, lengths, strict=True)]
 
 
-def stored_network(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Layout, AttentionOnly, Tensor]:
+def stored_network(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> tuple[ProgramLayout, AttentionOnly, Tensor]:
     """Layout, layers and positions that a file describes."""
-    layout, dtype = Layout.from_json(config["layout"]), shipped(DTYPES[config["dtype"]])
+    layout, dtype = ProgramLayout.from_json(config["layout"]), shipped(DTYPES[config["dtype"]])
     if len(config["purposes"]) != sum(len(layer.heads) for layer in layout.layers):
         raise CertificateError("the file names another number of heads than it has")
     purposes = iter(config["purposes"])

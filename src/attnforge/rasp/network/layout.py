@@ -43,7 +43,7 @@ class Feature:
 
 
 @dataclass(frozen=True)
-class Seat:
+class HeadRole:
     """One head: a "map" of what stands at its own position, an "aggregate", or a "count"; `op` is what it computes."""
 
     kind: str
@@ -56,19 +56,19 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerRoles:
     """The heads of a layer, and the columns after it."""
 
-    heads: tuple[Seat, ...]
+    heads: tuple[HeadRole, ...]
     after: tuple[Feature, ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ProgramLayout:
     """The position columns beside the one-hot tokens and the flag of tokens, and the layers."""
 
     positions: tuple[Feature, ...]
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerRoles, ...]
 
     def to_json(self) -> dict[str, Any]:
         """JSON that `from_json` turns back into an equal layout."""
@@ -81,14 +81,14 @@ class Layout:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Layout:
+    def from_json(cls, data: Mapping[str, Any]) -> ProgramLayout:
         """The layout that `to_json` wrote; `ArgumentError` on anything else."""
         layers = []
         for layer in data["layers"]:
             heads = tuple(
-                Seat(str(kind), whole("op", op, 0, MOST), bool(causal)) for kind, op, causal in layer["heads"]
+                HeadRole(str(kind), whole("op", op, 0, MOST), bool(causal)) for kind, op, causal in layer["heads"]
             )
-            layers.append(Layer(heads, tuple(map(_feature, layer["after"]))))
+            layers.append(LayerRoles(heads, tuple(map(_feature, layer["after"]))))
         return cls(tuple(map(_feature, data["positions"])), tuple(layers))
 
 

@@ -37,7 +37,7 @@ from ..language import (
 )  # fmt: skip
 from ..values import Value, is_numeric
 from .facts import Facts, Ids, distinct_rows
-from .layout import Feature, Seat
+from .layout import Feature, HeadRole
 from .normal import conjuncts, order_free
 
 #: What selected keys are ahead of others. Half of it, the lead of a sink, still makes exponentials vanish (104.5, 746).
@@ -53,18 +53,18 @@ REAL = Feature("real")
 
 
 @dataclass
-class Form:
+class FeatureForm:
     """An affine form of features at one position."""
 
     terms: dict[Feature, float] = field(default_factory=dict)
     constant: float = 0.0
 
-    def plus(self, other: Form, by: float = 1.0) -> Form:
+    def plus(self, other: FeatureForm, by: float = 1.0) -> FeatureForm:
         """The sum with a multiple of another form."""
-        return Form.total([(self, 1.0), (other, by)])
+        return FeatureForm.total([(self, 1.0), (other, by)])
 
     @classmethod
-    def total(cls, parts: Iterable[tuple[Form, float]]) -> Form:
+    def total(cls, parts: Iterable[tuple[FeatureForm, float]]) -> FeatureForm:
         """The sum of multiples of forms."""
         terms: dict[Feature, float] = {}
         constant = 0.0
@@ -76,13 +76,13 @@ class Form:
 
 
 @dataclass
-class Head:
+class PlannedHead:
     """One head: query, key and value coordinates, constant slots, and the feature that each value coordinate is."""
 
-    seat: Seat
-    query: list[Form]
-    key: list[Form]
-    value: list[Form]
+    seat: HeadRole
+    query: list[FeatureForm]
+    key: list[FeatureForm]
+    value: list[FeatureForm]
     slot_keys: Array
     slot_values: Array
     writes: list[tuple[Feature, float]]
@@ -91,15 +91,15 @@ class Head:
 
 
 @dataclass
-class Plan:
+class HeadPlan:
     """Heads by layer, and the read-out: for each value of each output (or the number itself) a form."""
 
-    heads: list[Head]
-    readout: list[Form]
+    heads: list[PlannedHead]
+    readout: list[FeatureForm]
     layer: int
 
 
-def make_plan(facts: Facts, dtype: torch.dtype) -> Plan:
+def make_plan(facts: Facts, dtype: torch.dtype) -> HeadPlan:
     """The plan of a program."""
     return _Planner(facts, dtype).plan()
 
@@ -123,11 +123,11 @@ class _Planner:
     def __init__(self, facts: Facts, dtype: torch.dtype):
         self.kept: dict[tuple[str, SOp], Any] = {}
         self.facts, self.u, self.gamma = facts, UNIT[dtype], GAMMA[dtype]
-        self.heads: list[Head] = []
+        self.heads: list[PlannedHead] = []
         self.ready: dict[Feature, int] = {REAL: 0}
         self.demands: dict[SOp, set[str]] = {}
 
-    def plan(self) -> Plan:
+    def plan(self) -> HeadPlan:
         facts = self.facts
         if facts.domain.causal:
             self._refuse_later()
@@ -141,9 +141,9 @@ class _Planner:
         for node in sops:
             self._build(node)
         readout = [form for output in facts.outputs for form in self._logits_of(output)]
-        return Plan(self.heads, readout, self._layer(readout))
+        return HeadPlan(self.heads, readout, self._layer(readout))
 
-    def _logits_of(self, output: SOp) -> list[Form]:
+    def _logits_of(self, output: SOp) -> list[FeatureForm]:
         """For each value of an output a form, or the number itself."""
         if self.facts.numeric(output):
             return [self.number(output)]
@@ -335,19 +335,19 @@ class _Planner:
 
     # ---- forms
 
-    def _take(self, feature: Feature) -> Form:
+    def _take(self, feature: Feature) -> FeatureForm:
         self.ready.setdefault(feature, 0)
-        return Form({feature: 1.0})
+        return FeatureForm({feature: 1.0})
 
-    def number(self, node: SOp, kind: str = "number") -> Form:
+    def number(self, node: SOp, kind: str = "number") -> FeatureForm:
         """The value of an op as a form."""
         facts = self.facts
         if self._trivial(node):
-            return Form({}, float(facts.values(node)[0]))  # type: ignore[arg-type]
+            return FeatureForm({}, float(facts.values(node)[0]))  # type: ignore[arg-type]
         if kind == "clean":
             feature = Feature("clean", facts.at[node])
             if feature in self.ready:
-                return Form({feature: 1.0})
+                return FeatureForm({feature: 1.0})
         source = tokens if isinstance(node, Tokens) else self._source(node)
         if source is not None:
             return self._by_values(node, source, [float(v) for v in facts.values(node)])  # type: ignore[arg-type]
@@ -355,24 +355,24 @@ class _Planner:
             return self._take(Feature("number", facts.at[node]))
         feature = Feature("number", facts.at[node])
         if feature in self.ready:
-            return Form({feature: 1.0})
+            return FeatureForm({feature: 1.0})
         terms, constant = facts.linear(node)
         if node not in terms:
-            form = Form({}, float(constant))
+            form = FeatureForm({}, float(constant))
             for atom, c in terms.items():
                 form = form.plus(self.number(atom, kind), float(c))
             return form
         assert Feature("is", facts.at[node], 0) in self.ready, node.label
         return self._by_values(node, node, [float(v) for v in facts.values(node)])  # type: ignore[arg-type]
 
-    def square(self, node: SOp) -> Form:
+    def square(self, node: SOp) -> FeatureForm:
         """The square of an op's value as a form."""
         facts = self.facts
         if self._trivial(node):
-            return Form({}, float(facts.values(node)[0]) ** 2)  # type: ignore[arg-type]
+            return FeatureForm({}, float(facts.values(node)[0]) ** 2)  # type: ignore[arg-type]
         feature = Feature("square", facts.at[node])
         if feature in self.ready:
-            return Form({feature: 1.0})
+            return FeatureForm({feature: 1.0})
         source = tokens if isinstance(node, Tokens) else self._source(node)
         if source is not None:
             return self._by_values(node, source, [float(v) ** 2 for v in facts.values(node)])  # type: ignore[arg-type]
@@ -381,14 +381,14 @@ class _Planner:
         terms, constant = facts.linear(node)
         if node not in terms and len(terms) == 1:
             ((atom, c),) = terms.items()
-            form = Form({}, float(constant) ** 2).plus(self.square(atom), float(c) ** 2)
+            form = FeatureForm({}, float(constant) ** 2).plus(self.square(atom), float(c) ** 2)
             return form.plus(self.number(atom, "clean"), 2 * float(c * constant))
         return self._by_values(node, node, [float(v) ** 2 for v in facts.values(node)])  # type: ignore[arg-type]
 
-    def _by_values(self, node: SOp, source: SOp, numbers: Sequence[float]) -> Form:
+    def _by_values(self, node: SOp, source: SOp, numbers: Sequence[float]) -> FeatureForm:
         """A function of an op, given by the number for each of its values, over the one-hot op it is a map of."""
         op = self.facts.at[source]
-        return Form.total(
+        return FeatureForm.total(
             (self._take(Feature("is", op, i)), number)
             for number, ids in zip(numbers, self._places(node, source), strict=True)
             for i in ids if number
@@ -405,17 +405,17 @@ class _Planner:
             self.kept[key] = found
         return self.kept[key]  # type: ignore[no-any-return]
 
-    def indicator(self, node: SOp, value: int) -> Form:
+    def indicator(self, node: SOp, value: int) -> FeatureForm:
         """Whether an op has a value, as a form."""
         if self._trivial(node):
-            return Form({}, 1.0)
+            return FeatureForm({}, 1.0)
         source = self._source(node)
         if source is None:
             return self._take(Feature("is", self.facts.at[node], value))
         op = self.facts.at[source]
-        return Form.total((self._take(Feature("is", op, i)), 1.0) for i in self._places(node, source)[value])
+        return FeatureForm.total((self._take(Feature("is", op, i)), 1.0) for i in self._places(node, source)[value])
 
-    def _layer(self, forms: Iterable[Form]) -> int:
+    def _layer(self, forms: Iterable[FeatureForm]) -> int:
         return max((self.ready[f] for form in forms for f in form.terms), default=0)
 
     # ---- heads
@@ -445,7 +445,7 @@ class _Planner:
             found += [Feature(kind, op, v) for v in many]
         return found
 
-    def _finish(self, head: Head) -> None:
+    def _finish(self, head: PlannedHead) -> None:
         forms = [*head.query, *head.key, *head.value]
         head.layer = self._layer(forms)
         self.heads.append(head)
@@ -457,7 +457,7 @@ class _Planner:
         facts, reads = self.facts, self._reads(node)
         columns = facts.joint([*reads, node]) if reads != [node] else [np.arange(len(facts.values(node)))] * 2
         rows, classes = _classes(distinct_rows(columns), [self._numbers(read) for read in reads])
-        query: list[Form] = []
+        query: list[FeatureForm] = []
         keys = []
         if len(rows) > MOST_SLOTS:
             raise node.fail(f"needs a table of {len(rows)} combinations of values, and the limit is {MOST_SLOTS}")
@@ -467,7 +467,7 @@ class _Planner:
             if self._numbers(read):
                 self._refuse_ties(read, group)
                 middle, slopes, steps = _lines(facts.numbers(read), group, self.gamma)
-                query.append(self.number(read).plus(Form({}, -middle)))
+                query.append(self.number(read).plus(FeatureForm({}, -middle)))
                 keys.append(slopes[rows[:, i]])
                 rest += steps[rows[:, i]]
             else:
@@ -475,13 +475,13 @@ class _Planner:
                     query.append(self._sum_of([read], np.flatnonzero(group == c)))
                     keys.append(np.where(rows[:, i] == c, self.gamma, 0.0))
         if rest.any():
-            query.append(Form({}, 1.0))
+            query.append(FeatureForm({}, 1.0))
             keys.append(rest)
         writes = self._written(node, kinds)
         values = np.array([[self._ideal(node, f, int(v)) for f in writes] for v in rows[:, -1]])
         label = _label("map", node)
-        seat = Seat("map", facts.at[node])
-        self._finish(Head(seat, query, [], [], np.stack(keys, 1), values, [(f, 1.0) for f in writes], 0, label))
+        seat = HeadRole("map", facts.at[node])
+        self._finish(PlannedHead(seat, query, [], [], np.stack(keys, 1), values, [(f, 1.0) for f in writes], 0, label))
 
     def _refuse_ties(self, node: SOp, group: Ids) -> None:
         """Raise where a map tells two numbers apart that no column does."""
@@ -497,11 +497,11 @@ class _Planner:
         number = float(self.facts.values(node)[value])  # type: ignore[arg-type]
         return number**2 if feature.kind == "square" else number
 
-    def _logits(self, selector: Selector, levelled: bool) -> tuple[list[Form], list[Form], bool]:
+    def _logits(self, selector: Selector, levelled: bool) -> tuple[list[FeatureForm], list[FeatureForm], bool]:
         """P3, P4: coordinates whose products are 0 for selected keys (or the same for all) and -gamma or less for
         others; the first query coordinate is the constant 1."""
         rest, causal = self._order_free(selector)
-        query, key = [Form({}, 1.0)], [Form()]
+        query, key = [FeatureForm({}, 1.0)], [FeatureForm()]
         reach = 0.0
         for part in conjuncts(rest):
             if self._lined(part, levelled):
@@ -509,22 +509,22 @@ class _Planner:
                 x = self.number(part.queries, self._query_kind(part, levelled))
                 y, beta = self.number(part.keys, "clean"), self.gamma
                 query.append(x)
-                key.append(Form().plus(y, 2 * beta))
+                key.append(FeatureForm().plus(y, 2 * beta))
                 key[0] = key[0].plus(self.square(part.keys), -beta)
                 if levelled:
                     query.append(self.square(part.queries))
-                    key.append(Form({}, -beta))
+                    key.append(FeatureForm({}, -beta))
                 ends = [max(abs(float(e)) for e in self.facts.span(side)) for side in (part.queries, part.keys)]
                 reach += beta * (2 * ends[0] * ends[1] + ends[1] ** 2 + ends[0] ** 2)
             else:
                 reach += self._table(part, query, key)
         if not causal:
             far = 2.0 ** math.ceil(math.log2(2 * (reach + self.gamma)))  # the reach of padding, and a margin more
-            query.append(Form({}, far))
-            key.append(Form({REAL: 1.0}, -1.0))
+            query.append(FeatureForm({}, far))
+            key.append(FeatureForm({REAL: 1.0}, -1.0))
         return query, key, causal
 
-    def _table(self, part: Selector, query: list[Form], key: list[Form]) -> float:
+    def _table(self, part: Selector, query: list[FeatureForm], key: list[FeatureForm]) -> float:
         """Coordinates of a table of predicates: one for each kind of key, or of query, whichever are fewer."""
         facts = self.facts
         asked, given = facts.sides(part)
@@ -556,10 +556,10 @@ class _Planner:
             reach += self.gamma * (1 + len(key[-1].terms))
         return reach
 
-    def _sum_of(self, side: list[SOp], values: Ids, by: float = 1.0) -> Form:
+    def _sum_of(self, side: list[SOp], values: Ids, by: float = 1.0) -> FeatureForm:
         if not side:
-            return Form({}, by if len(values) else 0.0)
-        return Form.total((self.indicator(side[0], int(v)), by) for v in values)
+            return FeatureForm({}, by if len(values) else 0.0)
+        return FeatureForm.total((self.indicator(side[0], int(v)), by) for v in values)
 
     def _aggregate_head(self, node: Aggregate, kinds: set[str]) -> None:
         """P3: what is selected, or the default in a sink half a margin below."""
@@ -573,7 +573,7 @@ class _Planner:
             if feature.kind == "is":
                 wanted = facts.values(node)[feature.value]
                 here = facts.index(node.operand).get(wanted)
-                value.append(Form() if here is None else self.indicator(node.operand, here))
+                value.append(FeatureForm() if here is None else self.indicator(node.operand, here))
             elif feature.kind == "square":
                 value.append(self.square(node.operand))
             else:
@@ -584,8 +584,8 @@ class _Planner:
             slot_keys[0, 0] = -self.gamma / 2
             slot_values = np.array([[_default(node.default, facts, node, f) for f in writes]])
         label = _label("aggregate", node)
-        seat = Seat("aggregate", facts.at[node], causal)
-        self._finish(Head(seat, query, key, value, slot_keys, slot_values, [(f, 1.0) for f in writes], 0, label))
+        seat = HeadRole("aggregate", facts.at[node], causal)
+        self._finish(PlannedHead(seat, query, key, value, slot_keys, slot_values, [(f, 1.0) for f in writes], 0, label))
 
     def _count_head(self, node: SelectorWidth) -> None:
         """P5: the weight of what is selected beside a sink of weight 2^40, times that weight."""
@@ -593,13 +593,17 @@ class _Planner:
         slot_keys = np.zeros((1, len(query)))
         slot_keys[0, 0] = math.log(SINK)
         label = _label("count", node)
-        seat, feature = Seat("count", self.facts.at[node], causal), Feature("number", self.facts.at[node])
-        self._finish(Head(seat, query, key, [Form({}, 1.0)], slot_keys, np.zeros((1, 1)), [(feature, SINK)], 0, label))
+        seat, feature = HeadRole("count", self.facts.at[node], causal), Feature("number", self.facts.at[node])
+        self._finish(
+            PlannedHead(
+                seat, query, key, [FeatureForm({}, 1.0)], slot_keys, np.zeros((1, 1)), [(feature, SINK)], 0, label
+            )
+        )
 
-    def _lines(self, form: Form, numbers: Array) -> list[Form]:
+    def _lines(self, form: FeatureForm, numbers: Array) -> list[FeatureForm]:
         """Logits of numbers: 2 (v - c) x - v^2 + c^2, the largest at the nearest number."""
         middle = float(np.round((numbers[0] + numbers[-1]) / 2))
-        return [Form({}, -(v * v) + middle * middle).plus(form, 2 * (v - middle)) for v in numbers]
+        return [FeatureForm({}, -(v * v) + middle * middle).plus(form, 2 * (v - middle)) for v in numbers]
 
 
 def _label(kind: str, node: SOp) -> str:

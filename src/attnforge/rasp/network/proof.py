@@ -29,7 +29,7 @@ from ...heads.token.bound import DEAD
 from ...network import AttentionLayer, AttentionOnly, Heads
 from ..language import Aggregate, SelectorWidth, SOp
 from .facts import MARKED, Facts, Ids, Mask
-from .layout import Feature, Layout, Seat, first_columns, ideal, inexact
+from .layout import Feature, HeadRole, ProgramLayout, first_columns, ideal, inexact
 from .normal import ALL, order_free
 
 DIGITS = {torch.float32: 24, torch.float64: 53}  # binary digits of a significand
@@ -109,7 +109,7 @@ class Simulation(Protocol):
 
 @np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused afterwards
 def prove(
-    facts: Facts, layout: Layout, network: AttentionOnly, positions: torch.Tensor, by: Simulation | None = None,
+    facts: Facts, layout: ProgramLayout, network: AttentionOnly, positions: torch.Tensor, by: Simulation | None = None,
     radius: float = 0.0,
 ) -> Proof:  # fmt: skip
     """Prove that a network, or another one that simulates it, computes a program, or raise `CertificateError` that
@@ -122,8 +122,8 @@ def prove(
 
 class _Checker:
     def __init__(
-        self, facts: Facts, layout: Layout, network: AttentionOnly, positions: torch.Tensor, by: Simulation | None,
-        radius: float,
+        self, facts: Facts, layout: ProgramLayout, network: AttentionOnly, positions: torch.Tensor,
+        by: Simulation | None, radius: float,
     ):  # fmt: skip
         self.facts, self.layout, self.network, self.by, self.radius = facts, layout, network, by, radius
         self.loose: Loose | None = None  # of the head that is looked at
@@ -291,7 +291,7 @@ class _Checker:
         self,
         number: int,
         state: Sequence[Column],
-        seats: Sequence[Seat],
+        seats: Sequence[HeadRole],
         after: Sequence[Feature],
         layer: AttentionLayer,
     ) -> list[Column]:
@@ -393,7 +393,7 @@ class _Checker:
         return at, _up(error + (errors @ np.abs(W)) * (1 + gamma(len(W) + 1, self.u)))
 
     def _map(
-        self, state: Sequence[Column], group: Heads, seat: Seat, written: Sequence[Feature], columns: Ids
+        self, state: Sequence[Column], group: Heads, seat: HeadRole, written: Sequence[Feature], columns: Ids
     ) -> tuple[Array, Array]:
         """P1, P2: one slot is ahead for each combination; what it holds is compared with what the columns mean."""
         if group.scope != "memory":
@@ -472,7 +472,7 @@ class _Checker:
         return q, k, self._loosened("slot_key", Rows(t["M_K"], np.zeros_like(t["M_K"]), {})), pads, chosen
 
     def _aggregate(
-        self, state: Sequence[Column], group: Heads, seat: Seat, written: Sequence[Feature], columns: Ids
+        self, state: Sequence[Column], group: Heads, seat: HeadRole, written: Sequence[Feature], columns: Ids
     ) -> tuple[Array, Array]:
         """P3, P4: selected keys are ahead of all others, or a sink is, where there are none."""
         node = self.facts.order[seat.op] if seat.op < len(self.facts.order) else None
@@ -567,7 +567,7 @@ class _Checker:
         return errors, _up(size * (1 + gamma(4 * most + 64, self.u)))
 
     def _count(
-        self, state: Sequence[Column], group: Heads, seat: Seat, written: Sequence[Feature], columns: Ids
+        self, state: Sequence[Column], group: Heads, seat: HeadRole, written: Sequence[Feature], columns: Ids
     ) -> tuple[Array, Array]:
         """P5: selected keys share a little weight, evenly, with a sink that has the rest."""
         facts, t = self.facts, self._tables(group, len(state))

@@ -18,7 +18,7 @@ from ..language import SOp
 from .compiled import CompiledProgram, TokenNetwork, Trace, decoded, stored_network
 from .data import OUTPUTS, domain_json, program_json, read_domain, read_program
 from .facts import Facts, domain_of
-from .layout import Layout
+from .layout import ProgramLayout
 from .normal import normal
 
 
@@ -32,7 +32,9 @@ class CompiledPrograms(TokenNetwork):
 
     family = "programs"
 
-    def __init__(self, facts: Facts, programs: Mapping[str, SOp], layout: Layout, network: AttentionOnly, pos: Tensor):
+    def __init__(
+        self, facts: Facts, programs: Mapping[str, SOp], layout: ProgramLayout, network: AttentionOnly, pos: Tensor
+    ):
         super().__init__(facts.domain, layout, network, pos)
         self.facts, self.programs = facts, dict(programs)
 
