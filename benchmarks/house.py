@@ -1,22 +1,32 @@
 """The house in numbers: modules, lines, cycles, what a head family takes, and certificates after casts and changes.
 
 python benchmarks/house.py           counts, tries the laws of tests/laws.py on heads alone, writes results/house.json
-python benchmarks/house.py --quick   counts and prints; nothing is tried or written
+python benchmarks/house.py --quick   counts and prints; nothing is tried, and only the counts are written
 python benchmarks/house.py --pytest  tries the same laws on networks, theorems, transformers, programs, grids, too: the
                                      tests that state them are run, which takes minutes
+python benchmarks/house.py --before  compiles the same formulas with the sources of earlier commits and with those of
+                                     now, on this machine, one after the other, which takes minutes, too
 
 A *violation* is a certificate, computed after stored numbers were changed, that an error in 60 digits contradicts.
+Earlier sources come from git: where a clone does not hold them, their columns are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import contextlib
 import importlib.util
+import io
 import json
+import os
 import platform
 import re
+import statistics
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -33,7 +43,9 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "docs")]
 import structure  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "house.json"
-#: Rooms that came after the house was last measured as a whole (2026-11-14).
+#: The sources before the house was rebuilt, and when it stood.
+COMMITS = {"before": "01f951243a7a931b", "stood": "877db36b595c14ec"}
+#: Rooms that came after the house stood.
 LATER = ("kernel", "rasp", "groundtruth", "catalogue", "verification", "explorer")
 #: The tests that state the law of casts and changed numbers for what is not a head alone, by what it is.
 LAWS = {
@@ -51,23 +63,153 @@ LAWS = {
 }
 
 
-def counted() -> dict[str, Any]:
-    """What the code says of itself."""
+def counted(root: Path = ROOT) -> dict[str, Any]:
+    """What the code of a checkout says of itself."""
+    structure.PACKAGE = root / "src" / "attnforge"
     graph = structure.module_graph()
+    structure.PACKAGE = ROOT / "src" / "attnforge"
     used = Counter(target for targets in graph.values() for target in targets)
-    sizes = structure.sizes(structure.PACKAGE)
-    later = [sum(sizes[room][i] for room in LATER) for i in (0, 1)]
-    toy = sorted((ROOT / "tests" / "toy_family").glob("*.py"))
-    return {
+    once = [name for name in graph if name and used[name] == 1]
+    sizes = structure.sizes(root / "src" / "attnforge")
+    later = [sum(sizes.get(room, (0, 0))[i] for room in LATER) for i in (0, 1)]
+    found = {
         "modules": sizes["(all)"][0], "lines": sizes["(all)"][1], "lines of code": sizes["(all)"][2],
         "modules without later rooms": sizes["(all)"][0] - later[0],
         "lines without later rooms": sizes["(all)"][1] - later[1],
         "package cycles": len(structure.cycles(structure.package_graph(graph))),
         "module cycles": len(structure.cycles({name: targets for name, targets in graph.items() if name})),
-        "modules with one importer": sum(used[name] == 1 for name in graph if name),
-        "files of the toy family": len(toy),
-        "lines of the toy family": sum(len(path.read_text("utf-8").splitlines()) for path in toy),
+        "modules with one importer": len(once),
+        "of these without later rooms": sum(structure.package_of(name) not in LATER for name in once),
+        "class names that packages share": len(_shared(root / "src" / "attnforge")),
     }  # fmt: skip
+    toy = sorted((root / "tests" / "toy_family").glob("*.py"))
+    if toy:
+        found["files of the toy family"] = len(toy)
+        found["lines of the toy family"] = sum(len(path.read_text("utf-8").splitlines()) for path in toy)
+    return found
+
+
+def _shared(package: Path) -> list[str]:
+    """Names of classes that several packages have; the kernel shares nothing with the rest, words included."""
+    rooms: dict[str, set[str]] = {}
+    for path in package.rglob("*.py"):
+        room = path.relative_to(package).with_suffix("").parts[0]
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and room != "kernel":
+                rooms.setdefault(node.name, set()).add(room)
+    return sorted(name for name, found in rooms.items() if len(found) > 1)
+
+
+@contextlib.contextmanager
+def checkout(commit: str) -> Iterator[Path | None]:
+    """The sources and tests of a commit in a folder of their own; None where this clone does not hold it."""
+    done = subprocess.run(["git", "archive", commit, "src", "tests"], cwd=ROOT, capture_output=True)
+    if done.returncode:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+            archive.extractall(folder, filter="data")
+        yield Path(folder)
+
+
+def rooms() -> list[dict[str, Any]]:
+    """Package by package: what was there when the house stood, what is left of it, and what came since."""
+    with checkout(COMMITS["stood"]) as folder:
+        if folder is None:
+            return []
+        then = structure.sizes(folder / "src" / "attnforge")
+    now, changed = structure.sizes(ROOT / "src" / "attnforge"), Counter[tuple[str, str]]()
+    for path, added, deleted, new in _changes():
+        parts = path.relative_to("src/attnforge").parts
+        for room in (parts[0] if len(parts) > 1 else "(files)", "(all)"):
+            changed[room, "new" if new else "added"] += added
+            changed[room, "deleted"] += deleted
+    return [
+        {"package": room, "modules then": then.get(room, (0, 0))[0], "modules": now[room][0],
+         "lines then": then.get(room, (0, 0))[1], "deleted": changed[room, "deleted"], "added": changed[room, "added"],
+         "in new modules": changed[room, "new"], "lines": now[room][1], "code": now[room][2], "words": now[room][3],
+         "blank": now[room][4]}
+        for room in sorted(now)
+    ]  # fmt: skip
+
+
+def _changes() -> Iterator[tuple[Path, int, int, bool]]:
+    """Every module that changed since the house stood: lines added and deleted, and whether it is new."""
+    def asked(*how: str) -> str:
+        command = ["git", "diff", "-M", *how, COMMITS["stood"], "--", "src/attnforge"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+
+    new = {line.split("\t")[-1] for line in asked("--name-status").splitlines() if line.startswith("A")}
+    fields = iter(asked("--numstat", "-z").split("\0"))
+    for field in fields:
+        if not field:
+            continue
+        added, deleted, name = field.split("\t")
+        if not name:  # renamed: the old name and the new one follow
+            next(fields)
+            name = next(fields)
+        if name.endswith(".py"):
+            yield Path(name), int(added), int(deleted), name in new
+
+
+def since() -> list[dict[str, Any]]:
+    """The modules that came since the house stood outside of the later rooms, and what they are for, in their words."""
+    found = []
+    for path, added, _, new in _changes():
+        source = (ROOT / path).read_text("utf-8") if new else ""
+        if new and path.parts[2] not in LATER:
+            words = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")[0].replace("\n", " ")
+            found.append({"module": ".".join(path.with_suffix("").parts[2:]), "lines": added, "what": words})
+    return sorted(found, key=lambda row: row["module"])
+
+
+#: What is run with the sources of each version, in a process of its own: formulas on the command line, rows to stdout.
+_COMPILES = """
+import json, sys, time
+import torch
+import attnforge as af
+af.compile("sin(x)*y + exp(x)/y", af.Box(x=(0, 1), y=(1, 2)), eps=1e-3)  # the first call of a process is slower
+for goal, formula, sides, eps in json.load(sys.stdin):
+    started = time.process_time()
+    try:
+        net = af.compile(formula, af.Box({k: tuple(v) for k, v in sides.items()}), eps, dtype=getattr(torch, goal))
+        row = {"heads": net.size.heads, "layers": net.size.layers, "bound": net.bound}
+    except af.AttnforgeError:
+        row = {}
+    print(json.dumps({"goal": goal, **row, "seconds": time.process_time() - started}))
+"""
+
+
+def versions() -> list[dict[str, Any]]:
+    """The formulas of benchmarks/compile.py, at its tolerances, compiled by earlier sources and by those of now."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from formulas import FORMULAS
+
+    recorded = json.loads((RESULTS.parent / "compile.json").read_text("utf-8"))
+    asked = [(goal, *FORMULAS[row["name"]], row["eps"]) for goal in ("float32", "float64") for row in recorded[goal]]
+    found = []
+    for version, commit in (*COMMITS.items(), ("now", "")):
+        with checkout(commit) if commit else contextlib.nullcontext(ROOT) as folder:
+            if folder is None:
+                continue
+            env = {**os.environ, "PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(
+                [sys.executable, "-c", _COMPILES], input=json.dumps(asked), env=env, capture_output=True, text=True,
+                check=True,
+            )  # fmt: skip
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        for goal in ("float32", "float64"):
+            own = [row for row in rows if row["goal"] == goal]
+            made = [row for row in own if "heads" in row]
+            middle = {key: statistics.median(row[key] for row in made) for key in ("heads", "layers")}
+            found.append({
+                "version": version, "dtype": goal, "formulas": len(own), "compiled": len(made), **middle,
+                "most heads": max(row["heads"] for row in made),
+                "median CPU seconds": round(statistics.median(row["seconds"] for row in own), 3),
+                "largest": round(max(row["seconds"] for row in own), 2),
+            })  # fmt: skip
+    return found
 
 
 def _tests() -> ModuleType:
@@ -106,16 +248,45 @@ def stated() -> Iterator[dict[str, Any]]:
         yield {"what": what, "passed": counts["passed"], "failed": counts["failed"] + counts["error"]}
 
 
+def _shown(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
+    if rows:
+        table = Table(*rows[0], title=title)
+        for row in rows:
+            table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
+        console.print(table)
+
+
+def counts() -> dict[str, Any]:
+    """Everything that is counted: the code of each version, its rooms, and what came since."""
+    versions: dict[str, Any] = {}
+    for version, commit in COMMITS.items():
+        with checkout(commit) as folder:
+            if folder is not None:
+                versions[version] = counted(folder)
+    return {"counted": counted(), **{f"counted {name}": found for name, found in versions.items()}, "rooms": rooms(),
+            "since": since(), "shared": _shared(structure.PACKAGE)}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="count only")
     parser.add_argument("--pytest", action="store_true", help="run the tests of the other laws, too")
-    asked, console, found = parser.parse_args(), Console(width=110), counted()
-    table = Table("the code", "now", title="The house")
-    for name, number in found.items():
-        table.add_row(name, f"{number:,}")
+    parser.add_argument("--before", action="store_true", help="compile with earlier sources, too; no law is tried")
+    asked, console, found = parser.parse_args(), Console(width=140), counts()
+    names = [name for name in ("before", "stood") if f"counted {name}" in found]
+    table = Table("the code", *names, "now", title="The house")
+    for what, number in found["counted"].items():
+        table.add_row(what, *(f"{found[f'counted {name}'].get(what, 0):,}" for name in names), f"{number:,}")
     console.print(table)
-    if asked.quick:
+    _shown(console, "Lines by package: when the house stood, since then, and now", found["rooms"])
+    _shown(console, "Modules that came since, outside of the later rooms", found["since"])
+    data: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    data |= found
+    if asked.before:
+        data["versions"] = versions()
+    _shown(console, "The same formulas, compiled by each version", data.get("versions", []))
+    if asked.quick or asked.before:
+        RESULTS.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         return
     started, heads = time.perf_counter(), []
     table = Table("head alone", "covered", "refused", "violations", title="After casts and one changed number")
@@ -132,11 +303,11 @@ def main() -> None:
             others.append(row)
             table.add_row(*(str(value) for value in row.values()))
         console.print(table)
-    elif RESULTS.exists():
-        others = json.loads(RESULTS.read_text("utf-8"))["others"]
+    else:
+        others = data.get("others", [])
     seconds = round(time.perf_counter() - started)
-    data = {"counted": found, "heads": heads, "all heads": total, "others": others, "seconds": seconds,
-            "machine": platform.processor() or platform.machine()}  # fmt: skip
+    data |= {"heads": heads, "all heads": total, "others": others, "seconds": seconds,
+             "machine": platform.processor() or platform.machine()}  # fmt: skip
     RESULTS.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from types import ModuleType
 
@@ -305,6 +305,29 @@ def test_one_of_each(name: str) -> None:
 def test_one_meaning_for_each_word(word: str) -> None:
     pattern = re.compile(rf"^(class|def) {word}\b|^{word}\b.* = ", re.MULTILINE)
     assert len([dotted(path) for path in MODULES if pattern.search(path.read_text("utf-8"))]) <= 1
+
+
+#: Words of languages that people write: a plan and a size of a theorem, constants, tables and variables of programs.
+PUBLIC_WORDS = {"Constant", "Plan", "Size", "Table", "Variable"}
+
+
+def shared_words(names: Mapping[str, Set[str]]) -> set[str]:
+    """Names of classes that several packages have; the kernel shares nothing with the rest, words included."""
+    rooms: dict[str, set[str]] = {}
+    for module, found in names.items():
+        for name in found:
+            rooms.setdefault(name, set()).add(structure.package_of(module))
+    return {name for name, found in rooms.items() if len(found - {"kernel"}) > 1}
+
+
+def test_a_class_has_its_name_for_itself() -> None:
+    classes = {
+        dotted(path): {n.name for n in structure.parsed(path.read_text("utf-8")).body if isinstance(n, ast.ClassDef)}
+        for path in MODULES
+    }
+    assert shared_words(classes) == PUBLIC_WORDS
+    sabotaged = {**classes, "report.html": classes["report.html"] | {"Unit", "Node"}}
+    assert shared_words(sabotaged) == PUBLIC_WORDS | {"Node"}, "a Unit stands in the same package"
 
 
 def test_a_form_is_affine_everywhere() -> None:

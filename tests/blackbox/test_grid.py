@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from attnforge import ArgumentError, Box, CertificateError, PrecisionError, certify
 from attnforge.blackbox import approximate
-from attnforge.blackbox.grid import Grid, GridApproximation
+from attnforge.blackbox.grid import BoxGrid, GridApproximation
 from attnforge.census import purity
 from attnforge.files import check, load
 
@@ -283,7 +283,7 @@ def test_only_attention_and_affine_maps() -> None:
 
 
 def test_the_number_of_heavy_weights_is_an_upper_bound() -> None:
-    grid = Grid((0.0, 0.0), (1.0, 1.0), (12, 9), 0.7)
+    grid = BoxGrid((0.0, 0.0), (1.0, 1.0), (12, 9), 0.7)
     beta = grid.kappa / grid.step**2
     x = np.random.default_rng(0).random((300, 2))
     away = x[:, None] - grid.points(0, grid.count)
@@ -297,4 +297,4 @@ def test_the_number_of_heavy_weights_is_an_upper_bound() -> None:
 def test_grids_are_valid_by_construction(bad: dict[str, object]) -> None:
     good: dict[str, object] = {"low": (0.0,), "high": (1.0,), "cells": (3,), "kappa": 2.0}
     with pytest.raises(ArgumentError):
-        Grid(**{**good, **bad})  # type: ignore[arg-type]
+        BoxGrid(**{**good, **bad})  # type: ignore[arg-type]

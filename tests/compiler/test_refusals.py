@@ -52,7 +52,7 @@ def test_the_shape_of_a_head_that_saw_no_waves_is_not_followed(monkeypatch: pyte
     """cos on [0, 300] in float64: 101 anchors leave a quarter of it, and heads of that shape never reached 1e-4."""
 
     def coarse(q, count, like=None):
-        shape = fit.Shape(Potential("square"), count, 5, 0.1) if like is None else replace(like, count=count)
+        shape = fit.HeadShape(Potential("square"), count, 5, 0.1) if like is None else replace(like, count=count)
         shape = replace(shape, guards=1) if count < 150 and like is None else shape
         error = 0.25 if count < 150 else 1e-4 if shape.guards == 1 else 1e-9
         return fit.Candidate(shape, None, error)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import attnforge as af
 from attnforge.functions import registry as F
 from attnforge.heads.anchor.bound import AnchorWeights, anchor_bound
-from attnforge.heads.anchor.fit import Shape
+from attnforge.heads.anchor.fit import HeadShape
 from attnforge.heads.anchor.potential import Potential
 from laws import BITS, FUNCTIONS
 
@@ -52,7 +52,7 @@ def assert_sound(head: AnchorWeights, name: str, lo: float, hi: float, dtype: to
     assert math.isfinite(found.bound), "otherwise there is nothing to test"
     kind = ROUND[dtype]
     y = places(lo, hi, kind, seed)
-    shape = Shape(Potential("square"), len(head.slope), 0, 1.0)
+    shape = HeadShape(Potential("square"), len(head.slope), 0, 1.0)
     module = af.AnchorHead(fn, lo, hi, head, shape, np.zeros(len(head.slope)), dtype)
     with torch.no_grad():
         evaluated = module.core(torch.from_numpy(y).to(dtype)).double().tolist()

@@ -10,7 +10,7 @@ import torch
 
 import attnforge as af
 from attnforge.errors import ArgumentError
-from attnforge.theorems.classes import Node, Ridges, bits_floor, composition, ridge_layer
+from attnforge.theorems.classes import CompositionNode, Ridges, bits_floor, composition, ridge_layer
 from attnforge.theorems.spectral import Strip
 
 WAVE = Strip(math.exp(2.0), 2.0)  # sin and cos
@@ -19,19 +19,24 @@ WAVE = Strip(math.exp(2.0), 2.0)  # sin and cos
 def test_compiled_compositions_are_no_larger() -> None:
     for eps in (1e-3, 1e-6):
         net = af.compile("sin(x + sin(y)/2)*cos(y)", af.Box(x=(-1, 1), y=(-1, 1)), eps=eps, dtype=torch.float64)
-        nodes = [Node(0.5, 2.0, WAVE), Node(1.0, 3.0, WAVE, level=2), Node(1.0, 2.0, WAVE), Node(1.0, 1.0, level=3)]
+        nodes = [
+            CompositionNode(0.5, 2.0, WAVE),
+            CompositionNode(1.0, 3.0, WAVE, level=2),
+            CompositionNode(1.0, 2.0, WAVE),
+            CompositionNode(1.0, 1.0, level=3),
+        ]
         stated = composition(nodes, eps)
         assert net.size.heads <= stated.heads == 5 and net.size.anchors <= stated.anchors
         assert net.size.layers <= stated.layers == 3
 
 
 def test_compositions_grow_with_the_logarithm_and_linearly() -> None:
-    nodes = [Node(1.0, 4.0, WAVE), Node(3.0, 2.0)]
+    nodes = [CompositionNode(1.0, 4.0, WAVE), CompositionNode(3.0, 2.0)]
     sizes = [composition(nodes, 10.0**-k).parameters for k in (3, 6, 9, 12)]
     assert (np.diff(sizes) > 0).all() and np.diff(sizes).max() < 1.6 * np.diff(sizes).min()
     once, ten = composition(nodes, 1e-6), composition(10 * nodes, 1e-6)
     assert ten.heads == 10 * once.heads and ten.parameters < 12 * once.parameters
-    steep = composition([Node(1e6, 4.0, WAVE), Node(3e6, 2.0)], 1e-6)
+    steep = composition([CompositionNode(1e6, 4.0, WAVE), CompositionNode(3e6, 2.0)], 1e-6)
     assert steep.parameters < 2.5 * once.parameters, "sensitivity enters by its logarithm"
 
 
@@ -82,7 +87,7 @@ def test_bumps_are_lipschitz_and_far_apart() -> None:
 
 def test_wrong_use_is_refused() -> None:
     with pytest.raises(ArgumentError, match="sensitivity must"):
-        composition([Node(0.0, 1.0)], 1e-3)
+        composition([CompositionNode(0.0, 1.0)], 1e-3)
     with pytest.raises(ArgumentError, match="dim must"):
         Ridges(0, 1.0, 1.0)
     with pytest.raises(ArgumentError, match="eps must"):
@@ -91,4 +96,4 @@ def test_wrong_use_is_refused() -> None:
     assert 1e308 < bits_floor(1.0, 2.0, 1000, 1e-6) < math.inf, "a number, and a lower bound still"
     assert bits_floor(1.0, 2.0, 17, 0.1) <= 9**17 < 1.0001 * bits_floor(1.0, 2.0, 17, 0.1)
     with pytest.raises(ArgumentError, match="no product of numbers up to"):
-        composition([Node(1.0, 1e200)], 1e-3)
+        composition([CompositionNode(1.0, 1e200)], 1e-3)

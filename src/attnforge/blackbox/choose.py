@@ -17,7 +17,17 @@ from ..certificates.certificate import upper_text
 from ..certificates.rounding import unit
 from ..dtypes import by_name, dtype_name, shipped
 from ..errors import ArgumentError, PrecisionError, closest
-from .grid import KAPPA, MEMORY, Grid, GridApproximation, build_grid, bytes_of, ideal_spacing, plan_grid, refuse_samples
+from .grid import (
+    KAPPA,
+    MEMORY,
+    BoxGrid,
+    GridApproximation,
+    build_grid,
+    bytes_of,
+    ideal_spacing,
+    plan_grid,
+    refuse_samples,
+)
 from .result import Approximation, Held
 from .ridge import SAMPLES, WIDTHS, SampleRows, because, build_ridge, draw_rows, fit, largest_error
 from .spectral import MOST_SAMPLES, PER_AXIS, build_additive, build_spectral, sample_count
@@ -184,7 +194,7 @@ class _Work:
             assert isinstance(net, GridApproximation)
             return net
         wide = target.box.outward(self.dtype)
-        self._fits(Grid.spaced(wide, ideal_spacing(wide, self.eps, self.lipschitz), KAPPA))
+        self._fits(BoxGrid.spaced(wide, ideal_spacing(wide, self.eps, self.lipschitz), KAPPA))
         spread, top = 0.6 * float(np.ptp(self.held.values, 0).max()), float(np.abs(self.held.values).max())
         aim = self.eps - 2 * unit(self.dtype) * top  # the last addition, of the middle of all values
         if aim <= 0:
@@ -203,7 +213,7 @@ class _Work:
             reachable=net.bound,
         )
 
-    def _fits(self, grid: Grid) -> None:
+    def _fits(self, grid: BoxGrid) -> None:
         """Raise when a grid is larger than the memory budget, with the routes that are not."""
         need = bytes_of(grid.count, self.dim, self.target.outputs, self.dtype)
         if need <= self.memory:
@@ -233,7 +243,7 @@ class _Work:
         sides = target.box.outward(dtype).intervals()
         cells = tuple(size if hi > lo else 0 for lo, hi in sides)
         low, high = tuple(lo for lo, _ in sides), tuple(hi for _, hi in sides)
-        grid = Grid(low, high, cells, self.kappa or KAPPA)
+        grid = BoxGrid(low, high, cells, self.kappa or KAPPA)
         self._fits(grid)
         return build_grid(target, grid, self.lipschitz, held, dtype)
 

@@ -127,7 +127,7 @@ def _refuse(target: Target, a: Array, b: Array, f_a: Array, f_b: Array, lipschit
 
 
 @dataclass(frozen=True)
-class Grid:
+class BoxGrid:
     """A grid that contains the ends of every side: `cells[i]` intervals of equal length on side i (0 for a point)."""
 
     low: tuple[float, ...]
@@ -144,7 +144,7 @@ class Grid:
             raise ArgumentError(f"kappa must be at least {LEAST_KAPPA:.6f} for a certified grid, got {self.kappa!r}")
 
     @classmethod
-    def spaced(cls, box: Box, spacing: float, kappa: float) -> Grid:
+    def spaced(cls, box: Box, spacing: float, kappa: float) -> BoxGrid:
         """The coarsest grid whose spacing is at most `spacing` on every axis."""
         sides = box.intervals()
         cells = tuple(max(1, math.ceil((hi - lo) / spacing * (1 - 1e-12))) if hi > lo else 0 for lo, hi in sides)
@@ -224,7 +224,7 @@ class Grid:
         return [list(self.low), list(self.high), list(self.cells), self.kappa]
 
     @classmethod
-    def from_json(cls, data: list[Any]) -> Grid:
+    def from_json(cls, data: list[Any]) -> BoxGrid:
         low, high, cells, kappa = data
         return cls(tuple(map(float, low)), tuple(map(float, high)), tuple(map(int, cells)), float(kappa))
 
@@ -238,7 +238,7 @@ class GridApproximation(TableApproximation):
     reference: Tensor
 
     def __init__(self, about: About, layer: AttentionLayer, points: Tensor, wanted: Tensor,
-                 grid: Grid, lipschitz: float | None, reference: Tensor):  # fmt: skip
+                 grid: BoxGrid, lipschitz: float | None, reference: Tensor):  # fmt: skip
         super().__init__(about, layer, points, wanted)
         self.grid, self.lipschitz = grid, lipschitz
         self.register_buffer("reference", reference)  # f at the grid points, as it was computed
@@ -332,13 +332,13 @@ class GridApproximation(TableApproximation):
         about, constant = About.from_json(config["about"]), config["lipschitz"]
         if constant is not None and not 0 <= float(constant) < math.inf:
             raise ArgumentError(f"a Lipschitz constant is a finite number >= 0, got {constant!r}")
-        held, grid = (tensors["points"], tensors["wanted"]), Grid.from_json(config["grid"])
+        held, grid = (tensors["points"], tensors["wanted"]), BoxGrid.from_json(config["grid"])
         net = cls(about, stored_layer(tensors), *held, grid, constant, tensors["reference"])
         net.strict = bool(config["strict"])
         return net
 
 
-def _norm(grid: Grid) -> float:
+def _norm(grid: BoxGrid) -> float:
     """The largest |x| on the grid's box."""
     return float(up(math.hypot(*np.maximum(np.abs(grid.low), np.abs(grid.high)).tolist()), 16))
 
@@ -348,7 +348,7 @@ def bytes_of(count: int, dim: int, outputs: int, dtype: torch.dtype) -> int:
     return count * ((dim + 1 + outputs) * torch.finfo(dtype).bits // 8 + 8 * outputs)
 
 
-def plan_grid(box: Box, eps: float, lipschitz: float, scale: float, dtype: torch.dtype, kappa: float | None) -> Grid:
+def plan_grid(box: Box, eps: float, lipschitz: float, scale: float, dtype: torch.dtype, kappa: float | None) -> BoxGrid:
     """The smallest grid whose estimate is at most eps; `PrecisionError` with what can be reached if there is none."""
     best, reachable = None, math.inf
     wide = box.outward(dtype)
@@ -356,15 +356,15 @@ def plan_grid(box: Box, eps: float, lipschitz: float, scale: float, dtype: torch
     for each in KAPPAS if kappa is None else (kappa,):
         spacing = min(ideal_spacing(wide, eps, lipschitz, each), longest or 1.0)
         for _ in range(200):
-            grid = Grid.spaced(wide, spacing, each)
+            grid = BoxGrid.spaced(wide, spacing, each)
             found = grid.estimate(lipschitz, scale, dtype)
             if found <= eps:
                 best = grid if best is None or grid.count < best.count else best
                 break
-            if found > Grid.spaced(wide, 2 * spacing, each).estimate(lipschitz, scale, dtype):
+            if found > BoxGrid.spaced(wide, 2 * spacing, each).estimate(lipschitz, scale, dtype):
                 break  # finer grids are worse: rounding
             spacing *= 0.97
-        coarse = (Grid.spaced(wide, spacing * 1.2**k, each).estimate(lipschitz, scale, dtype) for k in range(100))
+        coarse = (BoxGrid.spaced(wide, spacing * 1.2**k, each).estimate(lipschitz, scale, dtype) for k in range(100))
         reachable = min(reachable, *coarse) if best is None else reachable
     if best is None:
         wider = "" if dtype == torch.float64 else ", use dtype=torch.float64"
@@ -383,7 +383,7 @@ def ideal_spacing(box: Box, eps: float, lipschitz: float, kappa: float = KAPPA) 
 
 
 def build_grid(
-    target: Target, grid: Grid, lipschitz: float | None, held: Held, dtype: torch.dtype
+    target: Target, grid: BoxGrid, lipschitz: float | None, held: Held, dtype: torch.dtype
 ) -> GridApproximation:
     """Evaluate f on the grid, refuse a constant that the values contradict, make the table and certify it."""
     key = f"grid-{digest(np.array([grid.low, grid.high, grid.cells]))}"

@@ -55,7 +55,7 @@ from ..dtypes import Array, dtype_name
 from ..errors import CertificateError, PrecisionError
 from ..functions.registry import piecewise_linear
 from ..heads.anchor.bound import AnchorWeights, anchor_bound
-from ..heads.gate.bound import Domain, gate_error
+from ..heads.gate.bound import GateDomain, gate_error
 from ..heads.gate.target import Lines
 from ..heads.stored import ROOM, SelfSpec, refuse_beyond
 from .grid import Grid, Modulus
@@ -596,7 +596,7 @@ def gate_head(wanted: Wanted, anchors: AnchorRow, beta: Fraction, stored: Stored
     keys = np.abs(np.concatenate([first.b_K[:, None], first.M_K], 1)).max(1)
     query_size = np.abs(first.W_Q[:, 0]) * largest + np.abs(first.b_Q)
     refuse_beyond("gate", 2 * ROOM * float(np.max(np.sum(query_size * keys, -1))), stored.dtype)
-    found = gate_error(first, target, Domain(low, high, None, largest), stored.dtype)
+    found = gate_error(first, target, GateDomain(low, high, None, largest), stored.dtype)
     return _smooth(wanted, found.mismatch + found.leak, found.rounding, query)
 
 

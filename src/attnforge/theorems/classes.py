@@ -28,7 +28,7 @@ MOST_NODES = 64  # of a product: far more than float64 has use for
 
 
 @dataclass(frozen=True)
-class Node:
+class CompositionNode:
     """One nonlinear operation of an expression: how much the output feels it (`sensitivity`), and what it is.
 
     With a `strip` it is a univariate function of that class on an interval of this `length`; without, a product of
@@ -52,11 +52,11 @@ class ClassSize:
     layers: int = 1
 
 
-def composition(nodes: Sequence[Node], eps: float) -> ClassSize:
+def composition(nodes: Sequence[CompositionNode], eps: float) -> ClassSize:
     """E6(a): a network for an expression with these nonlinear operations, each given eps/(number sensitivity).
 
     >>> wave = Strip(mass=math.exp(1.0), decay=1.0)
-    >>> small, large = (composition([Node(1.0, 6.0, wave)] * 3, eps) for eps in (1e-3, 1e-6))
+    >>> small, large = (composition([CompositionNode(1.0, 6.0, wave)] * 3, eps) for eps in (1e-3, 1e-6))
     >>> small.heads, large.heads, large.anchors < 2 * small.anchors
     (3, 3, True)
     """

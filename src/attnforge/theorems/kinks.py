@@ -24,7 +24,7 @@ from ..errors import ArgumentError, PrecisionError
 from ..functions.registry import get
 from ..functions.univariate import Univariate
 from ..heads.anchor.bound import AnchorWeights
-from ..heads.anchor.fit import Shape
+from ..heads.anchor.fit import HeadShape
 from ..heads.anchor.head import AnchorHead
 from ..heads.anchor.potential import Potential
 from ..heads.choose import straight
@@ -217,7 +217,7 @@ def _built(
     weights = _table(pieces, sharpness, guards, kappa, dtype)
     potential = Potential("atan", shift=pieces.kinks[0], scale=1 / sharpness)
     anchors: Array = weights.value
-    shape = Shape(potential, len(weights.slope), 0, kappa)
+    shape = HeadShape(potential, len(weights.slope), 0, kappa)
     head = AnchorHead(function, pieces.lo, pieces.hi, weights, shape, anchors, dtype, strict=strict)
     head.attach(head.recertify())
     return head

@@ -43,7 +43,7 @@ from .graph import read as read_graph
 from .instances import LabelledProperty, problem, worthy
 from .proof import refuted, witnessed
 from .property import Property, parse
-from .sampler import EVERY, FAMILIES, Drawn, sampled
+from .sampler import EVERY, FAMILIES, PackTarget, sampled
 
 FORMAT = 1  # of packs; another number is refused
 PER = 6  # instances of a network: each label at three levels of difficulty
@@ -236,7 +236,7 @@ def _made(
 
 def _compiled(
     family: str, rng: np.random.Generator, dtype: torch.dtype, proof: Proof
-) -> tuple[Drawn, CompiledNetwork | CompiledProgram]:
+) -> tuple[PackTarget, CompiledNetwork | CompiledProgram]:
     """A target of a family and its network: the first draw that compiles and is worth asking about."""
     for _ in range(DRAWS):
         target = sampled(family, rng)
@@ -253,7 +253,7 @@ def _compiled(
 def _written(
     root: Path,
     name: str,
-    target: Drawn,
+    target: PackTarget,
     net: CompiledNetwork | CompiledProgram,
     graph: StoredGraph,
     made: LabelledProperty,

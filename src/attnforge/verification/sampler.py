@@ -37,7 +37,7 @@ SHAPES = ("sin({})", "cos({})", "tanh({})", "exp(-({})**2)", "abs({})", "({})**2
 
 
 @dataclass(frozen=True)
-class Drawn:
+class PackTarget:
     """Something to compile: its family, what it is in words, what `af.compile` takes."""
 
     family: str
@@ -47,20 +47,20 @@ class Drawn:
     eps: float | None
 
 
-def sampled(family: str, rng: np.random.Generator) -> Drawn:
+def sampled(family: str, rng: np.random.Generator) -> PackTarget:
     """A target of a family."""
     made = {"formula": _formula, "mlp": _perceptron, "tokens": _tokens, "program": _program}
     return made[family](rng)
 
 
-def _program(rng: np.random.Generator) -> Drawn:
+def _program(rng: np.random.Generator) -> PackTarget:
     """A program of the library on short sequences of few tokens, often a causal one."""
     entry = PROGRAMS_BY_NAME[str(rng.choice(list(PROGRAMS)))]
     domain = entry.domain(int(rng.integers(3, PROGRAMS[entry.name] + 1)), entry.vocabulary[:3])
     domain = Sequences(domain.vocabulary, domain.max_length, bool(rng.random() < 0.5))
     shown = "".join(map(str, domain.vocabulary))
     text = f"{entry.name} of {domain.max_length} tokens of {shown}{', causal' if domain.causal else ''}"
-    return Drawn("program", text, entry.program(domain), domain, None)
+    return PackTarget("program", text, entry.program(domain), domain, None)
 
 
 def _eighths(rng: np.random.Generator, *shape: int, most: int = 12) -> np.ndarray:
@@ -68,13 +68,13 @@ def _eighths(rng: np.random.Generator, *shape: int, most: int = 12) -> np.ndarra
     return rng.integers(1, most + 1, shape) * rng.choice([-0.125, 0.125], shape)
 
 
-def _formula(rng: np.random.Generator) -> Drawn:
+def _formula(rng: np.random.Generator) -> PackTarget:
     names = NAMES[: int(rng.integers(1, 7))]
     box = Box({name: SIDES[int(rng.integers(len(SIDES)))] for name in names})
     count = int(rng.choice([1, 1, 2, 3]))
     formulas = [_sum(rng, names) for _ in range(count)]
     text = formulas[0] if count == 1 else f"[{', '.join(formulas)}]"
-    return Drawn("formula", text, formulas[0] if count == 1 else formulas, box, float(rng.choice(TOLERANCES)))
+    return PackTarget("formula", text, formulas[0] if count == 1 else formulas, box, float(rng.choice(TOLERANCES)))
 
 
 def _sum(rng: np.random.Generator, names: str) -> str:
@@ -102,7 +102,7 @@ def _linear(rng: np.random.Generator, inputs: int, outputs: int) -> nn.Linear:
     return layer.float()  # eighths are exact in every dtype
 
 
-def _perceptron(rng: np.random.Generator) -> Drawn:
+def _perceptron(rng: np.random.Generator) -> PackTarget:
     inputs, hidden, outputs = int(rng.integers(2, 6)), int(rng.integers(3, 8)), int(rng.integers(1, 4))
     word = str(rng.choice(list(ACTIVATIONS)))
     layers: list[nn.Module] = [_linear(rng, inputs, hidden), ACTIVATIONS[word]()]
@@ -112,7 +112,9 @@ def _perceptron(rng: np.random.Generator) -> Drawn:
         sizes.append(3)
     layers.append(_linear(rng, sizes[-1], outputs))
     text = f"perceptron {'-'.join(map(str, [*sizes, outputs]))}, {word}"
-    return Drawn("mlp", text, nn.Sequential(*layers), Box.cube(-1, 1, shape=(inputs,)), float(rng.choice(TOLERANCES)))
+    return PackTarget(
+        "mlp", text, nn.Sequential(*layers), Box.cube(-1, 1, shape=(inputs,)), float(rng.choice(TOLERANCES))
+    )
 
 
 class _Tokens(nn.Module):
@@ -139,10 +141,10 @@ WORDS = {
 }  # fmt: skip
 
 
-def _tokens(rng: np.random.Generator) -> Drawn:
+def _tokens(rng: np.random.Generator) -> PackTarget:
     word, tokens, width = str(rng.choice(list(WORDS))), int(rng.integers(2, 4)), int(rng.integers(1, 3))
     if word == "softmax":
         width = 2
     text = f"{WORDS[word]}, {tokens} tokens of {width}"
     target = _Tokens(word, _eighths(rng, width, width))
-    return Drawn("tokens", text, target, Box.cube(-1, 1, shape=(tokens, width)), float(rng.choice(TOLERANCES)))
+    return PackTarget("tokens", text, target, Box.cube(-1, 1, shape=(tokens, width)), float(rng.choice(TOLERANCES)))

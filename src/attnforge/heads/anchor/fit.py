@@ -27,7 +27,7 @@ CUTS = {torch.float32: (1e-10, 1e-8, 1e-6, 1e-4), torch.float64: (1e-15, 1e-13, 
 
 
 @dataclass(frozen=True)
-class Shape:
+class HeadShape:
     """The knobs of an anchor head: which potential, how many anchors, how many beyond each end, how cold."""
 
     potential: Potential
@@ -86,7 +86,7 @@ def balanced_line(point: Array, value: Array) -> tuple[float, float]:
     return float(slope), float(0.5 * (rest.max() + rest.min()))
 
 
-def keys(shape: Shape, lo: float, hi: float, dtype: torch.dtype) -> AnchorWeights:
+def keys(shape: HeadShape, lo: float, hi: float, dtype: torch.dtype) -> AnchorWeights:
     """The rounded keys of a shape, with values still zero."""
     flat = shape.potential.flat_anchors(lo, hi, shape.count, shape.guards)
     centre = 0.5 * (lo + hi) if shape.potential.name == "square" else shape.potential.shift
@@ -179,7 +179,7 @@ GUARDS = (1, 3, 5, 7, 9)
 class Candidate:
     """A head whose shape was tried, and what its certificate would say, roughly."""
 
-    shape: Shape
+    shape: HeadShape
     weights: AnchorWeights
     estimate: float
 
@@ -299,7 +299,7 @@ def _sample(q: Question, potential: Potential, count: int) -> Sample:
     return Sample.draw(q.fn, q.lo, q.hi, potential, count, q.relative, q.outer)
 
 
-def _try(q: Question, shape: Shape, skips: tuple[bool, ...]) -> Iterator[Candidate]:
+def _try(q: Question, shape: HeadShape, skips: tuple[bool, ...]) -> Iterator[Candidate]:
     density = 5 if shape.count <= MANY else 3
     sample = _sample(q, shape.potential, density * (1 << (shape.count - 1).bit_length()))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -319,18 +319,18 @@ def _better(best: Candidate | None, found: Iterator[Candidate]) -> Candidate | N
     return best
 
 
-def coarse(q: Question, count: int, like: Shape | None = None) -> Candidate | None:
+def coarse(q: Question, count: int, like: HeadShape | None = None) -> Candidate | None:
     """The best of a few shapes with `count` anchors; with many anchors only the shape that was best with fewer."""
     return next(iter(ranked(q, count, like)), None)
 
 
-def ranked(q: Question, count: int, like: Shape | None = None) -> list[Candidate]:
+def ranked(q: Question, count: int, like: HeadShape | None = None) -> list[Candidate]:
     """The shapes of the coarse search, best first."""
     if count > MANY and like is not None:
         shapes = [replace(like, count=count)]
     else:
         guards = [g for g in GUARDS if count - 2 * g >= 2] or [0]
-        shapes = [Shape(p, count, g, k) for p in q.potentials for g in guards for k in q.kappas()]
+        shapes = [HeadShape(p, count, g, k) for p in q.potentials for g in guards for k in q.kappas()]
         shapes += _resonant(q, count)
     found = [best for shape in shapes if (best := _better(None, _try(q, shape, (not q.relative,)))) is not None]
     return sorted(found, key=lambda c: c.estimate)
@@ -360,7 +360,7 @@ def refine(q: Question, best: Candidate, rounds: int = 4) -> Candidate:
     return best
 
 
-def _resonant(q: Question, count: int) -> list[Shape]:
+def _resonant(q: Question, count: int) -> list[HeadShape]:
     """Evenly spaced tables at kappa = pi spacing / (2 d), d the height of the nearest pole: where an anchor lies under
     it aliases reproduce what the table misses (lemma A9(c)). Other potentials bend their anchors to the pole."""
     if q.kappa is not None or any(p.name != "square" for p in q.potentials):
@@ -373,7 +373,7 @@ def _resonant(q: Question, count: int) -> list[Shape]:
         spacing = (q.hi - q.lo) / (count - 1 - 2 * guards)
         off = (pole[0] - q.lo) / spacing  # even parts of a residue want an anchor there, odd ones the middle of two
         if abs(2 * off - round(2 * off)) < ALIGNED:
-            shapes.append(Shape(q.potentials[0], count, guards, 0.5 * math.pi * spacing / pole[1]))
+            shapes.append(HeadShape(q.potentials[0], count, guards, 0.5 * math.pi * spacing / pole[1]))
     return [shape for shape in shapes if COLDEST * WARM[0] <= shape.kappa <= KINKED[-1]]
 
 
@@ -416,7 +416,7 @@ def for_count(q: Question, count: int) -> Candidate | None:
 def flat(q: Question) -> Candidate:
     """The constant half way between the function's least and largest value: what every search can fall back on."""
     sample = _sample(q, Potential("square"), SPECTRUM)
-    shape = Shape(Potential("square"), 2, 0, 1.0)
+    shape = HeadShape(Potential("square"), 2, 0, 1.0)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what overflows has an endless estimate
         middle = _round(np.array(0.5 * sample.value.max() + 0.5 * sample.value.min()), q.dtype)
         blank = keys(shape, q.lo, q.hi, q.dtype)
@@ -518,13 +518,13 @@ def _quick(q: Question, eps: float) -> Candidate | None:
     if singular:  # the interval touches a branch point: anchors must crowd there, however few there are at first
         choice, kappas = singular, (0.06, 0.12, 0.25)
 
-    def at(count: int, potentials: tuple[Potential, ...], like: Shape | None = None) -> Candidate | None:
+    def at(count: int, potentials: tuple[Potential, ...], like: HeadShape | None = None) -> Candidate | None:
         if count > MANY and like is not None:
             shapes = [replace(like, count=count, kappa=step * like.kappa) for step in (0.5, 1.0, 2.0)]
         else:
             deep = potentials[0].floor > 1e-300 or count < 14  # few anchors, or a singular end: few guards
             guards = [g for g in ((1, 3) if deep else (3, 6)) if count - 2 * g >= 2] or [0]
-            shapes = [Shape(p, count, g, kappa) for p in potentials for g in guards for kappa in kappas]
+            shapes = [HeadShape(p, count, g, kappa) for p in potentials for g in guards for kappa in kappas]
         best: Candidate | None = None
         for shape in shapes:
             best = _better(best, _try(q, shape, (not relative,)))

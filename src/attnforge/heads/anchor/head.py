@@ -34,7 +34,7 @@ from ..slopes import Steepness
 from ..stored import refuse_endless, refuse_overflow
 from . import fit as search
 from .bound import CELLS, AnchorWeights, anchor_bound, steepness_of
-from .fit import Shape, cold_values, keys
+from .fit import HeadShape, cold_values, keys
 from .potential import NAMES, Potential
 
 TWO_KEYS = {
@@ -43,13 +43,13 @@ TWO_KEYS = {
 }  # slope of the first key (the second has minus it), values
 
 
-def two_keys(function: Univariate, dtype: torch.dtype) -> tuple[AnchorWeights, Shape, np.ndarray] | None:
+def two_keys(function: Univariate, dtype: torch.dtype) -> tuple[AnchorWeights, HeadShape, np.ndarray] | None:
     """sigmoid and tanh are softmax over two keys: no interpolation at all."""
     if function.name not in TWO_KEYS:
         return None
     slope, first, second = TWO_KEYS[function.name]
     weights = AnchorWeights(np.array([slope, -slope]), np.zeros(2), np.array([first, second]))
-    return weights, Shape(Potential("exact"), 2, 0, 1.0), np.array([1.0, -1.0])
+    return weights, HeadShape(Potential("exact"), 2, 0, 1.0), np.array([1.0, -1.0])
 
 
 def is_two_keys(function: Univariate, weights: AnchorWeights) -> bool:
@@ -161,7 +161,7 @@ class AnchorHead(CertifiedModule):
         lo: float,
         hi: float,
         weights: AnchorWeights,
-        shape: Shape,
+        shape: HeadShape,
         anchors: np.ndarray,
         dtype: torch.dtype = torch.float32,
         relative: bool = False,
@@ -305,7 +305,7 @@ class AnchorHead(CertifiedModule):
         strict: bool,
     ) -> AnchorHead:
         def build(count: int) -> AnchorHead:
-            shape = Shape(potential, count, 0, kappa)
+            shape = HeadShape(potential, count, 0, kappa)
             places = potential.anchors(lo, hi, count)
             weights = cold_values(keys(shape, lo, hi, dtype), places, function, lo, hi, dtype)
             head = cls(function, lo, hi, weights, shape, places, dtype, relative, strict)
@@ -534,7 +534,7 @@ class AnchorHead(CertifiedModule):
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> AnchorHead:
         """An empty head of the right form; `load` then fills in the tensors."""
         potential, count, guards, kappa = config["shape"]
-        shape = Shape(Potential.from_json(potential), int(count), int(guards), float(kappa))
+        shape = HeadShape(Potential.from_json(potential), int(count), int(guards), float(kappa))
         lo, hi = (float(x) for x in config["interval"])
         dtype = shipped(DTYPES[config["dtype"]])
         empty = np.zeros(tensors["anchors"].shape[0])

@@ -46,7 +46,7 @@ KINK = 0.27846454276107380  # W(1/e) = 0.278464542761073795...: what a gate of s
 
 
 @dataclass(frozen=True)
-class Domain:
+class GateDomain:
     """Where the scalar lives. A gate of two inputs x and y is one of x - y plus y: `sizes` bounds |x| and |y|."""
 
     lo: float
@@ -70,21 +70,21 @@ class GateError:
         return float(up(self.mismatch + self.leak + self.rounding))
 
 
-def gate_domain(target: GateTarget, lo: float, hi: float, dtype: torch.dtype) -> Domain:
+def gate_domain(target: GateTarget, lo: float, hi: float, dtype: torch.dtype) -> GateDomain:
     """Where the gate's scalar lives when every input is in [lo, hi], widened to numbers of `dtype`."""
     low, high = (float(v[0]) for v in round_outward(np.array([lo]), np.array([hi]), dtype))
     size = max(abs(low), abs(high))
     if target.pair:
         span = math.nextafter(high - low, math.inf)
-        return Domain(-span, span, (size, size), size)
+        return GateDomain(-span, span, (size, size), size)
     if isinstance(target.shape, Logistic):
-        return Domain(low, high)
+        return GateDomain(low, high)
     places = [Fraction(at) for at in (low, high, *target.shape.knots)]
     heights = [abs(float(slope * at + intercept)) for at in places for slope, intercept in target.shape.lines]
-    return Domain(low, high, None, math.nextafter(max(heights), math.inf))
+    return GateDomain(low, high, None, math.nextafter(max(heights), math.inf))
 
 
-def gate_error(spec: SelfSpec, target: Lines | Logistic, domain: Domain, dtype: torch.dtype) -> GateError:
+def gate_error(spec: SelfSpec, target: Lines | Logistic, domain: GateDomain, dtype: torch.dtype) -> GateError:
     """A bound on |head - target| over the domain for the stored weights `spec`, evaluated in `dtype`."""
     knots = target.knots if isinstance(target, Lines) else ()
     edges = _edges(spec, knots, domain)
@@ -103,7 +103,7 @@ def gate_error(spec: SelfSpec, target: Lines | Logistic, domain: Domain, dtype: 
     return GateError(first, second, float(rounding[worst]) + slack, at)
 
 
-def _edges(spec: SelfSpec, knots: tuple[float, ...], domain: Domain) -> Array:
+def _edges(spec: SelfSpec, knots: tuple[float, ...], domain: GateDomain) -> Array:
     """Cell edges: the knots, and ever coarser steps away from where two logits of a head cross."""
     keys = np.concatenate([spec.b_K[:, None], spec.M_K], 1)
     slope = np.einsum("hk,hsk->hs", spec.W_Q[:, 0], keys)
@@ -133,7 +133,7 @@ def _sigmoid(x: Array) -> Array:
     return up(np.where(x >= 0, 1.0, e) / (1.0 + e), 8)
 
 
-def _affine_error(weight: Array, bias: Array, size: Array, reach: Array, domain: Domain, u: float) -> Array:
+def _affine_error(weight: Array, bias: Array, size: Array, reach: Array, domain: GateDomain, u: float) -> Array:
     """How far a computed Z W + b is from slope * scalar + b: rounding, and what of W reads y besides x - y.
 
     weight (head, channel, key), size: largest |slope * scalar + bias| on the cell, reach: largest |scalar|, (cell,).
@@ -158,7 +158,7 @@ class _State:
     """Everything about the cells that the bounds need; arrays are (cell, head, slot) or (cell, head)."""
 
     spec: SelfSpec
-    domain: Domain
+    domain: GateDomain
     ends: Array  # (2, cell)
     u: float
     tiny: float
@@ -171,7 +171,7 @@ class _State:
     others: Array  # 1 for the losers, 0 for the winner
 
     @classmethod
-    def of(cls, spec: SelfSpec, edges: Array, domain: Domain, dtype: torch.dtype) -> _State:
+    def of(cls, spec: SelfSpec, edges: Array, domain: GateDomain, dtype: torch.dtype) -> _State:
         """Evaluate logits and values at the edges of the cells; `both` pays for the head's rounding and for ours."""
         u, tiny = unit(dtype), TINY[dtype]
         both = u + 2 * OWN
