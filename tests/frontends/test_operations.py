@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -10,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnforge.box import Box
-from attnforge.errors import UnsupportedOperation
+from attnforge.errors import ArgumentError, UnsupportedOperation
 from attnforge.frontends.module.capture import FunctionModule, traced
 from attnforge.frontends.module.program import Convention, _attempt, capture_module, supported_operations
 from attnforge.functions.registry import names
 from attnforge.programs.interpret import values
-from attnforge.programs.ops import Apply, Attention, MaxTokens, Mix, Product, Softmax
+from attnforge.programs.ops import Apply, Attention, Linear, MaxTokens, Mix, Product, Softmax
 from captures import POSITIVE, SEQUENCE, VECTOR, agree, words
 
 torch.manual_seed(0)
@@ -73,6 +74,9 @@ def written_into(x: Tensor) -> Tensor:
     return y.relu_()
 
 
+IMAGE = Box.cube(-1, 1, shape=(1, 3, 4))
+GRID = torch.linspace(-0.9, 1.1, 16).double().view(1, 2, 4, 2)
+
 OPERATIONS: dict[str, tuple[Callable[..., Tensor], Box, list[str] | None]] = {
     "cumsum of channels": (lambda x: x.cumsum(-1), VECTOR, ["linear"]),
     "cumsum of tokens": (lambda x: x.cumsum(1).tanh(), SEQUENCE, ["mix", "apply"]),
@@ -114,6 +118,46 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], Box, list[str] | None]] = {
     "softshrink": (lambda x: F.softshrink(x, 0.3) + F.softshrink(x, 0.0), VECTOR, None),
     "nearest": (lambda x: F.interpolate(x, scale_factor=3).sin(), Box.cube(-1, 1, shape=(2, 4)), None),
     "nearest of a size": (lambda x: F.interpolate(x, 5, mode="nearest-exact"), Box.cube(-1, 1, shape=(2, 3)), None),
+    "sort of channels and tokens": (lambda x: x.sort(-1).values - torch.sort(x, 1, True)[0], SEQUENCE, None),
+    "sort of seven": (lambda x: x.sort().values, Box.cube(-1, 1, shape=7), ["linear", "apply"] * 6 + ["linear"]),
+    "order of few": (lambda x: x.topk(3)[0][:, 2] + x.kthvalue(2)[0] - x.topk(1, largest=False)[0][:, 0], VECTOR, None),
+    "medians": (lambda x: x.median(-1).values + x[:, :3].nanmedian(1, keepdim=True).values[:, 0], VECTOR, None),
+    "quantiles": (lambda x: x.quantile(torch.tensor([0.125, 0.5]).double(), 1).T, VECTOR, None),
+    "quantile of a kind": (lambda x: x.quantile(0.3, -1, keepdim=True, interpolation="nearest"), VECTOR, None),
+    "running extremes": (lambda x: x.cummax(-1).values * x.cummin(1)[0], VECTOR, None),
+    "running logarithm": (lambda x: x.logcumsumexp(-1), VECTOR, None),
+    "linear": (lambda x: F.interpolate(x, scale_factor=3, mode="linear"), Box.cube(-1, 1, shape=(2, 4)), ["linear"]),
+    "bilinear": (lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"), IMAGE, ["linear"]),
+    "bilinear with corners": (
+        lambda x: F.interpolate(x, (5, 2), mode="bilinear", align_corners=True) * 2, IMAGE, ["linear"]
+    ),
+    "bicubic": (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), IMAGE, ["linear"]),
+    "shrunk smoothly": (lambda x: F.interpolate(x, (2, 2), mode="bilinear", antialias=True), IMAGE, ["linear"]),
+    "shrunk by cubics": (lambda x: F.interpolate(x, (2, 3), mode="bicubic", antialias=True), IMAGE, ["linear"]),
+    "trilinear": (
+        lambda x: F.interpolate(x, (3, 2, 3), mode="trilinear"), Box.cube(-1, 1, shape=(1, 2, 2, 2)), ["linear"]
+    ),
+    "on a grid": (lambda x: F.grid_sample(x, GRID.expand(len(x), 2, 4, 2), align_corners=False), IMAGE, ["linear"]),
+    "folded": (lambda x: F.fold(x, (3, 3), 2, padding=1, stride=2), Box.cube(-1, 1, shape=(8, 4)), None),
+    "added at places": (
+        lambda x: torch.zeros(len(x), 3).double().scatter_add(1, torch.tensor([[2, 0, 2, 1]]).expand(len(x), 4), x),
+        VECTOR, ["linear"],
+    ),
+    "added by index": (lambda x: x.index_add(1, torch.tensor([0, 0, 3, 1]), x.square(), alpha=2), VECTOR, None),
+    "padded maxima": (lambda x: F.max_pool2d(x, 3, stride=2, padding=1), IMAGE, None),
+    "maxima of what is left": (lambda x: F.max_pool2d(x[:, 0], 2, ceil_mode=True), IMAGE, None),
+    "means with padding": (lambda x: F.avg_pool2d(x, 2, padding=1, ceil_mode=True), IMAGE, ["linear"]),
+    "means without padding": (
+        lambda x: F.avg_pool2d(x, 3, 2, padding=1, count_include_pad=False, ceil_mode=True), IMAGE, ["linear"]
+    ),
+    "cut transposed": (
+        lambda x: F.conv_transpose1d(x, torch.ones(2, 1, 2).double(), padding=2), Box.cube(-1, 1, shape=(2, 6)), None
+    ),
+    "shrunk or not": (lambda x: F.hardshrink(x + 2, 0.5) + F.hardshrink(x / 4, 0.3), VECTOR, ["linear"]),
+    "logits": (lambda x: torch.logit(x) + torch.logit(x - 0.5, eps=0.1), POSITIVE, None),
+    "logarithms to 2": (lambda x: torch.logaddexp2(x, -x), VECTOR, None),
+    "signs": (lambda x: torch.copysign(x, torch.tensor(-2.0)) + torch.copysign(x, x - 5), VECTOR, None),
+    "finite": (lambda x: torch.nan_to_num(x).exp(), VECTOR, ["apply"]),
     "one point": (lambda x: x[..., 0] * x[..., 1] + x.sum(-1), VECTOR, None),
 }
 
@@ -134,11 +178,46 @@ def test_operations(name: str) -> None:
         ),
         (lambda x: F.adaptive_max_pool1d(x, 2, return_indices=True)[1] * x[..., :2], "places that max-pooling gives"),
         (lambda x: F.interpolate(x, scale_factor=41), "differs between float32 and float64"),
+        (lambda x: x.topk(2)[1] * x[..., :2], "topk: the places that topk gives .* two entries are equal"),
+        (lambda x: x.topk(2, sorted=False)[0], "left to the machine"),
+        (lambda x: torch.cat([x] * 9, -1).sort()[0], "36 entries in order; .* 32 at most"),
+        (lambda x: x.quantile(1 / 3 + 1e-12, -1, interpolation="higher"), "decided by rounding"),
+        (lambda x: F.hardshrink(x, 0.2), r"hardshrink: it jumps at -0.2 and 0.2, and no network"),
+        (lambda x: torch.where(x > 0.5, x, x - 1), r"torch.where jumps at 0.5, from -0.5 to 0.5: no network"),
+        (lambda x: torch.copysign(x, x[..., :1]), "the sign that it copies is not settled"),
+        (lambda x: x.scatter_reduce(-1, torch.zeros(x.shape).long(), x, "amax"), "only its sums"),
     ],
 )
 def test_places_that_depend_on_data_or_on_rounding_are_refused(target: Callable[[Tensor], Tensor], why: str) -> None:
     with pytest.raises(UnsupportedOperation, match=why):
         capture_module(target, Box.cube(-1, 1, shape=(2, 4)))
+
+
+def test_pairs_of_rows_and_rows_of_a_table_of_one_point() -> None:
+    agree(lambda x: torch.exp(F.pdist(x)), SEQUENCE, one_point=True)
+    agree(lambda x: F.embedding(torch.tensor([1, 0, 1]), x), SEQUENCE, one_point=True)
+
+
+def test_what_torch_interpolates_in_float64_is_not_what_is_meant() -> None:
+    program = capture_module(nn.Upsample(scale_factor=3, mode="linear"), Box.cube(-1, 1, shape=(1, 2)))
+    op = program.ops[-1]
+    assert isinstance(op, Linear) and op.off is not None
+    thirds = [[3, 3, 2, 1, 0, 0], [0, 0, 1, 2, 3, 3]]
+    for row, wanted, room in zip(op.weights[0].tolist(), thirds, op.off[0].tolist(), strict=True):
+        gaps = [abs(Fraction(x) - Fraction(y, 3)) for x, y in zip(row, wanted, strict=True)]
+        assert all(gap <= Fraction(most) for gap, most in zip(gaps, room, strict=True)) and max(gaps) > 0
+
+
+def test_exported_modules() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Dropout(0.1)).eval()
+    batch = {0: torch.export.Dim("batch")}
+    exported = torch.export.export(net, (torch.zeros(3, 4),), dynamic_shapes=(batch,))
+    for target in (exported, exported.module()):
+        program = capture_module(target, VECTOR)
+        assert torch.allclose(values(program, points := VECTOR.sample(5)), net.double()(points).detach(), rtol=1e-6)
+        net.float()
+    with pytest.raises(ArgumentError, match=r"one size of batch: .*dynamic_shapes"):
+        capture_module(torch.export.export(net, (torch.zeros(3, 4),)), VECTOR)
 
 
 def test_maxima_over_tokens_are_native() -> None:

@@ -214,6 +214,15 @@ def _arguments(net: nn.Module, example: object) -> tuple[tuple[Any, ...], dict[s
     )
 
 
+def evaluate(net: nn.Module) -> None:
+    """Put a module in evaluation mode; those that torch.export makes know no modes, and have none to be put in."""
+    try:
+        net.eval()
+    except NotImplementedError:
+        for module in net.modules():
+            module.training = False
+
+
 @contextmanager
 def quiet_evaluation(net: nn.Module) -> Iterator[None]:
     """Evaluation mode, no fused layers that hide their operations, no chatter; everything restored afterwards."""
@@ -225,7 +234,7 @@ def quiet_evaluation(net: nn.Module) -> Iterator[None]:
         try:
             torch.backends.mha.set_fastpath_enabled(False)
             logging.disable(logging.CRITICAL)  # torch logs pages on a failed export; our error says what matters
-            net.eval()
+            evaluate(net)
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)

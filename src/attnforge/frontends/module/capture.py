@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ...box import Box
-from ...census.graph import SourceLines, TracedGraph, is_foreign, shown_place
+from ...census.graph import SourceLines, TracedGraph, evaluate, is_foreign, shown_place
 from ...census.graph import capture as export_graph
 from ...errors import ArgumentError, DomainError, PurityError, UnsupportedOperation
 from ...programs.interpret import every_value, values
@@ -147,7 +147,7 @@ def evaluation(net: nn.Module) -> Iterator[None]:
     fused = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
-        net.eval()
+        evaluate(net)
         for norm in small:
             dtype = torch.get_default_dtype() if norm.weight is None else norm.weight.dtype
             norm.eps = torch.finfo(dtype).eps
@@ -334,6 +334,9 @@ def _explained(net: nn.Module, error: Exception) -> Exception:
             f"the control flow of {describe(net)}, or a shape in it, depends on data{place}\n"
             "networks of attention heads do the same operations for every input; use torch.where with a constant mask"
         )
+    if text.startswith("Guard failed"):  # of a module made by torch.export
+        place += "\nit was exported for one size of batch: give torch.export.export dynamic_shapes=({0: "
+        place += "torch.export.Dim('batch')},)"
     return ArgumentError(f"{describe(net)} cannot be run on points of the box: {type(error).__name__}: {text}{place}")
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx.node import map_arg
 
 from ...census.graph import operator_name
-from .handlers.table import TABLE
+from .handlers.table import STEP, TABLE
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -31,14 +31,23 @@ _FILLED = {"zeros_like": 0.0, "new_zeros": 0.0, "ones_like": 1.0, "new_ones": 1.
 _NOT_POINTWISE = {"huber_loss", "smooth_l1_loss"}  # among the operators of `pointwise`: they may add up
 
 
+JUMP = "attnforge_jump"
+"""Where the meta data of a comparison say that what is chosen by it jumps, and how far."""
+
+
 def join_pieces(module: GraphModule, constants: Mapping[str, Tensor]) -> None:
     """Rewrite every `where` of a captured graph that can be; `constants` are the placeholders that are no inputs."""
     for node in list(module.graph.nodes):
         if node.op == "call_function" and operator_name(node) == "where" and len(node.args) == 3:
-            if (shrunk := _softshrink(node)) is not None:
-                node.target, node.args = torch.ops.aten.softshrink.default, shrunk
-                continue
-            _join(_Pieces(module, constants), node)
+            for target, found in (
+                (torch.ops.aten.softshrink.default, _softshrink(node)),
+                (torch.ops.aten.hardshrink.default, _hardshrink(node)),
+            ):
+                if found is not None:
+                    node.target, node.args = target, found
+                    break
+            else:
+                _join(_Pieces(module, constants), node)
     module.graph.eliminate_dead_code()
     module.recompile()
 
@@ -56,7 +65,12 @@ def _join(pieces: _Pieces, node: Any) -> None:
     if any(cone is None for cone in cones):
         return
     here, there = (pieces.number(piece, {x: torch.tensor(place, dtype=torch.float64)}) for piece in (above, below))
-    if here is None or here != there:
+    if here is None or there is None:
+        return
+    if here != there:
+        low, high = (f"{end:.4g}" for end in (there, here))
+        if low != high:
+            test.meta[JUMP] = f"torch.where jumps at {place:g}, from {low} to {high}: {STEP}"
         return
     graph, clamp = node.graph, torch.ops.aten.clamp.default
     made = []
@@ -87,6 +101,16 @@ def _softshrink(node: Any) -> tuple[Any, float] | None:
     same = shift[0] is x and nothing[0] is x and _arguments(step[:1], "sign") == (x,)
     numbers = isinstance(limit, (int, float)) and limit >= 0 and step[1] == limit and nothing[1] == 0
     return (x, float(limit)) if same and numbers else None
+
+
+def _hardshrink(node: Any) -> tuple[Any, float] | None:
+    """x and c where the node is torch's own definition of hardshrink, where(|x| <= c, 0, x)."""
+    test, inside, outside = node.args
+    near = _arguments(test, "le")
+    size = _arguments(near[:1], "abs")
+    same = len(near) == 2 and len(size) == 1 and outside is size[0]
+    numbers = same and isinstance(near[1], (int, float)) and isinstance(inside, (int, float)) and inside == 0
+    return (outside, float(near[1])) if numbers else None
 
 
 def _arguments(node: Any, name: str) -> tuple[Any, ...]:

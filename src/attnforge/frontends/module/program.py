@@ -199,6 +199,8 @@ def capture_module(target: nn.Module | Callable[..., Tensor], boxes: Box | tuple
     boxes = (boxes,) if isinstance(boxes, Box) else tuple(boxes)
     if not boxes or not all(isinstance(box, Box) for box in boxes):
         raise ArgumentError("expected a box, or a tuple of boxes, one for each argument of the target")
+    if isinstance(target, torch.export.ExportedProgram):
+        target = target.module()
     if not callable(target):
         raise ArgumentError(f"expected a module or a function of tensors, got {type(target).__name__}")
     net = target if isinstance(target, nn.Module) else FunctionModule(target)

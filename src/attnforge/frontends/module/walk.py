@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx.node import map_arg
+from torch.fx.node import Node, map_arg
 
 from ...census.graph import operator_name
 from ...dtypes import dtype_name
@@ -20,12 +20,13 @@ from .constants import computed, evaluated, named, promoted
 from .handlers import TABLE
 from .handlers.movement import coarser
 from .handlers.table import REFUSED, Operation, reason
+from .pieces import JUMP
 from .values import SYMBOLS, Unknown, Value, is_data, leaves, shape, substitute
 
 CODE = 40  # letters of a line of code that stand for an operation
 
 if TYPE_CHECKING:
-    from torch.fx import Graph, GraphModule, Node
+    from torch.fx import Graph, GraphModule
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Execution:
         kwargs: dict[str, Any] = dict(map_arg(node.kwargs, lambda n: values[n]))
         if node.target is operator.getitem and isinstance(args[0], (list, tuple, Unknown)):
             item = args[0] if isinstance(args[0], Unknown) else args[0][args[1]]
-            return self._read(node, item)
+            return self._read(node.args[0] if isinstance(node.args[0], Node) else node, item)
         found = list(leaves([args, kwargs]))
         if not any(map(is_data, found)):
             return (
@@ -105,7 +106,8 @@ class Execution:
             if _cuts(node) and any(map(is_data, leaves(result))):
                 raise Refusal("it turns data into integers or truth values")
         except Refusal as refusal:
-            return self._record(node, str(refusal), isinstance(refusal, BatchRefusal))
+            why = node.meta.get(JUMP) or str(refusal)
+            return self._record(node, why, isinstance(refusal, BatchRefusal))
         return result
 
     def _keep_digits(self, node: Node) -> None:
@@ -207,11 +209,14 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     """torch's own definitions of operators in terms of simpler ones, for those that have no handler."""
     from torch._decomp import decomposition_table
 
-    return {
+    known = {
         op: how
         for op, how in decomposition_table.items()
         if isinstance(op, OpOverload) and _short(op).removesuffix("_") not in TABLE.keys() | REFUSED.keys()
     }
+    # Of the operator that takes grids of any number of dimensions there is no definition.
+    known[torch.ops.aten.grid_sampler.default] = known[torch.ops.aten.grid_sampler_2d.default]
+    return known
 
 
 def _short(target: OpOverload) -> str:
@@ -246,8 +251,12 @@ def _inside(target: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Grap
         traced = make_fx(torch.func.functionalize(raw), tracing_mode="real")(*examples)
     except Exception:  # whatever a definition cannot cope with: the operator is not supported then
         return None
-    primitive = (node.target is target or str(node.target).startswith("prims.") for node in traced.graph.nodes)
-    return None if any(primitive) else traced
+    return None if any(n.target is target or _is_primitive(n) for n in traced.graph.nodes) else traced
+
+
+def _is_primitive(node: Node) -> bool:
+    """Whether a node is one of torch's own primitives on tensors; counting up reads none."""
+    return str(node.target).startswith("prims.") and bool(node.all_input_nodes)
 
 
 def _example(value: Value) -> Tensor:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from . import attention as ops_attention
 from . import compare as ops_compare
+from . import interpolate as ops_interpolate
 from . import linear as ops_linear
 from . import movement as ops_movement
+from . import order as ops_order
 from . import pointwise as ops_pointwise
 from . import reduce as ops_reduce
+from . import scatter as ops_scatter
 from .table import TABLE
 
 __all__ = ["TABLE", "supported_operations"]
 
 # Importing them fills the table.
-_FILES = (ops_movement, ops_pointwise, ops_compare, ops_reduce, ops_linear, ops_attention)
+_FILES = (
+    ops_movement, ops_pointwise, ops_compare, ops_reduce, ops_linear, ops_attention, ops_order, ops_scatter,
+    ops_interpolate,
+)  # fmt: skip
 
 
 def supported_operations() -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from ....programs.enclose import cells, ranges
 from ....programs.program import Program, live
 from ..atoms import Refusal, Tape
 from ..values import Value, apply, as_value, atoms, divide, multiply, rescale, shape, subtract
-from .table import Operation, handles
+from .table import STEP, Operation, handles
 
 #: Cells of the box for the ranges that decide a comparison: four cuts for each of four coordinates.
 CELLS = 256
@@ -76,6 +76,14 @@ def _finite(tape: Tape, call: Operation) -> Value:
     return torch.full(tuple(shape(call["self"])), call.name == "isfinite")
 
 
+@handles("nan_to_num", note="the value itself: numbers on the box are finite")
+def _nan_to_num(tape: Tape, call: Operation) -> Value:
+    low, high = bounds(tape, call["self"])
+    if not (torch.isfinite(low) & torch.isfinite(high)).all():
+        raise Refusal("it replaces what is not finite; that its argument is finite cannot be shown on all of the box")
+    return call["self"]
+
+
 _STEPS = {
     "sign": torch.sign,
     "sgn": torch.sign,
@@ -102,6 +110,33 @@ def _step(tape: Tape, call: Operation) -> Value:
     if call.get("decimals"):
         raise Refusal("it jumps: only rounding to whole numbers can be constant on the box")
     return step(tape, call["self"], _STEPS[call.name])
+
+
+@handles("hardshrink", note="where it is settled which entries it keeps")
+def _hardshrink(tape: Tape, call: Operation) -> Value:
+    limit = float(call.get("lambd", 0.5))
+    if limit <= 0:
+        return call["self"]
+    low, high = bounds(tape, call["self"])
+    kept = (low > limit) | (high < -limit)
+    open_ = ~(kept | ((low >= -limit) & (high <= limit)))
+    if open_.any():
+        why = f"it jumps at {-limit:g} and {limit:g}, and {STEP}: its argument crosses that"
+        raise _undecided(why, low[open_], high[open_])
+    return rescale(tape, call["self"], kept.double())
+
+
+@handles("copysign", note="where the sign that is copied is settled on the box")
+def _copysign(tape: Tape, call: Operation) -> Value:
+    x, other = as_value(call["self"]), as_value(call["other"])
+    if isinstance(other, Tensor):
+        return rescale(tape, apply(tape, x, "abs"), torch.where(other.signbit(), -1.0, 1.0).double())
+    low, high = bounds(tape, other)
+    open_ = ~((low > 0) | (high < 0))  # 0 has two signs
+    if open_.any():
+        raise _undecided(f"it jumps, and {STEP}: the sign that it copies is not settled", low[open_], high[open_])
+    sign = torch.where(high < 0, -1.0, 1.0).double()
+    return rescale(tape, apply(tape, x, "abs"), sign)
 
 
 @handles("remainder", "fmod", "floor_divide", "frac", note="where the whole quotient is constant on all of the box")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import atoms as algebra
-from ..atoms import Refusal, Tape
+from ..atoms import Tape
 from ..values import Unknown, Value, add, atoms, matmul, multiply, rearranged, rescale, shape, subtract, wrap
 from .reduce import largest, total
 from .table import Operation, handles
@@ -101,8 +103,6 @@ def _cross(tape: Tape, call: Operation) -> Value:
 def _windows(ids: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
     """ids (N, C, space...) as (N, out..., C, kernel...); padding with zeros."""
     rank = len(kernel)
-    if ids.dim() != rank + 2:
-        raise Refusal("its input has no batch dimension")
     ids = torch.nn.functional.pad(ids, [p for pad in reversed(padding) for p in (pad, pad)])
     for axis in range(rank):
         ids = ids.unfold(2 + axis, (kernel[axis] - 1) * dilation[axis] + 1, stride[axis])[..., :: dilation[axis]]
@@ -118,8 +118,9 @@ def _spread(numbers: Any, rank: int) -> list[int]:
 def _convolution(tape: Tape, call: Operation) -> Value:
     ids, weight, bias = atoms(tape, call["input"]), call.constant("weight").double(), call.constant("bias")
     rank = weight.dim() - 2
-    if ids.dim() == rank + 1:
-        raise Refusal("its input has no batch dimension")
+    if ids.dim() == rank + 1:  # one point alone
+        alone = Operation(call.name, call.target, {**call.arguments, "input": wrap(tape, ids[None])})
+        return rearranged(tape, _convolution(tape, alone), lambda i: i[0])
     stride, padding, dilation = (_spread(call[key], rank) for key in ("stride", "padding", "dilation"))
     groups, kernel = int(call["groups"]), list(weight.shape[2:])
     if call["transposed"]:
@@ -128,8 +129,6 @@ def _convolution(tape: Tape, call: Operation) -> Value:
         weight = weight.flip(list(range(2, 2 + rank)))
         padding = [(k - 1) * d - p for k, d, p in zip(kernel, dilation, padding, strict=True)]
         stride = [1] * rank
-    if min(padding) < 0:
-        raise Refusal("it cuts off more than its kernel reaches")
     outputs = []
     for part, rows in zip(ids.chunk(groups, 1), weight.chunk(groups, 0), strict=True):
         patches = _windows(part, kernel, stride, padding, dilation).flatten(1 + rank)
@@ -148,18 +147,53 @@ def _dilated(ids: Tensor, stride: list[int], extra: list[int]) -> Tensor:
     return out
 
 
+class _Pooling:
+    """The windows of a pooling operation, along each of its axes."""
+
+    def __init__(self, call: Operation, ids: Tensor):
+        self.rank = int(call.name.partition("pool")[2][0])
+        self.alone = ids.dim() == self.rank + 1  # no batch: the first axis is that of the channels
+        self.ids = ids[None] if self.alone else ids
+        self.kernel, self.padding, self.dilation = (
+            _spread(call.get(key, 1), self.rank) for key in ("kernel_size", "padding", "dilation")
+        )
+        self.stride = _spread(call["stride"] or self.kernel, self.rank)
+        asked = {key: value for key, value in call.arguments.items() if key != "self"}
+        found = call.target(torch.zeros(self.ids.shape, dtype=torch.float64), **asked)
+        self.after = (found if isinstance(found, Tensor) else found[0]).shape[2:]
+
+    def start(self, axis: int, k: int) -> int:
+        return k * self.stride[axis] - self.padding[axis]
+
+    def places(self, axis: int, k: int) -> list[int]:
+        """What the window `k` along an axis holds of the input."""
+        first, step = self.start(axis, k), self.dilation[axis]
+        reached = (first + j * step for j in range(self.kernel[axis]))
+        return [place for place in reached if 0 <= place < self.ids.shape[2 + axis]]
+
+    def result(self, tape: Tape, ids: Tensor) -> Value:
+        return wrap(tape, ids[0] if self.alone else ids)
+
+
 @handles("avg_pool1d", "avg_pool2d", "avg_pool3d", note="affine")
 def _avg_pool(tape: Tape, call: Operation) -> Value:
-    rank = int(call.name[-2])
-    kernel, padding = _spread(call["kernel_size"], rank), _spread(call["padding"], rank)
-    stride = _spread(call["stride"] or kernel, rank)
-    if call.get("ceil_mode") or (any(padding) and not call.get("count_include_pad", True)):
-        raise Refusal("only whole windows are supported (no ceil_mode, count_include_pad)")
-    patches = _windows(atoms(tape, call["self"]), kernel, stride, padding, [1] * rank)
-    dims = list(range(patches.dim() - rank, patches.dim()))[::-1]
-    size = call.get("divisor_override")
-    out = total(tape, wrap(tape, patches), dims, scale=tape.reciprocal(float(size or math.prod(kernel))))
-    return rearranged(tape, out, lambda i: i.movedim(-1, 1))
+    pool = _Pooling(call, atoms(tape, call["self"]))
+    within, given = bool(call.get("count_include_pad", True)), call.get("divisor_override")
+    axes = []
+    for axis, wanted in enumerate(pool.after):
+        length, pad = pool.ids.shape[2 + axis], pool.padding[axis]
+        # Where the padding counts, a window may reach to its end, not beyond.
+        ends = [min(pool.start(axis, k) + pool.kernel[axis], length + pad) for k in range(wanted)]
+        sizes = [end - pool.start(axis, k) if within else len(pool.places(axis, k)) for k, end in enumerate(ends)]
+        axes.append([(pool.places(axis, k), size) for k, size in enumerate(sizes)])
+    before = pool.ids.shape[2:]
+    weight = np.zeros((before.numel(), pool.after.numel()))
+    for column, windows in enumerate(itertools.product(*axes)):
+        share = tape.reciprocal(float(given or math.prod(size for _, size in windows)))
+        rows = np.ravel_multi_index(np.meshgrid(*(places for places, _ in windows), indexing="ij"), before)
+        weight[rows.reshape(-1), column] = share
+    out = algebra.contract(tape, pool.ids.flatten(2), weight)
+    return pool.result(tape, out.reshape(*pool.ids.shape[:2], *pool.after))
 
 
 def _window(j: int, length: int, wanted: int) -> tuple[int, int]:
@@ -186,28 +220,26 @@ _PLACES = Unknown("the places that max-pooling gives beside the numbers choose b
 _MAX_POOLS = tuple(f"max_pool{rank}d{end}" for rank in (1, 2, 3) for end in ("", "_with_indices"))
 
 
-@handles(*_MAX_POOLS, note="without padding, and without the places: relus")
+def _largest_within(tape: Tape, ids: Tensor, dim: int, windows: list[list[int]]) -> Tensor:
+    """The maxima of windows along an axis."""
+    found = [atoms(tape, largest(tape, wrap(tape, ids[(slice(None),) * dim + (w,)]), [dim], True)) for w in windows]
+    return torch.cat(found, dim)
+
+
+@handles(*_MAX_POOLS, note="without the places: relus")
 def _max_pool(tape: Tape, call: Operation) -> Any:
-    rank = int(call.name[8])
-    kernel, padding, dilation = (_spread(call[key], rank) for key in ("kernel_size", "padding", "dilation"))
-    stride = _spread(call["stride"] or kernel, rank)
-    if call.get("ceil_mode") or any(padding):
-        raise Refusal("only whole windows are supported (no ceil_mode, no padding)")
-    patches = _windows(atoms(tape, call["self"]), kernel, stride, padding, dilation)
-    dims = list(range(patches.dim() - rank, patches.dim()))[::-1]
-    out = rearranged(tape, largest(tape, wrap(tape, patches), dims, False), lambda i: i.movedim(-1, 1))
+    pool = _Pooling(call, atoms(tape, call["self"]))
+    ids = pool.ids
+    for axis, wanted in enumerate(pool.after):
+        ids = _largest_within(tape, ids, 2 + axis, [pool.places(axis, k) for k in range(wanted)])
+    out = pool.result(tape, ids)
     return [out, _PLACES] if call.name.endswith("indices") else out
 
 
 @handles(*(f"adaptive_max_pool{rank}d" for rank in (1, 2, 3)), note="without the places: relus")
 def _adaptive_max_pool(tape: Tape, call: Operation) -> Any:
-    x, rank = call["self"], int(call.name[-2])
-    for axis, wanted in zip(range(-rank, 0), _spread(call["output_size"], rank), strict=True):
-        dim = axis + len(shape(x))
-        windows = []
-        for j in range(wanted):
-            start, end = _window(j, shape(x)[dim], wanted)
-            window = rearranged(tape, x, lambda i, a=dim, b=start, c=end: i.narrow(a, b, c - b))
-            windows.append(atoms(tape, largest(tape, window, [dim], True)))
-        x = wrap(tape, torch.cat(windows, dim))
-    return [x, _PLACES]
+    ids, rank = atoms(tape, call["self"]), int(call.name[-2])
+    for dim, wanted in zip(range(ids.dim() - rank, ids.dim()), _spread(call["output_size"], rank), strict=True):
+        length = ids.shape[dim]
+        ids = _largest_within(tape, ids, dim, [[*range(*_window(j, length, wanted))] for j in range(wanted)])
+    return [wrap(tape, ids), _PLACES]

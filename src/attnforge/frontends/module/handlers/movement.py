@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..atoms import Refusal, Tape
 from ..values import SYMBOLS, as_value, atoms, is_data, leaves, moved, rearranged, shape, substitute, wrap
+from .scatter import put
 from .table import Operation, handles, words
 
 # Which arguments hold the contents that are moved, where that is not just `self`; all others steer.
@@ -53,8 +54,10 @@ def _move(tape: Tape, call: Operation) -> Any:
     names = _CONTENTS.get(call.name, ("self",))
     for key in call.arguments.keys() - set(names):
         call.constant(key)
-    if call.get("accumulate") or call.get("reduce"):
-        raise Refusal("it adds up what is moved to one place")
+    if call.get("accumulate"):
+        return put(tape, call)
+    if call.get("reduce"):
+        raise Refusal("it multiplies or adds what is moved to one place; scatter_add has a form here")
     if call.name == "where" and (mask := call.constant("condition").bool()).unique().numel() == 1:
         return _chosen(tape, call["self"] if mask.all() else call["other"], call)
     contents = [leaf for key in names for leaf in leaves(call.get(key)) if leaf is not None]
@@ -122,6 +125,12 @@ def coarser(tape: Tape, wanted: Iterable[Any]) -> torch.dtype | None:
     most = torch.finfo(tape.own).eps
     floats = (d for d in wanted if isinstance(d, torch.dtype) and d.is_floating_point)
     return next((d for d in floats if torch.finfo(d).eps > most), None)
+
+
+@handles("embedding", note="rows of a table at constant places: free")
+def _embedding(tape: Tape, call: Operation) -> Any:
+    places = call.constant("indices").long()
+    return rearranged(tape, call["weight"], lambda i: i[places])
 
 
 @handles("copy", note="the source, in the shape of the destination")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from ..values import (
     subtract,
 )
 from .reduce import mean, total
-from .table import Operation, handles, words
+from .table import STEP, Operation, handles, words
 
 _UNARY = {
     name: name
@@ -85,7 +86,7 @@ def _elu(tape: Tape, call: Operation) -> Value:
 def _softplus(tape: Tape, call: Operation) -> Value:
     beta, threshold = float(call.get("beta", 1)), float(call.get("threshold", 20))
     if threshold < 1:
-        raise Refusal(f"it jumps at its threshold {threshold:g}: no network of attention heads is close to a step")
+        raise Refusal(f"it jumps at its threshold {threshold:g}: {STEP}")
     bent = apply(tape, rescale(tape, call["self"], beta), functions.softplus(threshold))
     return rescale(tape, bent, tape.reciprocal(beta))
 
@@ -150,7 +151,7 @@ def _huber(tape: Tape, call: Operation) -> Value:
 @handles("threshold", note="where it is continuous: threshold = value")
 def _threshold(tape: Tape, call: Operation) -> Value:
     if call["threshold"] != call["value"]:
-        raise Refusal("it jumps: no network of attention heads is close to a step")
+        raise Refusal(f"it jumps: {STEP}")
     return maximum(tape, call["self"], as_value(call["value"]))
 
 
@@ -175,7 +176,7 @@ def _product(tape: Tape, call: Operation) -> Value:
 @handles("div", "divide", "true_divide", note="by constants, or by data through its reciprocal")
 def _quotient(tape: Tape, call: Operation) -> Value:
     if call.get("rounding_mode"):
-        raise Refusal("it jumps: no network of attention heads is close to a step")
+        raise Refusal(f"it jumps: {STEP}")
     return divide(tape, as_value(call["self"]), as_value(call["other"]))
 
 
@@ -211,6 +212,28 @@ def _minimum(tape: Tape, call: Operation) -> Value:
 @handles("logaddexp", note="through softplus")
 def _log_add_exp(tape: Tape, call: Operation) -> Value:
     return log_add_exp(tape, call["self"], call["other"])
+
+
+@handles("logit", "special_logit", note="log(x) - log(1 - x); with eps after a clamp")
+def _logit(tape: Tape, call: Operation) -> Value:
+    x, eps = call["self"], call.get("eps")
+    if eps is not None:
+        if not 0 < eps < 0.5:
+            raise Refusal(f"its eps is {eps:g}; it must lie between 0 and 1/2")
+        x = apply(tape, x, _clip(float(eps), 1 - float(eps)))
+    return subtract(tape, apply(tape, x, "log"), apply(tape, rescale(tape, x, -1.0, 1.0), "log"))
+
+
+@handles("logaddexp2", note="through softplus")
+def _log_add_exp2(tape: Tape, call: Operation) -> Value:
+    ln2 = _log_two(tape)
+    x, y = (rescale(tape, as_value(call[key]), ln2) for key in ("self", "other"))
+    return divide(tape, log_add_exp(tape, x, y), torch.tensor(ln2, dtype=torch.float64))
+
+
+def _log_two(tape: Tape) -> float:
+    near = math.log(2)  # within a unit in the last place of the number that is meant
+    return float(tape.doubt(np.array(near), np.array(math.ulp(near))))
 
 
 @handles("hypot", note="sqrt(x^2 + y^2)")

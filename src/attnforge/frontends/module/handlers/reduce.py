@@ -101,6 +101,16 @@ def tournament(tape: Tape, x: Value, dims: list[int], keepdim: bool, join: Join)
     return rearranged(tape, x, lambda i: i.reshape(kept))
 
 
+def running(tape: Tape, x: Value, dim: int, join: Join) -> Value:
+    """An operation over the first entries along an axis, for every number of them."""
+    if not shape(x):
+        return x
+    parts = [rearranged(tape, x, lambda i, k=k: i.select(dim, k)) for k in range(shape(x)[dim])]
+    for k in range(1, len(parts)):
+        parts[k] = join(tape, parts[k - 1], parts[k])
+    return wrap(tape, torch.stack([atoms(tape, part) for part in parts], dim))
+
+
 def largest(tape: Tape, x: Value, dims: list[int], keepdim: bool, sign: float = 1.0) -> Value:
     """The maximum (sign 1) or minimum (sign -1) over axes."""
     for d in dims:
@@ -189,11 +199,12 @@ def _cumsum(tape: Tape, call: Operation) -> Value:
 
 @handles("cumprod", note="one product after the other")
 def _cumprod(tape: Tape, call: Operation) -> Value:
-    x, dim = call["self"], call["dim"]
-    parts = [rearranged(tape, x, lambda i, k=k: i.select(dim, k)) for k in range(shape(x)[dim])]
-    for k in range(1, len(parts)):
-        parts[k] = multiply(tape, parts[k - 1], parts[k])
-    return wrap(tape, torch.stack([atoms(tape, part) for part in parts], dim))
+    return running(tape, call["self"], int(call["dim"]), multiply)
+
+
+@handles("logcumsumexp", note="one softplus after the other")
+def _logcumsumexp(tape: Tape, call: Operation) -> Value:
+    return running(tape, call["self"], int(call["dim"]), log_add_exp)
 
 
 @handles("logsumexp", note="a tournament of softplus, which never overflows")
@@ -223,6 +234,14 @@ def _norm(tape: Tape, call: Operation) -> Value:
 def _dist(tape: Tape, call: Operation) -> Value:
     difference = subtract(tape, call["self"], call["other"])
     return _norm(tape, Operation("norm", None, {"self": difference, "p": call.get("p")}))
+
+
+@handles("_pdist_forward", note="norms of differences of pairs of rows")
+def _pdist(tape: Tape, call: Operation) -> Value:
+    first, second = torch.triu_indices(shape(call["self"])[0], shape(call["self"])[0], 1)
+    left, right = (rearranged(tape, call["self"], lambda i, rows=rows: i[rows]) for rows in (first, second))
+    difference = subtract(tape, left, right)
+    return _norm(tape, Operation("norm", None, {"self": difference, "p": call.get("p", 2.0), "dim": [-1]}))
 
 
 @handles("cdist", "_cdist_forward", "_euclidean_dist", note="norms of differences of rows")
