@@ -49,6 +49,7 @@ from .capture import (
     warn_of_training,
 )
 from .handlers import supported_operations
+from .surroundings import asked, others, read_training, same
 from .values import Atoms, Unknown, atoms
 from .walk import Execution, Obstacle
 
@@ -206,9 +207,17 @@ def capture_module(target: nn.Module | Callable[..., Tensor], boxes: Box | tuple
     net = target if isinstance(target, nn.Module) else FunctionModule(target)
     _refuse_weightless(net)
     warn_of_training(net)
+    if modes := read_training(net):
+        warnings.warn(
+            f"the module is in training mode, and the code of {', '.join(sorted(modes))} reads that; what is captured "
+            "is its evaluation mode: call module.eval() first",
+            UserWarning,
+            stacklevel=2,
+        )
     unproved: set[str] = set()
     with evaluation(net):
         program = _read_either_way(net, boxes, unproved)
+        _refuse_asking(net, boxes, program)
     if unproved:
         warnings.warn(
             f"{describe(net)} computes constants with {', '.join(sorted(unproved))}, and how torch rounds there is not "
@@ -217,6 +226,24 @@ def capture_module(target: nn.Module | Callable[..., Tensor], boxes: Box | tuple
             stacklevel=2,
         )
     return program
+
+
+def _refuse_asking(net: nn.Module, boxes: tuple[Box, ...], program: Program) -> None:
+    """Raise for a target that asks where it is called, and computes something else elsewhere."""
+    questions = asked(net, Convention(net, boxes, BATCH, set()).examples(torch.float64))
+    for other in others(net, questions):
+        why = ""
+        try:
+            with other.enter():
+                again = _read_either_way(net, boxes, set())
+            why = "" if same(program, again) else "computes something else"
+        except (ArgumentError, DomainError, UnsupportedOperation) as error:
+            why = f"cannot be read ({str(error).splitlines()[0]})"
+        if why:
+            raise UnsupportedOperation(
+                f"{describe(net)} asks torch for {other.question} when it is called, and {why} where {other.where}: "
+                "a network is one function for every call; write the target so that it does not ask"
+            )
 
 
 def _refuse_weightless(net: nn.Module) -> None:
