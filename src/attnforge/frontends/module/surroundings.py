@@ -93,7 +93,7 @@ def asked(net: nn.Module, points: tuple[Tensor, ...]) -> set[str]:
 
     before = sys.getprofile()
     for enter in (torch.enable_grad, lambda: _learning(net)):
-        with enter(), unchanged(net), _Getters(found), suppress(Exception):  # what it raises is told by whoever reads it
+        with enter(), unchanged(net), _Getters(found), suppress(Exception):  # told by whoever reads it
             sys.setprofile(note)
             try:
                 net(*points)
