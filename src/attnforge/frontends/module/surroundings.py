@@ -48,7 +48,7 @@ _OF_TENSORS = {
 
 
 @dataclass(frozen=True)
-class Other:
+class Elsewhere:
     """Surroundings in which the answer to a question is another one."""
 
     question: str
@@ -135,7 +135,7 @@ def _eager(_: nn.Module) -> Iterator[None]:
             setattr(home, name, true)
 
 
-def others(net: nn.Module, questions: set[str]) -> list[Other]:
+def others(net: nn.Module, questions: set[str]) -> list[Elsewhere]:
     """For every question the surroundings with another answer; none twice."""
     ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "is_grad_enabled": lambda: torch.set_grad_enabled(not torch.is_grad_enabled()),
@@ -143,12 +143,12 @@ def others(net: nn.Module, questions: set[str]) -> list[Other]:
         **dict.fromkeys(_COMPILED, lambda: _eager(net)),
         **dict.fromkeys(_LEARNING, lambda: _learning(net)),
     }
-    found: dict[str, Other] = {}
+    found: dict[str, Elsewhere] = {}
     for question in sorted(questions):
         where = QUESTIONS[question]
         if question == "is_grad_enabled" and not torch.is_grad_enabled():
             where = "gradients are recorded"
-        found.setdefault(where, Other(question, where, ways[question]))
+        found.setdefault(where, Elsewhere(question, where, ways[question]))
     return list(found.values())
 
 
