@@ -106,7 +106,7 @@ class HtmlTable:
     ) -> HtmlTable:  # fmt: skip
         """Checks that every row has a cell for each column; works out the alignment where none is given.
 
-        >>> Table.of(["name", "size"], [["gelu", 32], ["sin", 8]], None, None).align
+        >>> HtmlTable.of(["name", "size"], [["gelu", 32], ["sin", 8]], None, None).align
         ('left', 'right')
         """
         body = [tuple(row) for row in rows]
