@@ -1,5 +1,6 @@
 """Constants of a module are meant as real numbers, masks as they stand, and data does not leave torch unseen."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -174,3 +175,107 @@ def test_casts_that_change_nothing_are_free() -> None:
     half = Norm(lambda x: torch.nn.functional.rms_norm(x, (3,)), torch.float64)
     (norm,) = (op for op in capture_module(half, CUBE).ops if isinstance(op, Normalise))
     assert norm.eps == torch.finfo(torch.float64).eps
+
+
+NEAR, FAR = 25.0, 25.0 - 1e-11
+ROUNDED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[arb, arb], list[arb]]]] = {
+    "difference": (lambda x, c: x - c, lambda x, c: [x - c]),
+    "multiple": (lambda x, c: torch.add(x, c, alpha=3.0), lambda x, c: [x + 3 * c]),
+    "clamp": (lambda x, c: torch.clamp(x, max=c + 0.5), lambda x, c: [min(x, c + arb(0.5))]),
+    "exponent": (lambda x, c: x**c, lambda x, c: [x**c]),
+    "base": (lambda x, c: c**x, lambda x, c: [c**x]),
+    "batch norm": (
+        lambda x, c: torch.nn.functional.batch_norm(x, c, torch.ones_like(c), eps=0.0),
+        lambda x, c: [x - c],
+    ),
+    "row of a softmax": (
+        lambda x, c: torch.stack([torch.cat([x, x * 0], -1), torch.stack([c, 0 * c], -1).expand(len(x), 2)], 1)
+        .softmax(-1)[:, 1],
+        lambda x, c: [c.exp() / (1 + c.exp()), 1 / (1 + c.exp())],
+    ),
+    "row of a layer norm": (
+        lambda x, c: torch.nn.functional.layer_norm(
+            torch.stack([torch.cat([x, -x], -1), torch.stack([c, 0 * c], -1).expand(len(x), 2)], 1), (2,), eps=1.0
+        )[:, 1],
+        lambda x, c: [sign * c / 2 / ((c / 2) ** 2 + 1).sqrt() for sign in (1, -1)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_constants_that_cancel_are_charged_wherever_they_go(name: str) -> None:
+    """A difference of exponentials of which five digits are left: the number that is meant is 1e-5 off."""
+    target, meant = ROUNDED[name]
+    near, far = (torch.tensor([end], dtype=torch.float64) for end in (NEAR, FAR))
+    net = af.compile(
+        lambda x: target(x, torch.exp(near) - torch.exp(far)), Box.cube(0.5, 2, shape=1), eps=1e-2, dtype="float64"
+    )
+    x = torch.linspace(0.5, 2, 9, dtype=torch.float64)[:, None]
+    saved, ctx.prec = ctx.prec, 200
+    try:
+        constant = arb(NEAR).exp() - arb(FAR).exp()
+        wanted = [meant(arb(point), constant) for point in x.flatten().tolist()]
+        rows = zip(wanted, net(x).tolist(), strict=True)
+        worst = max(float(abs(a - arb(b))) for row, out in rows for a, b in zip(row, out, strict=True))
+    finally:
+        ctx.prec = saved
+    assert net.bound is not None and 1e-7 < worst <= net.bound
+
+
+def test_what_may_be_divided_by_zero_is_refused() -> None:
+    a, b, c = (torch.tensor(x, dtype=torch.float64) for x in (0.1, 0.2, 0.3))
+    with pytest.raises(af.UnsupportedOperation, match="was rounded, and that may be 0"):
+        capture_module(lambda x: x / ((a + b) - c), CUBE)
+    with pytest.raises(af.UnsupportedOperation, match="which quantile it gives is a constant that was rounded"):
+        capture_module(lambda x: x.quantile(a * b, -1), CUBE)
+
+
+@pytest.mark.parametrize("target", [
+    lambda x: torch.copysign(x + 1, 0 * x),
+    lambda x: torch.copysign(x + 1, x.clamp(min=0)),
+    lambda x: x + torch.signbit(x.clamp(min=0)).double(),
+])  # fmt: skip
+def test_the_sign_of_zero_is_not_read(target: Callable[[Tensor], Tensor]) -> None:
+    """0 * x is minus zero below 0, on a part of the box that no random point meets."""
+    with pytest.raises(af.UnsupportedOperation, match="settled"):
+        capture_module(target, Box.cube(-1e-9, 1, shape=3))
+
+
+@pytest.mark.parametrize("target", [
+    lambda x: x + torch.signbit(0 * x).double(),
+    lambda x: x + torch.atan(1 / (0 * x)),
+    lambda x: x + torch.tanh(torch.rsqrt(0 * x)),
+])  # fmt: skip
+def test_the_sign_of_a_zero_that_was_data_is_not_read(target: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(af.UnsupportedOperation, match="the sign of a constant 0"):
+        capture_module(target, Box.cube(-1e-9, 1, shape=3))
+    assert len(capture_module(lambda x: x + torch.log(torch.zeros(3)).exp(), Box.cube(-1, 1, shape=3)).ops) > 0
+
+
+def test_pieces_that_meet_up_to_rounding_are_charged_with_the_gap() -> None:
+    """exp(0.3) as torch has it is not the number that is meant, and so the pieces are 2e-17 apart."""
+    number = math.exp(0.3)
+    program = capture_module(lambda x: torch.where(x > 0.3, torch.exp(x), number), Box.cube(0, 1, shape=1))
+    saved, ctx.prec = ctx.prec, 200
+    try:
+        gap = float(abs(arb(0.3).exp() - arb(number)))
+    finally:
+        ctx.prec = saved
+    assert 0 < gap <= max(float(op.slack[-1].max()) for op in program.ops if isinstance(op, Linear)) < 1e-14
+    joined = capture_module(lambda x: torch.where(x > 0, x.sin(), x), Box.cube(-1, 1, shape=1))
+    assert all(not off.any() for op in joined.ops if isinstance(op, Linear) for off in op.slack)
+
+
+def test_the_ends_of_a_clipped_logit_are_those_of_real_numbers() -> None:
+    """In float64 1 - 1e-6 is off by 2e-17, and the logit there by 3e-11."""
+    net = af.compile(lambda x: torch.logit(x, eps=1e-6), Box.cube(0.5, 2, shape=1), eps=1e-8, dtype="float64")
+    saved, ctx.prec = ctx.prec, 200
+    try:
+        eps = arb(1e-6)
+        wanted = ((1 - eps) / eps).log()
+        worst = float(abs(wanted - arb(net(torch.full((1, 1), 1.5, dtype=torch.float64)).item())))
+    finally:
+        ctx.prec = saved
+    assert net.bound is not None and worst <= net.bound
+    with pytest.raises(af.UnsupportedOperation, match="where 1 - eps is not 1"):
+        capture_module(lambda x: torch.logit(x, eps=1e-12), CUBE)

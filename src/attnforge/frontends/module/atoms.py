@@ -120,14 +120,15 @@ class Tape:
     def doubt(self, numbers: Array, off: Array) -> Array:
         """Numbers that were rounded, to be used instead: each stands for one within `off` of it.
 
-        They are known by their value, wherever they go. Another number that happens to be equal is charged as well,
-        which is sound; 0 and powers of two, which every program is full of, are moved by a unit in the last place.
+        They are known by their size, wherever they go and whatever their sign becomes. Another number that happens to
+        be equal is charged as well, which is sound; 0 and powers of two, which every program is full of, are moved by a
+        unit in the last place.
         """
         popular = (np.abs(np.frexp(numbers)[0]) == 0.5) | (numbers == 0)
         moved = np.where(popular & (off > 0), np.nextafter(numbers, np.inf), numbers)
         with np.errstate(invalid="ignore"):  # of infinities, which are masks and never off
             far = np.where(off > 0, up(off + np.abs(moved - numbers)), 0.0)
-        for number, most in zip(moved[far > 0].tolist(), far[far > 0].tolist(), strict=True):
+        for number, most in zip(np.abs(moved[far > 0]).tolist(), far[far > 0].tolist(), strict=True):
             self._doubts[number] = max(most, self._doubts.get(number, 0.0))
             self._sorted = None
         return moved
@@ -140,8 +141,9 @@ class Tape:
             found = np.array(sorted(self._doubts))
             self._sorted = found, np.array([self._doubts[key] for key in found.tolist()])
         keys, far = self._sorted
-        at = np.minimum(np.searchsorted(keys, numbers), len(keys) - 1)
-        return np.where(keys[at] == numbers, far[at], 0.0)
+        sizes = np.abs(numbers)
+        at = np.minimum(np.searchsorted(keys, sizes), len(keys) - 1)
+        return np.where(keys[at] == sizes, far[at], 0.0)
 
     def reciprocal(self, number: float) -> float:
         """1 / number, rounded."""

@@ -49,6 +49,7 @@ def computed(tape: Tape, name: str, target: Any, args: list[Any], kwargs: dict[s
     (True, [0.0])
     """
     result = evaluated(target, args, kwargs)
+    _refuse_signs_of_zero(name, result, [*leaves([args, kwargs])])
     _kept(tape, result, [*leaves([args, kwargs])])
     call = Operation(name, target, named(target, args, kwargs)) if isinstance(target, OpOverload) else None
     given = [leaf for leaf in leaves([args, kwargs]) if _real(leaf)]
@@ -70,6 +71,22 @@ def computed(tape: Tape, name: str, target: Any, args: list[Any], kwargs: dict[s
             return found
     tape.unproved.add(name)
     return result
+
+
+#: What tells 0 from minus 0, by its results or by infinities of either sign. Where it is 0 times data, as in 0 * x, its
+#: sign is that of the data, and not known here.
+SIGNED = {*words("signbit copysign atan2 arctan2 div divide true_divide reciprocal rsqrt pow")}
+
+
+def _refuse_signs_of_zero(name: str, result: Any, given: list[Any]) -> None:
+    """Raise for an operation whose result hangs on the sign of a zero."""
+    zero = any(_real(leaf) and bool((leaf == 0).any()) for leaf in given)
+    if name not in SIGNED or not zero:
+        return
+    wild = any(_real(leaf) and bool(leaf.isinf().any()) for leaf in leaves(result))
+    finite = all(not _real(leaf) or bool(leaf.isfinite().all()) for leaf in given)
+    if name in ("signbit", "copysign", "atan2", "arctan2") or (wild and finite):
+        raise Refusal("it reads the sign of a constant 0, which has two, or divides by it")
 
 
 def _kept(tape: Tape, result: Any, given: list[Any]) -> None:

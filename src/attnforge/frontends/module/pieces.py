@@ -14,11 +14,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx.node import map_arg
 
+from ...box import Box
 from ...census.graph import operator_name
+from .atoms import Refusal, Tape
+from .constants import computed, promoted
 from .handlers.table import STEP, TABLE
 
 if TYPE_CHECKING:
@@ -33,6 +37,10 @@ _NOT_POINTWISE = {"huber_loss", "smooth_l1_loss"}  # among the operators of `poi
 
 JUMP = "attnforge_jump"
 """Where the meta data of a comparison say that what is chosen by it jumps, and how far."""
+
+
+GAP = "attnforge_gap"
+"""Where the meta data of a node say how far it may be from the `where` that it was."""
 
 
 def join_pieces(module: GraphModule, constants: Mapping[str, Tensor]) -> None:
@@ -58,24 +66,27 @@ def _join(pieces: _Pieces, node: Any) -> None:
         return
     x, limit = test.args
     place = None if pieces.is_data(limit) or not pieces.is_data(x) else pieces.number(limit, {})
-    if place is None:
+    if place is None or place[1] > 0:
         return
+    limit_at = place[0]
     above, below = node.args[1:] if _ABOVE[operator_name(test)] else (node.args[2], node.args[1])
     cones = [pieces.cone(piece, x) for piece in (above, below)]
     if any(cone is None for cone in cones):
         return
-    here, there = (pieces.number(piece, {x: torch.tensor(place, dtype=torch.float64)}) for piece in (above, below))
+    here, there = (pieces.number(piece, {x: torch.tensor(limit_at, dtype=torch.float64)}) for piece in (above, below))
     if here is None or there is None:
         return
-    if here != there:
-        low, high = (f"{end:.4g}" for end in (there, here))
+    (above_there, off), (below_there, slip) = here, there
+    gap = 0.0 if off == slip == 0 and above_there == below_there else _total(abs(above_there - below_there), off, slip)
+    if abs(above_there - below_there) > off + slip:
+        low, high = (f"{end:.4g}" for end in (below_there, above_there))
         if low != high:
-            test.meta[JUMP] = f"torch.where jumps at {place:g}, from {low} to {high}: {STEP}"
+            test.meta[JUMP] = f"torch.where jumps at {limit_at:g}, from {low} to {high}: {STEP}"
         return
     graph, clamp = node.graph, torch.ops.aten.clamp.default
     made = []
     with graph.inserting_before(node):
-        for piece, cone, ends in ((above, cones[0], (place, None)), (below, cones[1], (None, place))):
+        for piece, cone, ends in ((above, cones[0], (limit_at, None)), (below, cones[1], (None, limit_at))):
             moved: dict[Any, Any] = {x: graph.call_function(clamp, (x, *ends))}
             moved[x].meta = dict(x.meta)
             for one in cone or ():
@@ -86,8 +97,14 @@ def _join(pieces: _Pieces, node: Any) -> None:
             total = graph.call_function(torch.ops.aten.add.Tensor, tuple(made))
             total.meta = dict(node.meta)
         else:  # a piece that is a number is a(c) itself, and nothing is left of it
-            (total,), here = node_of, 0.0
-    node.target, node.args = torch.ops.aten.sub.Scalar, (total, here)
+            (total,), above_there = node_of, 0.0
+    node.target, node.args = torch.ops.aten.sub.Scalar, (total, above_there)
+    node.meta[GAP] = gap
+
+
+def _total(*parts: float) -> float:
+    """An upper bound of a sum of numbers that are not negative."""
+    return math.nextafter(math.fsum(parts), math.inf)
 
 
 def _softshrink(node: Any) -> tuple[Any, float] | None:
@@ -130,6 +147,7 @@ class _Pieces:
 
     def __init__(self, module: GraphModule, constants: Mapping[str, Tensor]):
         self.module, self.constants = module, constants
+        self.tape = Tape(Box.cube(0, 1, shape=1), 1, 1)  # knows how far constants are off
         self._data: dict[Node, bool] = {}
         for node in module.graph.nodes:
             own = node.op == "placeholder" and node.name not in constants
@@ -156,23 +174,25 @@ class _Pieces:
             todo += [n for n in node.all_input_nodes if self.is_data(n)]
         return [node for node in x.graph.nodes if node in found]
 
-    def number(self, value: Any, known: dict[Any, Any]) -> float | None:
-        """The one number that a value is, given those of some nodes; None where it is not one finite number."""
+    def number(self, value: Any, known: dict[Any, Any]) -> tuple[float, float] | None:
+        """The one number that a value is, given those of some nodes, and how far off; None if it is not one number."""
         try:
             out = self._value(value, known)
-        except (KeyError, RuntimeError, TypeError, ValueError):  # an operator that does not take a single number
+        except (KeyError, RuntimeError, TypeError, ValueError, Refusal):  # an operator that takes no single number
             return None
         if isinstance(out, Tensor):
             out = out.double().unique()
             out = float(out[0]) if out.numel() == 1 else None
-        return float(out) if isinstance(out, (int, float)) and math.isfinite(out) else None
+        if self.tape.unproved or not isinstance(out, (int, float)) or not math.isfinite(out):
+            return None
+        return float(out), float(self.tape.off(np.array(float(out))))
 
     def _value(self, value: Any, known: dict[Any, Any]) -> Any:
         if not hasattr(value, "op"):
             return value
         if value not in known:
             if value.op == "placeholder":
-                known[value] = self.constants[value.name]
+                known[value] = promoted(self.constants[value.name])
             elif value.op == "get_attr":
                 known[value] = getattr(self.module, str(value.target)).double()
             elif operator_name(value) in _FILLED:
@@ -180,7 +200,7 @@ class _Pieces:
                 known[value] = value.args[-1] if fill is None else fill
             else:
                 args, kwargs = map_arg((value.args, value.kwargs), lambda n: self._value(n, known))
-                known[value] = value.target(*args, **kwargs)
+                known[value] = computed(self.tape, operator_name(value), value.target, args, kwargs)
         return known[value]
 
 

@@ -212,10 +212,17 @@ def rescale(tape: Tape, x: Value, scale: Amount, bias: Amount = 0.0) -> Value:
     return wrap(tape, algebra.affine(tape, atoms(tape, x), a, b))
 
 
+def _scaled(tape: Tape, constant: Tensor, scale: float) -> Tensor:
+    """scale * constant, what that rounds being charged."""
+    product = rescale(tape, constant.double(), scale)
+    assert isinstance(product, Tensor), "a constant times a number is one"
+    return product
+
+
 def add(tape: Tape, x: Value, y: Value, alpha: float = 1.0) -> Value:
     """x + alpha y."""
     if isinstance(y, Tensor):
-        return rescale(tape, x, 1.0, alpha * y.double())
+        return rescale(tape, x, 1.0, _scaled(tape, y, alpha))
     if isinstance(x, Tensor):
         return rescale(tape, y, alpha, x.double())
     return wrap(tape, algebra.combine(tape, atoms(tape, x), atoms(tape, y), alpha))
@@ -245,6 +252,8 @@ def divide(tape: Tape, x: Value, y: Value) -> Value:
         with np.errstate(divide="ignore", invalid="ignore"):
             simple = np.abs(np.frexp(below)[0]) == 0.5
             off = np.abs(inverse) * (tape.off(below) / (np.abs(below) - tape.off(below)) + np.where(simple, 0.0, 2 * U))
+        if (tape.off(below) >= np.abs(below))[below != 0].any():
+            raise Refusal("it divides by a constant that was rounded, and that may be 0")
         known = np.isfinite(inverse) & np.isfinite(off) & (off >= 0)
         return rescale(tape, x, torch.from_numpy(tape.doubt(inverse, np.where(known, off, 0.0))))
     return multiply(tape, x, apply(tape, y, "reciprocal"))

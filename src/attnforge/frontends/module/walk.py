@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -20,8 +21,8 @@ from .constants import computed, evaluated, named, promoted
 from .handlers import TABLE
 from .handlers.movement import coarser
 from .handlers.table import REFUSED, Operation, reason
-from .pieces import JUMP
-from .values import SYMBOLS, Unknown, Value, is_data, leaves, shape, substitute
+from .pieces import GAP, JUMP
+from .values import SYMBOLS, Unknown, Value, is_data, leaves, rescale, shape, substitute
 
 CODE = 40  # letters of a line of code that stand for an operation
 
@@ -103,6 +104,9 @@ class Execution:
         try:
             self._keep_digits(node)
             result = self._read(node, self._written(node, args, kwargs))
+            if node.meta.get(GAP) and not isinstance(result, Unknown):
+                off = self.tape.doubt(np.array(0.0), np.array(node.meta[GAP]))
+                result = rescale(self.tape, result, 1.0, float(off))
             if _cuts(node) and any(map(is_data, leaves(result))):
                 raise Refusal("it turns data into integers or truth values")
         except Refusal as refusal:

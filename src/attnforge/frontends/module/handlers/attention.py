@@ -12,7 +12,7 @@ import torch
 from flint import arb
 from torch import Tensor
 
-from ....functions.directed import U, precision, split
+from ....functions.directed import U, high_end, precision, split
 from .. import attention
 from ..atoms import Ints, Refusal, Tape, unique_rows
 from ..attention import Scores
@@ -35,11 +35,15 @@ from .linear import product
 from .reduce import log_sum_exp, mean, variance
 from .table import Operation, handles, words
 
+#: Bits for rows of numbers: 53 that are kept, and as many to lose in sums of large and small ones.
+ROWS = 128
 
-def by_rows(tape: Tape, ids: Tensor, write: Callable[[Ints], Ints], value: Callable[[Tensor], Tensor]) -> Tensor:
+
+def by_rows(tape: Tape, ids: Tensor, write: Callable[[Ints], Ints], value: Callable[[list[arb]], list[arb]]) -> Tensor:
     """An operation on rows (..., K) of single tokens.
 
-    `write` maps the slots of a row to those of its result, `value` does the same to rows that are all numbers.
+    `write` maps the slots of a row to those of its result, `value` does the same to rows that are all numbers: these
+    are balls, since some of the numbers may have been rounded.
     """
     parts = tape.unpack(ids.reshape(-1, ids.shape[-1]))
     token, point = tape.one_token(parts.token), tape.one_point(parts.point)
@@ -49,7 +53,10 @@ def by_rows(tape: Tape, ids: Tensor, write: Callable[[Ints], Ints], value: Calla
 
     def row(slots: Ints) -> Ints:
         if tape.is_number(slots).all():
-            return tape.constants(value(torch.from_numpy(tape.numbers(slots))).numpy())
+            numbers = tape.numbers(slots)
+            with precision(ROWS):
+                plain = [arb(x) for x in numbers.tolist()]
+                return tape.constants(_rounded(tape, value(plain), value(_balls(tape, numbers))).numpy())
         return write(slots)
 
     slots = np.stack([row(pattern) for pattern in patterns])[inverse]
@@ -63,7 +70,7 @@ def softmax(tape: Tape, x: Value, dim: int) -> Value:
         ids = atoms(tape, moved_last)
         parts = tape.unpack(ids.reshape(-1, ids.shape[-1]))
         if tape.one_token(parts.token) is not None:
-            rows = by_rows(tape, ids, _softmax_row(tape), lambda row: row.softmax(-1))
+            rows = by_rows(tape, ids, _softmax_row(tape), _shares)
             return rearranged(tape, wrap(tape, rows), lambda i: i.movedim(-1, dim))
         tape.one_point(parts.point)
         found = attention.token_scores(tape, parts)
@@ -72,6 +79,21 @@ def softmax(tape: Tape, x: Value, dim: int) -> Value:
     size = shape(moved_last)
     weights = attention.softmax(tape, found)
     return replace(weights, codes=weights.codes.reshape(size).movedim(-1, dim))
+
+
+def _shares(row: list[arb]) -> list[arb]:
+    """The softmax of numbers, some of which may be minus infinity."""
+    seen = [x for x in row if not _hides(x)]
+    if not seen:
+        raise Refusal("its mask hides every entry of a row")
+    most = max(seen, key=float)
+    parts = [arb(0) if _hides(x) else (x - most).exp() for x in row]
+    total = sum(parts, arb(0))
+    return [part / total for part in parts]
+
+
+def _hides(x: arb) -> bool:
+    return float(x) == -math.inf
 
 
 def _softmax_row(tape: Tape) -> Callable[[Ints], Ints]:
@@ -144,9 +166,11 @@ def normalise(tape: Tape, x: Value, eps: float, centred: bool = True) -> Value:
     def write(slots: Ints) -> Ints:
         return tape.register(tape.build.normalise(tape.columns(slots), eps, centred, tape.label))
 
-    def value(row: Tensor) -> Tensor:
-        centre = row - row.mean() if centred else row
-        return centre * torch.rsqrt(centre.square().mean() + eps)
+    def value(row: list[arb]) -> list[arb]:
+        middle = sum(row, arb(0)) / len(row) if centred else arb(0)
+        centre = [x - middle for x in row]
+        spread = sum((x * x for x in centre), arb(0)) / len(row) + arb(eps)
+        return [x / spread.sqrt() for x in centre]
 
     return wrap(tape, by_rows(tape, atoms(tape, x), write, value))
 
@@ -203,17 +227,26 @@ def _channels(numbers: Tensor | None, rank: int) -> Tensor | None:
     return None if numbers is None else numbers.double().reshape(-1, *[1] * (rank - 2))
 
 
-def _folded(centre: float, spread: float, weight: float, bias: float, eps: float) -> tuple[arb, arb]:
+def _balls(tape: Tape, numbers: np.ndarray) -> list[arb]:
+    """Numbers, and all that may be meant by them."""
+    return [arb(x, far) if far else arb(x) for x, far in zip(numbers.tolist(), tape.off(numbers).tolist(), strict=True)]
+
+
+def _folded(eps: float, centre: arb, spread: arb, weight: arb, bias: arb) -> tuple[arb, arb]:
     """Scale and shift of one channel of a batch norm."""
-    scale = arb(weight) / (arb(spread) + arb(eps)).sqrt()
+    scale = weight / (spread + arb(eps)).sqrt()
     if not scale.is_finite():
         raise Refusal("its variance plus eps is not positive")
-    return scale, arb(bias) - arb(centre) * scale
+    return scale, bias - centre * scale
 
 
-def _rounded(tape: Tape, exact: list[arb]) -> Tensor:
-    """Balls as float64, what that loses being charged."""
-    return torch.from_numpy(tape.doubt(*split(exact)))
+def _rounded(tape: Tape, exact: list[arb], meant: list[arb]) -> Tensor:
+    """Balls as float64, charged with how far they are from what is meant."""
+    near, _ = split(exact)
+    off = np.array([high_end(abs(ball - arb(x))) for x, ball in zip(near.tolist(), meant, strict=True)])
+    if not np.isfinite(off).all():
+        raise Refusal("a constant in it is computed from rounded numbers, and cannot be known")
+    return torch.from_numpy(tape.doubt(near, off))
 
 
 @handles("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", note="affine, in evaluation mode")
@@ -225,9 +258,12 @@ def _batch_norm(tape: Tape, call: Operation) -> Any:
     rank = len(shape(x))
     numbers = [call.constant(key) for key in ("weight", "bias")]
     weight, bias = (torch.full_like(centre, at) if x is None else x for x, at in zip(numbers, (1.0, 0.0), strict=True))
-    columns = [x.double().tolist() for x in (centre, spread, weight, bias)]
     with precision(256):
-        exact = [_folded(c, v, w, b, float(call["eps"])) for c, v, w, b in zip(*columns, strict=True)]
-    scale, shift = (_rounded(tape, [pair[i] for pair in exact]) for i in range(2))
+        plain = [x.double().numpy() for x in (centre, spread, weight, bias)]
+        exact, meant = (
+            [_folded(float(call["eps"]), *numbers) for numbers in zip(*columns, strict=True)]
+            for columns in ([[arb(x) for x in c.tolist()] for c in plain], [_balls(tape, c) for c in plain])
+        )
+        scale, shift = (_rounded(tape, *([pair[i] for pair in way] for way in (exact, meant))) for i in range(2))
     out = rescale(tape, x, _channels(scale, rank), _channels(shift, rank))  # type: ignore[arg-type]
     return out if call.name == "batch_norm" else [out, torch.zeros(0), torch.zeros(0)]

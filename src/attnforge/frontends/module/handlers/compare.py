@@ -31,7 +31,9 @@ def bounds(tape: Tape, x: Value) -> tuple[Tensor, Tensor]:
     found = ranges(program, *cells(program, CELLS))[output]
     low, high = np.asarray(found.low.min(0)), np.asarray(found.high.max(0))
     low, high = (np.concatenate([end[None], side]) for end, side in ((low.min(0), low), (high.max(0), high)))
-    return torch.from_numpy(low[parts.token, position]), torch.from_numpy(high[parts.token, position])
+    ends = (np.asarray(end[parts.token, position]) for end in (low, high))
+    below, above = (torch.from_numpy(end) for end in ends)
+    return below, above
 
 
 def _undecided(what: str, low: Tensor, high: Tensor) -> Refusal:
@@ -100,6 +102,8 @@ def step(tape: Tape, x: Value, function: Callable[[Tensor], Tensor]) -> Tensor:
     low, high = bounds(tape, x)
     at_low, at_high = function(low), function(high)
     open_ = at_low != at_high
+    if function is torch.signbit:
+        open_ = (low <= 0) & (high >= 0)  # 0 has two signs
     if open_.any():
         raise _undecided("it jumps: its argument is not settled", low[open_], high[open_])
     return at_low
@@ -129,8 +133,6 @@ def _hardshrink(tape: Tape, call: Operation) -> Value:
 @handles("copysign", note="where the sign that is copied is settled on the box")
 def _copysign(tape: Tape, call: Operation) -> Value:
     x, other = as_value(call["self"]), as_value(call["other"])
-    if isinstance(other, Tensor):
-        return rescale(tape, apply(tape, x, "abs"), torch.where(other.signbit(), -1.0, 1.0).double())
     low, high = bounds(tape, other)
     open_ = ~((low > 0) | (high < 0))  # 0 has two signs
     if open_.any():
@@ -154,7 +156,8 @@ def _atan2(tape: Tape, call: Operation) -> Value:
     if bool((x_low > 0).all()):
         return apply(tape, divide(tape, y, x), "atan")
     if bool((y_low > 0).all()) or bool((y_high < 0).all()):
-        quarter = math.copysign(math.pi / 2, float(y_low.reshape(-1)[0]))
+        near = math.copysign(math.pi / 2, float(y_low.reshape(-1)[0]))
+        quarter = float(tape.doubt(np.array(near), np.array(math.ulp(near))))
         return rescale(tape, apply(tape, divide(tape, x, y), "atan"), -1.0, quarter)
     raise Refusal("it is not smooth on the box: x > 0, y > 0 or y < 0 must hold everywhere (for atan2(y, x))")
 

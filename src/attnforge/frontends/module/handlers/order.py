@@ -113,6 +113,8 @@ def _extremes(tape: Tape, call: Operation) -> Any:
 @handles("quantile", "nanquantile", note="as sort, then between two neighbours")
 def _quantile(tape: Tape, call: Operation) -> Value:
     x, wanted = call["self"], torch.as_tensor(call.constant("q"), dtype=torch.float64)
+    if tape.off(wanted.numpy()).any():
+        raise Refusal("which quantile it gives is a constant that was rounded")
     whole = call.get("dim") is None
     x = rearranged(tape, x, lambda i: i.reshape(-1)) if whole else x
     dim = 0 if whole else int(call["dim"])

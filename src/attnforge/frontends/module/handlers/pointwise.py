@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -76,10 +77,11 @@ def _elu(tape: Tape, call: Operation) -> Value:
     # relu(x) + alpha (exp(inner min(x, 0)) - 1): elu of inner x agrees with it below zero, unless inner is below zero
     if inner < 0:
         rising = rescale(tape, apply(tape, rescale(tape, call["self"], -1.0), "relu"), -inner)
-        bent = rescale(tape, apply(tape, rising, "expm1"), alpha * scale)
+        bent = rescale(tape, rescale(tape, apply(tape, rising, "expm1"), alpha), scale)
         return add(tape, bent, rescale(tape, apply(tape, call["self"], "relu"), scale))
     bent = rescale(tape, apply(tape, rescale(tape, call["self"], inner), functions.elu(alpha)), scale)
-    return add(tape, bent, rescale(tape, apply(tape, call["self"], "relu"), scale * (1 - inner)))
+    rest = rescale(tape, rescale(tape, as_value(inner), -1.0, 1.0), scale)
+    return add(tape, bent, multiply(tape, apply(tape, call["self"], "relu"), rest))
 
 
 @handles("softplus", note="any beta, any threshold >= 1")
@@ -187,15 +189,17 @@ def _power(tape: Tape, call: Operation) -> Value:
         if exponent.unique().numel() != 1:
             raise Refusal("its exponents differ from entry to entry")
         p = float(exponent.reshape(-1)[0])
+        if tape.off(np.array(p)) > 0:  # a number that was rounded is no parameter of a function
+            return apply(tape, multiply(tape, apply(tape, base, "log"), exponent), "exp")
         if p == 0:
             return rescale(tape, base, 0.0, 1.0)
         return base if p == 1 else apply(tape, base, functions.power(p))
     if isinstance(base, Tensor):
-        if bool((base == 2).all()):
+        if bool((base == 2).all()) and not tape.off(base.double().numpy()).any():
             return apply(tape, exponent, "exp2")
-        if not bool((base > 0).all()):
+        if not (base.double().numpy() > tape.off(base.double().numpy())).all():
             raise Refusal("its base is not positive")
-        return apply(tape, multiply(tape, exponent, torch.log(base.double())), "exp")
+        return apply(tape, multiply(tape, exponent, apply(tape, base, "log")), "exp")
     return apply(tape, multiply(tape, exponent, apply(tape, base, "log")), "exp")
 
 
@@ -214,13 +218,22 @@ def _log_add_exp(tape: Tape, call: Operation) -> Value:
     return log_add_exp(tape, call["self"], call["other"])
 
 
+#: Below it 1 - eps is rounded to 1 in float32, and where 1 - eps lies in float64 shows in the logit's tenth digit.
+_LEAST = 2.0**-25
+
+
 @handles("logit", "special_logit", note="log(x) - log(1 - x); with eps after a clamp")
 def _logit(tape: Tape, call: Operation) -> Value:
     x, eps = call["self"], call.get("eps")
     if eps is not None:
-        if not 0 < eps < 0.5:
-            raise Refusal(f"its eps is {eps:g}; it must lie between 0 and 1/2")
-        x = apply(tape, x, _clip(float(eps), 1 - float(eps)))
+        if not _LEAST <= eps < 0.5:
+            raise Refusal(f"its eps is {eps:g}; it must lie between {_LEAST:.1e} (where 1 - eps is not 1) and 1/2")
+        high = 1 - float(eps)
+        ends = [apply(tape, side, _clip(float(eps), high)) for side in (x, rescale(tape, x, -1.0, 1.0))]
+        odds = subtract(tape, *(apply(tape, end, "log") for end in ends))
+        # The upper ends are off by 2^-54, their logarithms by 2^-53 at most, since they are above 1/2.
+        off = 0.0 if Fraction(high) == 1 - Fraction(eps) else 2.0**-51
+        return rescale(tape, odds, 1.0, float(tape.doubt(np.array(0.0), np.array(off))))
     return subtract(tape, apply(tape, x, "log"), apply(tape, rescale(tape, x, -1.0, 1.0), "log"))
 
 
