@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ...box import Box
-from ...charts.chart import Figure, Panel, Series
+from ...charts.chart import Figure, Series
 from ...compiler.pipeline import compile
 from ...heads import AnchorHead
 from ...theorems import Construction, ramp, ramp_heads
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..verdicts import bound, rate, threshold
-from .shared import fitted, line, pairs, where
+from ..verdicts import threshold
+from .shared import falls, figure, line, panel, where, within
 
 DTYPE = torch.float64  # so that edges are seen and not rounding
 #: Where the ramp lies in the inputs' range [-2, 2]: inside, nearly at its end, at its end.
@@ -113,18 +113,14 @@ def figures(records: Sequence[Record]) -> list[Figure]:
                 series += line(f"{network}, certified bound", chosen, "p", "bound", "bound", network)
             exact = where(records, target=target, place=place, network="exact")
             series += line("gate or exact head (its bound)", exact, "p", "bound")
-            if series:
-                panels.append(Panel(place, "anchors p", "largest error", series, log_x=True, log_y=True))
-        if panels:
-            text = f"{caption} Edge: within three spacings of an end, a seam or the transition; interior: elsewhere."
-            made.append(Figure(target, text, panels, f"Edge and interior error against p for the {target}."))
+            panels += panel(place, "anchors p", "largest error", series, log_x=True, log_y=True)
+        text = f"{caption} Edge: within three spacings of an end, a seam or the transition; interior: elsewhere."
+        made += figure(target, text, panels, f"Edge and interior error against p for the {target}.")
     return made
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
-    found: list[Finding] = []
-    if limits := pairs(records, "sup", "bound"):
-        found.append(bound("largest error anywhere against its certified bound", limits))
+    found = within("largest error anywhere against its certified bound", records, "sup", "bound")
     for place in ("ends", "seams"):
         for network in ("cold", "warm"):
             chosen = where(records, target="ramp", place=place, network=network)
@@ -134,12 +130,11 @@ def judge(records: Sequence[Record]) -> list[Finding]:
                 found.append(threshold(name, NO_SPIKE, worst))
     for network in ("cold", "warm"):
         for place in ("middle", "near the end"):
-            fit = fitted(where(records, target="kink", place=place, network=network), "p", "edge")
-            if fit:
-                found.append(rate(f"kink, {place}, {network}: error at the kink against p", -1.0, fit, tolerance=0.2))
+            chosen = where(records, target="kink", place=place, network=network)
+            found += falls(f"kink, {place}, {network}: error at the kink against p", -1.0, chosen, "p", "edge", 0.2)
     for place in PLACES:
-        if fit := fitted(where(records, target="step", place=place, network="warm"), "p", "edge"):
-            found.append(rate(f"steep step, {place}, warm: error at the step against p", -1.0, fit, tolerance=0.2))
+        chosen = where(records, target="step", place=place, network="warm")
+        found += falls(f"steep step, {place}, warm: error at the step against p", -1.0, chosen, "p", "edge", 0.2)
     exact = where(records, network="exact")
     if exact:
         worst = max(r["sup"] for r in exact)

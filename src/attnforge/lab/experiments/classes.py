@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from ...box import Box
-from ...charts.chart import Figure, Panel
+from ...charts.chart import Figure
 from ...compiler.pipeline import compile
 from ...theorems.classes import Ridges, bits_floor
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, growth, slope
-from .shared import line, pairs, where
+from .shared import figure, line, panel, where, within
 
 DIMENSIONS = (2, 4, 8, 16)  # a factor of 8: enough for an exponent
 RIDGES = 4000  # of the mixture that is drawn from
@@ -57,21 +57,18 @@ def figures(records: Sequence[Record]) -> list[Figure]:
     ridges = where(records, task="ridges")
     series = line("heads for ridges", ridges, "dim", "heads")
     series += line("bits for all Lipschitz functions, at least", ridges, "dim", "bits", style="bound")
-    if not series:
-        return []
     caption = (
         "Heads that reach a sup error of 1/2 on mixtures of ridges, against the number of variables, and the bits that "
         "all functions with Lipschitz constant 1 take for 1/8."
     )
-    panel = Panel("sizes for classes", "variables", "size", tuple(series), log_y=True)
-    return [Figure("sizes", caption, (panel,), "Ridges grow slowly with the dimension, the lower bound exponentially.")]
+    panels = panel("sizes for classes", "variables", "size", series, log_y=True)
+    return figure("sizes", caption, panels, "Ridges grow slowly with the dimension, the lower bound exponentially.")
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
     found: list[Finding] = []
     ridges, nested = where(records, task="ridges"), where(records, task="nested")
-    if limits := pairs(ridges, "sup", "wanted"):
-        found.append(bound("sup error of drawn ridges against its bound", limits, better=1e3))
+    found += within("sup error of drawn ridges against its bound", ridges, "sup", "wanted", better=1e3)
     if len({r["dim"] for r in ridges}) > 2:
         fit = slope([r["dim"] for r in ridges], [r["heads"] for r in ridges])
         found.append(growth("heads for ridges against the number of variables", 1.0, fit, tolerance=0.25))

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ...charts.chart import Figure, Panel
+from ...charts.chart import Figure
 from ...incontext.planning import plan
 from ...incontext.prompt import column_scale, doublings_for
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..verdicts import bound, growth, slope
-from .shared import line, pairs, where
+from ..verdicts import growth, slope
+from .shared import figure, line, panel, where, within
 
 CONDITIONS = (4.0, 16.0, 64.0, 256.0, 1024.0)  # of the population; that of a sample is a little different
 ROWS, COLUMNS = 200, 5  # a prompt that a run of a thousand layers takes seconds for
@@ -51,17 +51,13 @@ def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
 def figures(records: Sequence[Record]) -> list[Figure]:
     series = line("reached", where(records), "depth", "reached", style="points")
     series += line("promised before the run", where(records), "depth", "promised", style="bound")
-    if not series:
-        return []
     caption = "Distance from the least-squares optimum after the planned number of applications, and what was promised."
-    panel = Panel("least squares, float64", "applications of the block", "distance", tuple(series), log_y=True)
-    return [Figure("promise", caption, (panel,), "Every run ends below what was promised for it.")]
+    panels = panel("least squares, float64", "applications of the block", "distance", series, log_y=True)
+    return figure("promise", caption, panels, "Every run ends below what was promised for it.")
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
-    found: list[Finding] = []
-    if limits := pairs(records, "reached", "promised"):
-        found.append(bound("distance after the run against its bound before the run", limits, better=1e6))
+    found = within("distance after the run against its bound before the run", records, "reached", "promised", 1e6)
     if len({r["root"] for r in records}) > 2:
         fit = slope([r["root"] for r in records], [r["depth"] for r in records])
         found.append(growth("depth against the root of the condition number", 1.0, fit, tolerance=0.25))

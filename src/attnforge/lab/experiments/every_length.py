@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...charts.chart import Figure, Panel
+from ...charts.chart import Figure
 from ...compiler.lengths import EveryLength
 from ...dtypes import Array
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..verdicts import bound, threshold
-from .shared import line, pairs, where
+from ..verdicts import threshold
+from .shared import figure, line, panel, where, within
 
 LENGTHS = (1, 10, 100, 1_000, 10_000, 100_000)  # five decades
 #: Smooth functions of finitely many moments and a token: the moments' functions, h, and both with numpy.
@@ -54,17 +54,13 @@ def figures(records: Sequence[Record]) -> list[Figure]:
         rows = where(records, function=function)
         series += line(function, rows, "n", "sup", group=function)
         series += line(f"{function}, certified bound", rows, "n", "bound", style="bound", group=function)
-    if not series:
-        return []
     caption = "Largest error of one network for each of four functions of moments against the length, float64."
-    panel = Panel("one network for every length", "tokens n", "largest error", tuple(series), log_x=True, log_y=True)
-    return [Figure("sup", caption, (panel,), "The error does not grow with the length.")]
+    panels = panel("one network for every length", "tokens n", "largest error", series, log_x=True, log_y=True)
+    return figure("sup", caption, panels, "The error does not grow with the length.")
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
-    found: list[Finding] = []
-    if limits := pairs(records, "sup", "bound"):
-        found.append(bound("largest error against its certified bound, every length", limits, better=1e3))
+    found = within("largest error against its certified bound, every length", records, "sup", "bound", better=1e3)
     for function in FUNCTIONS:
         rows = where(records, function=function)
         if len({r["n"] for r in rows}) > 2:

@@ -15,8 +15,8 @@ from torch import Tensor
 from ...charts.chart import Figure, Heat, Panel, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..training import RandomStream, held_out, ramp_data, trained_map
-from ..verdicts import bound, mean, threshold
-from .shared import built, line, pairs, task_errors, where
+from ..verdicts import mean, threshold
+from .shared import built, figure, line, panel, task_errors, where, within
 
 TOKENS, ANCHORS, SEED = 30, 30, 1234  # as published
 RANGES = (0.5, 1.5, 3.0)  # as published
@@ -75,17 +75,14 @@ def figures(records: Sequence[Record]) -> list[Figure]:
             for record in where(records, network=network)
             if record.seed == SEED
         ]
-        if panels:
-            caption = f"Attention of one unseen sample, {network}: every column is the weights of one token."
-            alt = f"Heat maps of the attention of the {network} head for three ranges."
-            made.append(Figure(f"maps-{network}", caption, panels, alt))
+        caption = f"Attention of one unseen sample, {network}: every column is the weights of one token."
+        alt = f"Heat maps of the attention of the {network} head for three ranges."
+        made += figure(f"maps-{network}", caption, panels, alt)
     series: list[Series] = []
     for network in NETWORKS:
         series += line(network, where(records, network=network), "range", "one_hot")
-    if series:
-        panel = Panel("one-hotness", "range |b - a|", "mean largest weight", series)
-        made.append(Figure("one-hot", "How much weight the most attended key has, mean over tokens.", (panel,)))
-    return made
+    panels = panel("one-hotness", "range |b - a|", "mean largest weight", series)
+    return made + figure("one-hot", "How much weight the most attended key has, mean over tokens.", panels)
 
 
 def heat(weights: Sequence[Sequence[float]]) -> Heat:
@@ -108,9 +105,8 @@ def judge(records: Sequence[Record]) -> list[Finding]:
         right = min(r["nearest"] for r in chosen)
         share = threshold(f"share of tokens that attend most to the nearest anchor, {name}", 0.999, right, True)
         found.append(share.laid_to(cause))
-    if limits := pairs(where(records, network=("cold", "warm")), "sup", "bound"):
-        found.append(bound("largest error of built heads against their certified bound", limits))
-    return found
+    heads = where(records, network=("cold", "warm"))
+    return found + within("largest error of built heads against their certified bound", heads, "sup", "bound")
 
 
 def present(records: Sequence[Record]) -> list[float]:

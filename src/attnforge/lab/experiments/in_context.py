@@ -14,11 +14,11 @@ import flint
 import torch
 from torch import Tensor
 
-from ...charts.chart import Figure, Panel, Series
+from ...charts.chart import Figure, Series
 from ...theorems import gradient_descent
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..verdicts import bound, growth, threshold
-from .shared import fitted, line, where
+from ..verdicts import bound, threshold
+from .shared import figure, grows, line, panel, where
 
 SAMPLES, COLUMNS = 64, 6  # of the regressions: small, for hundreds of steps are taken on each
 METHODS = {"linear": "linear, plain", "heavy ball": "linear, heavy ball", "logistic": "logistic, plain"}
@@ -130,14 +130,12 @@ def figures(records: Sequence[Record]) -> list[Figure]:
                 depth, name = list(range(len(record["left"]))), f"condition {record['condition']:g}"
                 series.append(Series(name, depth, positive(record["left"]), group=name))
                 series.append(Series(f"{name}, F4", depth, allowed(record), style="bound", group=name))
-        if series:
-            panels.append(Panel(METHODS[method], "depth (steps)", "distance to the optimum", series, log_y=True))
-    if panels:
-        caption = (
-            "Distance of in-context weights to the optimum, and the bound of F4: what is left of the start plus what "
-            "the measured errors of all steps add up to."
-        )
-        made.append(Figure("depth", caption, panels, "Weights converge at the predicted rate to the bound's floor."))
+        panels += panel(METHODS[method], "depth (steps)", "distance to the optimum", series, log_y=True)
+    caption = (
+        "Distance of in-context weights to the optimum, and the bound of F4: what is left of the start plus what "
+        "the measured errors of all steps add up to."
+    )
+    made += figure("depth", caption, panels, "Weights converge at the predicted rate to the bound's floor.")
     panels = []
     for x, label in (("condition", "condition number"), ("noise", "noise over signal")):
         series = []
@@ -146,13 +144,11 @@ def figures(records: Sequence[Record]) -> list[Figure]:
                 chosen = where(records, method=method, dtype=dtype)
                 chosen = where(chosen, noise=0.1) if x == "condition" else where(chosen, condition=8.0)
                 series += line(f"{name}, {dtype}", chosen, x, "largest_apart", group=f"{name} {dtype}")
-        if series:
-            y = "distance from exact iterates, relative"
-            panels.append(Panel(label, label, y, series, log_x=x == "condition", log_y=True))
-    if panels:
-        caption = "How far in-context iterates ever are from those of exact gradient descent, relative to its last."
-        alt = "Distances stay near rounding whatever the conditioning and the noise."
-        made.append(Figure("apart", caption, panels, alt))
+        y = "distance from exact iterates, relative"
+        panels += panel(label, label, y, series, log_x=x == "condition", log_y=True)
+    caption = "How far in-context iterates ever are from those of exact gradient descent, relative to its last."
+    alt = "Distances stay near rounding whatever the conditioning and the noise."
+    made += figure("apart", caption, panels, alt)
     return made
 
 
@@ -173,8 +169,8 @@ def judge(records: Sequence[Record]) -> list[Finding]:
                 one = threshold(quantity, same, worst, note=f"{note}; F2 is made for residuals of about 1")
                 found.append(one.laid_to("theory" if dtype == "float64" else "float32"))
         exact = where(records, method=method, dtype="float64", noise=0.1)
-        if fit := fitted(exact, "condition", "step_error"):
-            found.append(growth(f"{name}, float64: error of a step against the condition number", 0.0, fit))
+        quantity = f"{name}, float64: error of a step against the condition number"
+        found += grows(quantity, 0.0, exact, "condition", "step_error")
     limits = [
         pair
         for record in where(records, method=("linear", "heavy ball"))

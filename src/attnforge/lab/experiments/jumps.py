@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...charts.chart import Figure, Panel
+from ...charts.chart import Figure
 from ...theorems.jumps import jump_error, jump_floor, staircase
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..verdicts import bound, rate, threshold
-from .shared import fitted, line, pairs, where
+from ..verdicts import threshold
+from .shared import falls, figure, line, panel, where, within
 
 PLACES, JUMPS = (-0.55, 0.1, 0.7), (1.0, -0.6, 0.3)  # a staircase that goes up and down
 SHARP = (1e2, 1e3, 1e4, 1e5, 1e6)  # four decades
@@ -53,21 +53,17 @@ def figures(records: Sequence[Record]) -> list[Figure]:
         series += line(f"L^{p}", rows, "sharpness", "error", group=str(p))
         series += line(f"L^{p}, bound", rows, "sharpness", "bound", style="bound", group=str(p))
     series += line("largest error", where(records, p=1), "sharpness", "sup", style="points")
-    if not series:
-        return []
     caption = "Errors of three sigmoid heads against a staircase with three jumps, in the mean and at the worst point."
-    panel = Panel("a staircase", "sharpness of the heads", "error", tuple(series), log_x=True, log_y=True)
-    return [Figure("jumps", caption, (panel,), "In the mean the error falls; the largest error is half a jump.")]
+    panels = panel("a staircase", "sharpness of the heads", "error", series, log_x=True, log_y=True)
+    return figure("jumps", caption, panels, "In the mean the error falls; the largest error is half a jump.")
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
     found: list[Finding] = []
     for p in POWERS:
         rows = where(records, p=p)
-        if limits := pairs(rows, "error", "bound"):
-            found.append(bound(f"L^{p} error against its bound", limits))
-        if fit := fitted(rows, "sharpness", "error"):
-            found.append(rate(f"L^{p} error against the sharpness", -1 / p, fit, tolerance=0.02))
+        found += within(f"L^{p} error against its bound", rows, "error", "bound")
+        found += falls(f"L^{p} error against the sharpness", -1 / p, rows, "sharpness", "error", 0.02)
     if records:
         floor = min(r["error"] / r["floor"] for r in records)
         found.append(threshold("L^p error over what no head of this sharpness is below", 1.0, floor, at_least=True))

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...charts.chart import Figure, Panel
+from ...charts.chart import Figure
 from ...heads.anchor.head import AnchorHead
 from ...heads.gate.bound import KINK
 from ...theorems.kinks import error_floor, splice, warmest
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..verdicts import bound, rate, slope
-from .shared import fitted, line, pairs, where
+from ..verdicts import rate, slope
+from .shared import falls, figure, line, panel, where, within
 
 LO, HI = -1.0, 1.0  # the kink in the middle, lines of length 1 on either side
 GUARDS = (1, 2, 3, 4, 5, 6)  # with more, rounding of float64 takes part: a head as sharp has logits of 1e9
@@ -57,29 +57,24 @@ def measure(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
 def figures(records: Sequence[Record]) -> list[Figure]:
     series = [s for n in ("cold", "warm", "spliced") for s in line(n, where(records, network=n), "slots", "sup")]
     series += line("bound, spliced", where(records, network="spliced"), "slots", "bound", style="bound")
-    if not series:
-        return []
     caption = (
         "Largest error of heads of memory slots for relu on [-1, 1] in float64 against the number of slots: even "
         "anchors, cold and warm, and two pieces spliced."
     )
-    panel = Panel("relu on [-1, 1], float64", "slots", "largest error", tuple(series), log_y=True)
-    return [Figure("sup", caption, (panel,), "Even anchors err by 1/p; spliced pieces fall geometrically.")]
+    panels = panel("relu on [-1, 1], float64", "slots", "largest error", series, log_y=True)
+    return figure("sup", caption, panels, "Even anchors err by 1/p; spliced pieces fall geometrically.")
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
-    found: list[Finding] = []
-    if limits := pairs(records, "sup", "bound"):
-        found.append(bound("largest error of every head against its certified bound", limits))
-    if limits := pairs(records, "floor", "sup"):
-        found.append(bound("the least error that A10(c) allows against the measured one", limits, better=1e9))
+    found = within("largest error of every head against its certified bound", records, "sup", "bound")
+    found += within("the least error that A10(c) allows against the measured one", records, "floor", "sup", better=1e9)
     rows = where(records, network="spliced")
     if len(rows) > 2:
         fit = slope([float(np.exp(r["slots"])) for r in rows], [r["sup"] for r in rows])
         found.append(rate("spliced: error against exp(slots)", -np.pi / 2, fit))
     for network in ("cold", "warm"):
-        if even := fitted(where(records, network=network), "slots", "sup"):
-            found.append(rate(f"even anchors, {network}: error against slots", -1.0, even))
+        even = where(records, network=network)
+        found += falls(f"even anchors, {network}: error against slots", -1.0, even, "slots", "sup")
     return found
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ...charts.chart import Figure, Panel, Series
+from ...charts.chart import Figure, Series
 from ...theorems import ramp
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..verdicts import bound, growth, rate, slope, threshold
-from .shared import NETWORKS, built, fitted, line, line_errors, pairs, places, values_of, where
+from ..verdicts import growth, slope, threshold
+from .shared import NETWORKS, built, falls, figure, fitted, line, line_errors, panel, places, values_of, where, within
 
 LENGTHS = (50, 1_000, 10_000, 100_000)  # tokens, from the published length to where quadratic cost would show
 WIDTHS = (10, 100, 1_000)  # channels of a token, from the published width on
@@ -89,10 +89,9 @@ def rates(records: Sequence[Record]) -> list[Figure]:
             rows = where(records, rate=x, n=n)
             series += line(f"n = {n}", rows, x, "sup", group=str(n))
             series += line(f"n = {n}, certified bound", rows, x, "bound", "bound", str(n))
-        if series:
-            panels.append(Panel(label, label, "largest error", series, log_x=True, log_y=True))
+        panels += panel(label, label, "largest error", series, log_x=True, log_y=True)
     caption = "Largest error on sequences of 1,000 and 10,000 tokens against anchors, and against heads of n keys."
-    return [Figure("rates", caption, panels, "1/p and 1/(nH) hold for long sequences.")] if panels else []
+    return figure("rates", caption, panels, "1/p and 1/(nH) hold for long sequences.")
 
 
 def figures(records: Sequence[Record]) -> list[Figure]:
@@ -109,27 +108,24 @@ def figures(records: Sequence[Record]) -> list[Figure]:
         if chosen:
             memory.append(Series(f"d = {d}", [r["n"] for r in chosen], [r.memory_mb for r in chosen]))
     drawn = (("error", "largest error", errors), ("time", "seconds a pass", times), ("memory", "peak MB", memory))
-    panels = [Panel(name, "tokens n", label, rows, log_x=True, log_y=True) for name, label, rows in drawn if rows]
+    panels = [one for name, label, rows in drawn
+              for one in panel(name, "tokens n", label, rows, log_x=True, log_y=True)]  # fmt: skip
     caption = "A cold head of 64 anchors on up to 100,000 tokens. Memory is that of the whole process."
-    made += [Figure("cold", caption, panels, "Error does not depend on n; time grows with n.")] if panels else []
+    made += figure("cold", caption, panels, "Error does not depend on n; time grows with n.")
     by_network: list[Series] = []
     widest = max((r["d"] for r in records), default=0)
     for network in NETWORKS:
         by_network += timed(network, where(records, network=network, d=widest), "n")
-    if by_network:
-        panel = Panel(f"d = {widest}", "tokens n", "seconds a pass", by_network, log_x=True, log_y=True)
-        made.append(Figure("networks", "Time of one pass, by network.", (panel,)))
-    return made
+    panels = panel(f"d = {widest}", "tokens n", "seconds a pass", by_network, log_x=True, log_y=True)
+    return made + figure("networks", "Time of one pass, by network.", panels)
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
-    found: list[Finding] = []
-    if limits := pairs(records, "sup", "bound"):
-        found.append(bound("largest error against its certified bound, all lengths and widths", limits))
+    found = within("largest error against its certified bound, all lengths and widths", records, "sup", "bound")
     for x in ("p", "H"):
         for n in LENGTHS[1:3]:
-            if fit := fitted(where(records, rate=x, n=n), x, "sup"):
-                found.append(rate(f"largest error against {x}, sequences of {n} tokens", -1.0, fit))
+            rows = where(records, rate=x, n=n)
+            found += falls(f"largest error against {x}, sequences of {n} tokens", -1.0, rows, x, "sup")
     records = [r for r in records if "rate" not in r.settings]
     for network in NETWORKS:
         chosen = where(records, network=network)

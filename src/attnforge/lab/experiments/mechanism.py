@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ...box import Box
-from ...charts.chart import Figure, Panel
+from ...charts.chart import Figure
 from ...compiler.pipeline import compile
 from ...programs.enclose import ranges
 from ...programs.interpret import values as interpret
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import mean, threshold
-from .shared import line, where
+from .shared import figure, line, panel, where
 
 #: Formula, box: errors that vary over the box by themselves.
 FORMULAS: dict[str, dict[str, tuple[float, float]]] = {
@@ -119,14 +119,12 @@ def figures(records: Sequence[Record]) -> list[Figure]:
         rows = [Record(r.experiment, {"at": list(FORMULAS).index(r["formula"]) + 1}, r.seed, dict(r.values))
                 for r in where(records, network=network)]  # fmt: skip
         series += line(name, rows, "at", "area", style="points", group=network)
-    if not series:
-        return []
     caption = (
         "How well the worst tenth of the cells of a box is known beforehand, for three formulas: area under the ROC "
         "curve of the certified error of each cell (compiled), and of the disagreement of two trainings (trained)."
     )
-    panel = Panel("where will it fail?", "formula", "area under the ROC curve", tuple(series))
-    return [Figure("area", caption, (panel,), "A half is guessing, 1 is always right.")]
+    panels = panel("where will it fail?", "formula", "area under the ROC curve", series)
+    return figure("area", caption, panels, "A half is guessing, 1 is always right.")
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:

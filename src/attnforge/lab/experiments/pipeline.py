@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...charts.chart import Figure, Panel
+from ...charts.chart import Figure
 from ...incontext.certificate import factors
 from ...incontext.pipeline import Pipeline, PipelinePlan, curvatures, plan_pipeline
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..verdicts import bound
-from .shared import line, pairs, where
+from .shared import figure, line, panel, where, within
 
 FITS = ("ridge", "ridge, threshold", "logistic", "logistic, threshold")
 PENALTIES = (0.5, 0.125, 0.03125, 0.0078125)  # each a quarter of the one before: condition numbers grow fourfold
@@ -71,19 +70,14 @@ def figures(records: Sequence[Record]) -> list[Figure]:
         rows = where(records, fit=fit)
         series += line(fit, rows, "layers", "reached", style="points", group=fit)
         series += line(f"{fit}, promised", rows, "layers", "promised", style="bound", group=fit)
-    if not series:
-        return []
     caption = "Distance of the weights from the exact algorithms after the planned layers, and what was promised."
-    panel = Panel("standardise, then fit, then shrink", "layers of the network", "distance", tuple(series), log_y=True)
-    return [Figure("promise", caption, (panel,), "Every run ends below what was promised before it.")]
+    panels = panel("standardise, then fit, then shrink", "layers of the network", "distance", series, log_y=True)
+    return figure("promise", caption, panels, "Every run ends below what was promised before it.")
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
-    found: list[Finding] = []
-    if limits := pairs(records, "reached", "promised"):
-        found.append(bound("distance after the run against its bound before the run", limits, better=1e6))
-    if limits := pairs(records, "depth", "most"):
-        found.append(bound("depth against c sqrt(cond) log(start / left), its bound", limits))
+    found = within("distance after the run against its bound before the run", records, "reached", "promised", 1e6)
+    found += within("depth against c sqrt(cond) log(start / left), its bound", records, "depth", "most")
     return found
 
 

@@ -8,17 +8,17 @@ from typing import Any
 from ...charts.chart import Figure
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..training import SEEDS
-from ..verdicts import bound, growth
 from .shared import (
     NETWORKS,
     PRECISIONS,
     beside_published,
-    fitted,
+    figure,
+    grows,
     measured_ramp,
-    pairs,
     published_figure,
     ramp_panels,
     where,
+    within,
 )
 
 ANCHORS = 60  # as published
@@ -46,7 +46,7 @@ def figures(records: Sequence[Record]) -> list[Figure]:
     panels = ramp_panels(where(records, task="line"), "range", "range |b - a|", paper_bound="the paper's bound")
     caption = "Largest error of built ramps with 60 anchors against the range, over three decades."
     alt = "Errors of cold and warm heads grow in proportion to the range."
-    made = [Figure("sup", caption, panels, alt)] if panels else []
+    made = figure("sup", caption, panels, alt)
     task = where(records, task="published")
     names = {n: n for n in ("trained", *NETWORKS)}
     return made + published_figure(task, "range", "range |b - a|", names, PUBLISHED)
@@ -56,16 +56,14 @@ def judge(records: Sequence[Record]) -> list[Finding]:
     found: list[Finding] = []
     lines, task = where(records, task="line", dtype="float64"), where(records, task="published")
     for network in ("cold", "warm"):
-        if fit := fitted(where(lines, network=network), "range", "sup"):
-            found.append(growth(f"largest error against |b - a|, built {network}, float64", 1.0, fit))
-    if limits := pairs(where(records, network=NETWORKS), "sup", "bound"):
-        found.append(bound("largest error of every built ramp against its certified bound", limits))
-    if limits := pairs(where(lines, network="cold"), "sup", "paper_bound"):
-        found.append(bound("largest error of cold heads against the paper's bound, float64", limits))
+        chosen = where(lines, network=network)
+        found += grows(f"largest error against |b - a|, built {network}, float64", 1.0, chosen, "range", "sup")
+    ramps, cold = where(records, network=NETWORKS), where(lines, network="cold")
+    found += within("largest error of every built ramp against its certified bound", ramps, "sup", "bound")
+    found += within("largest error of cold heads against the paper's bound, float64", cold, "sup", "paper_bound")
     trained = where(task, network="trained")
-    if fit := fitted(trained, "range", "mse"):
-        one = growth("mean squared error against |b - a|, trained (an error of |b - a| squared)", 2.0, fit)
-        found.append(one.laid_to("training"))
+    quantity = "mean squared error against |b - a|, trained (an error of |b - a| squared)"
+    found += grows(quantity, 2.0, trained, "range", "mse", cause="training")
     return found + beside_published(trained, "range", "|b - a|", PUBLISHED)
 
 

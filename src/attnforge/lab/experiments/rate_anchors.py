@@ -12,17 +12,17 @@ from typing import Any
 from ...charts.chart import Figure
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..training import SEEDS
-from ..verdicts import bound, rate
 from .shared import (
     NETWORKS,
     PRECISIONS,
     beside_published,
-    fitted,
+    falls,
+    figure,
     measured_ramp,
-    pairs,
     published_figure,
     ramp_panels,
     where,
+    within,
 )
 
 A, B = -25.0, 25.0  # as published
@@ -58,7 +58,7 @@ def figures(records: Sequence[Record]) -> list[Figure]:
         "dtype is to blame for."
     )
     alt = "Cold and warm errors fall as 1/p in float64; in float32 rounding stops them."
-    made = [Figure("sup", caption, panels, alt)] if panels else []
+    made = figure("sup", caption, panels, alt)
     task = where(records, task="published")
     return made + published_figure(task, "p", "anchors p", {n: n for n in ("trained", *NETWORKS)}, PUBLISHED)
 
@@ -67,27 +67,22 @@ def judge(records: Sequence[Record]) -> list[Finding]:
     found: list[Finding] = []
     lines, task = where(records, task="line"), where(records, task="published")
     for network in ("cold", "warm"):
-        fit = fitted(where(lines, network=network, dtype="float64"), "p", "sup")
-        if fit:
-            found.append(rate(f"largest error against p, built {network}, float64", -1.0, fit))
+        chosen = where(lines, network=network, dtype="float64")
+        found += falls(f"largest error against p, built {network}, float64", -1.0, chosen, "p", "sup")
     built_ones = where(records, network=NETWORKS)
-    if limits := pairs(built_ones, "sup", "bound"):
-        found.append(bound("largest error of every built ramp against its certified bound", limits))
+    found += within("largest error of every built ramp against its certified bound", built_ones, "sup", "bound")
     for dtype, why in (("float64", ""), ("float32", "A5: the bound is one for real arithmetic; rounding passes it")):
-        if limits := pairs(where(lines, network="cold", dtype=dtype), "sup", "paper_bound"):
-            one = bound(f"largest error of cold heads against the paper's bound, {dtype}", limits, note=why)
-            found.append(one.laid_to("float32" if why else "theory"))
+        quantity, cold = f"largest error of cold heads against the paper's bound, {dtype}", where(lines, network="cold")
+        cause = "float32" if why else "theory"
+        found += within(quantity, where(cold, dtype=dtype), "sup", "paper_bound", note=why, cause=cause)
     trained = where(task, network="trained")
-    if fit := fitted(trained, "p", "mse"):
-        note = "p counts the 50 tokens, too: the learned extra tokens, p - 50, grow sevenfold while p doubles"
-        one = rate("mean squared error against p, trained (an error of 1/p squared)", -2.0, fit, note=note)
-        found.append(one.laid_to("training"))
+    quantity = "mean squared error against p, trained (an error of 1/p squared)"
+    note = "p counts the 50 tokens, too: the learned extra tokens, p - 50, grow sevenfold while p doubles"
+    found += falls(quantity, -2.0, trained, "p", "mse", note=note, cause="training")
     found += beside_published(trained, "p", "p", PUBLISHED)
-    if limits := pairs(trained, "rms", "paper_bound"):
-        note = "the theorem says that such weights exist, not that 50 epochs of Adam find them"
-        one = bound("root mean square error of trained networks against the theorem's bound", limits, note=note)
-        found.append(one.laid_to("training"))
-    return found
+    quantity = "root mean square error of trained networks against the theorem's bound"
+    note = "the theorem says that such weights exist, not that 50 epochs of Adam find them"
+    return found + within(quantity, trained, "rms", "paper_bound", note=note, cause="training")
 
 
 EXPERIMENT = Experiment(

@@ -10,25 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...charts.chart import Figure, Panel, Series
+from ...charts.chart import Figure, Series
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..training import SEEDS, RandomStream, held_out, ramp_data, trained_ramp
-from ..verdicts import bound, rate
 from .shared import (
     CHANNELS,
     PRECISIONS,
     beside_published,
     built,
-    fitted,
+    falls,
+    figure,
     gate_line,
     line,
     line_errors,
-    pairs,
+    panel,
     places,
     published_figure,
     task_errors,
     values_of,
     where,
+    within,
 )  # fmt: skip
 
 A, B, TOKENS = -25.0, 25.0, 50  # as published
@@ -92,41 +93,38 @@ def figures(records: Sequence[Record]) -> list[Figure]:
         series += line("warm, 50 keys a head", warm, "H", "sup", group="warm")
         series += line("its certified bound (A6(d))", warm, "H", "bound", "bound", "warm")
         series += gate_line(where(chosen, task="growing p"), "H")
-        if series:
-            panels.append(Panel(dtype, "heads H", "largest error", series, log_x=True, log_y=True))
+        panels += panel(dtype, "heads H", "largest error", series, log_x=True, log_y=True)
     caption = (
         "Largest error of built ramps on [-25, 25] against the number of heads: the same 48 anchors shared out, and 48 "
         "anchors for every head."
     )
-    made = [Figure("sup", caption, panels, "Shared anchors change nothing; own anchors give 1/H.")] if panels else []
+    made = figure("sup", caption, panels, "Shared anchors change nothing; own anchors give 1/H.")
     task = where(records, task="published")
     return made + published_figure(task, "H", "heads H", {**TRAINED, **BUILT}, PUBLISHED, log_x=True)
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
     found: list[Finding] = []
-    exact, task = where(records, network="cold", dtype="float64"), where(records, task="published")
-    if fit := fitted(where(exact, task="growing p"), "H", "sup"):
-        found.append(rate("largest error against H, built, 48 anchors a head, float64", -1.0, fit))
-    if fit := fitted(where(records, task="growing p", network="warm", dtype="float64"), "H", "sup"):
-        found.append(rate("largest error against H, built warm, 50 keys a head, float64", -1.0, fit))
-    if fit := fitted(where(exact, task="fixed p"), "H", "sup"):
-        found.append(rate("largest error against H, built, 48 anchors shared out, float64", 0.0, fit))
-    if limits := pairs(where(records, network=tuple(BUILT)), "sup", "bound"):
-        found.append(bound("largest error of every built ramp against its certified bound", limits))
+    growing, task = where(records, task="growing p"), where(records, task="published")
+    cold, warm = (where(growing, network=network, dtype="float64") for network in ("cold", "warm"))
+    shared = where(records, task="fixed p", network="cold", dtype="float64")
+    found += falls("largest error against H, built, 48 anchors a head, float64", -1.0, cold, "H", "sup")
+    found += falls("largest error against H, built warm, 50 keys a head, float64", -1.0, warm, "H", "sup")
+    found += falls("largest error against H, built, 48 anchors shared out, float64", 0.0, shared, "H", "sup")
+    ramps = where(records, network=tuple(BUILT))
+    found += within("largest error of every built ramp against its certified bound", ramps, "sup", "bound")
     for dtype, why in (("float64", ""), ("float32", "A5: the bound is one for real arithmetic; rounding passes it")):
-        if limits := pairs(where(records, network="cold", dtype=dtype, task="growing p"), "sup", "paper_bound"):
-            one = bound(f"largest error of built heads against the paper's bound, {dtype}", limits, note=why)
-            found.append(one.laid_to("float32" if why else "theory"))
+        quantity, rows = f"largest error of built heads against the paper's bound, {dtype}", where(growing, dtype=dtype)
+        cause = "float32" if why else "theory"
+        found += within(quantity, where(rows, network="cold"), "sup", "paper_bound", note=why, cause=cause)
     notes = {
         "trained": "the width of a head shrinks as H grows: more heads, each with less",
         "trained, width 2": "the width of the theorem's heads",
         "trained, p = 50 + 10 H": "ten more extra tokens for every head",
     }
     for network, note in notes.items():
-        if fit := fitted(where(task, network=network), "H", "mse"):
-            name = f"mean squared error against H, {TRAINED[network]} (an error of 1/H squared)"
-            found.append(rate(name, -2.0, fit, note=note).laid_to("training"))
+        name = f"mean squared error against H, {TRAINED[network]} (an error of 1/H squared)"
+        found += falls(name, -2.0, where(task, network=network), "H", "mse", note=note, cause="training")
     return found + beside_published(where(task, network="trained"), "H", "H", PUBLISHED)
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from ...box import Box
-from ...charts.chart import Figure, Panel
+from ...charts.chart import Figure
 from ...compiler.compiled import CompiledNetwork
 from ...compiler.pipeline import compile
 from ...compiler.quantise import quantise
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, threshold
-from .shared import line, pairs, where
+from .shared import figure, line, pairs, panel, where, within
 
 #: Formula, box: smooth ones, a product, a quotient, kinks.
 FORMULAS: dict[str, dict[str, tuple[float, float]]] = {
@@ -114,29 +114,27 @@ def figures(records: Sequence[Record]) -> list[Figure]:
         own = where(rows, formula=formula)
         series += line(formula, own, "bits", "moved", group=formula)
         series += line(f"bound, {formula}", own, "bits", "bound", style="bound", group=formula)
-    if not series:
-        return []
     caption = (
         "How far networks move when their anchor values and affine maps are rounded to few bits, against the number of "
         "bits, with the certified bounds."
     )
-    panel = Panel("few bits", "bits of a number", "largest change", tuple(series), log_y=True)
-    return [Figure("bits", caption, (panel,), "The change halves with every bit, below its certified bound.")]
+    panels = panel("few bits", "bits of a number", "largest change", series, log_y=True)
+    return figure("bits", caption, panels, "The change halves with every bit, below its certified bound.")
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
     found: list[Finding] = []
-    steep = where(records, task="steep")
-    if limits := pairs(steep, "sampled", "constant"):
-        found.append(bound("steepest slope found against the certified Lipschitz constant", limits))
-        loose = max(limit / seen for seen, limit in limits)
-        found.append(threshold("certified constant over the steepest slope found, the largest", 1.5, loose))
-    if limits := pairs(where(records, task="mixed"), "sampled", "constant"):
-        found.append(bound("steepest slope found against the certified constant, channels and tokens mixed", limits))
-        loose = max(limit / seen for seen, limit in limits)
-        found.append(threshold("the same, constant over the steepest slope, the largest", 1.5, loose))
-    if limits := pairs(where(records, task="bits"), "moved", "bound"):
-        found.append(bound("change by few bits against its bound", limits))
+    asked = {
+        "steep": ("steepest slope found against the certified Lipschitz constant",
+                  "certified constant over the steepest slope found, the largest"),
+        "mixed": ("steepest slope found against the certified constant, channels and tokens mixed",
+                  "the same, constant over the steepest slope, the largest"),
+    }  # fmt: skip
+    for task, (below, near) in asked.items():
+        if limits := pairs(where(records, task=task), "sampled", "constant"):
+            found.append(bound(below, limits))
+            found.append(threshold(near, 1.5, max(limit / seen for seen, limit in limits)))
+    found += within("change by few bits against its bound", where(records, task="bits"), "moved", "bound")
     return found
 
 

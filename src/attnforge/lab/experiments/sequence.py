@@ -19,8 +19,8 @@ from ...compiler.pipeline import compile
 from ...theorems import Construction, ramp_heads, relu
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..training import SHARE, Errors, RandomStream, TaskData, TwoLayer, fit, held_out
-from ..verdicts import bound, rate, threshold
-from .shared import column, fitted, line, pairs, where
+from ..verdicts import threshold
+from .shared import column, falls, figure, line, where, within
 
 CHANNELS, HIDDEN, SAMPLES = 5, 10, 50_000  # as published
 DATA_SEED = 42  # of the published data; other seeds are those of training
@@ -126,28 +126,26 @@ def figures(records: Sequence[Record]) -> list[Figure]:
                 series.append(Series("compiled (its bound)", x, [record["bound"] / record["spread"]] * len(x)))
             y = "relative error (root mean square)"
             panels.append(Panel(f"n = {n}", label, y, series, log_x=True, log_y=True))
-    if not panels:
-        return []
     caption = (
         "The published random ReLU network of all tokens (d = 5, 10 hidden units), against anchors and heads. "
         "Trained: two attention layers, Adam on 40,000 samples. Built: one head (or H heads of 20 keys) for "
         "every hidden unit. Compiled: gates, no anchors. Relative to the standard deviation of the target."
     )
     alt = "Trained networks stay near the spread of the target; built ones fall as 1/p and 1/H."
-    return [Figure("relative", caption, panels, alt)]
+    return figure("relative", caption, panels, alt)
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
     found: list[Finding] = []
-    if limits := pairs(records, "sup", "bound"):
-        found.append(bound("largest error of built networks against the bound from their certificates", limits))
+    quantity = "largest error of built networks against the bound from their certificates"
+    found += within(quantity, records, "sup", "bound")
     for against, name in (("p", "anchors p"), ("H", "heads H")):
         for network in ("cold", "warm"):
-            if curve := fitted(where(records, against=against, network=network), against, "sup"):
-                found.append(rate(f"largest error against {name}, built {network}", -1.0, curve, tolerance=0.15))
-        if curve := fitted(where(records, against=against, network="trained"), against, "mse"):
-            quantity = f"mean squared error against {name}, trained (an error of 1/{against} squared)"
-            found.append(rate(quantity, -2.0, curve).laid_to("training"))
+            rows = where(records, against=against, network=network)
+            found += falls(f"largest error against {name}, built {network}", -1.0, rows, against, "sup", 0.15)
+        quantity = f"mean squared error against {name}, trained (an error of 1/{against} squared)"
+        rows = where(records, against=against, network="trained")
+        found += falls(quantity, -2.0, rows, against, "mse", cause="training")
     trained, compiled = where(records, network="trained"), where(records, network="compiled")
     if trained and compiled:
         best = min(min(values) for values in column(trained, "n", "relative").values())

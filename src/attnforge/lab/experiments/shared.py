@@ -17,7 +17,7 @@ from ...dtypes import DTYPES
 from ...theorems import Construction, ramp, ramp_heads
 from ..experiment import Finding, Record
 from ..training import SEEDS, Errors, RampData, RandomStream, held_out, ramp_data, trained_ramp
-from ..verdicts import Slope, equal, mean, slope
+from ..verdicts import Slope, bound, equal, growth, mean, rate, slope
 
 CHANNELS = 32  # of the published networks; all but the first should be 0
 NETWORKS = ("cold", "warm", "gate")
@@ -68,6 +68,42 @@ def line(
         return [Series(name, list(found), centre, style=style, group=group)]
     low, high = [min(v) for v in found.values()], [max(v) for v in found.values()]
     return [Series(name, list(found), centre, low, high, style, group)]
+
+
+def panel(title: str, x: str, y: str, series: Sequence[Series], **how: Any) -> list[Panel]:
+    """The panel, where there is something to draw on it."""
+    return [Panel(title, x, y, series, **how)] if series else []
+
+
+def figure(name: str, caption: str, panels: Sequence[Panel], alt: str = "") -> list[Figure]:
+    """The figure, where there is a panel to show: an interrupted run has not measured everything."""
+    return [Figure(name, caption, panels, alt)] if panels else []
+
+
+def within(
+    quantity: str, records: Sequence[Record], measured: str, limit: str, better: float = 10.0, note: str = "",
+    cause: str = "theory",
+) -> list[Finding]:  # fmt: skip
+    """`verdicts.bound` of the records that have both values, where there are any."""
+    found = pairs(records, measured, limit)
+    return [bound(quantity, found, better, note).laid_to(cause)] if found else []
+
+
+def falls(
+    quantity: str, predicted: float, records: Sequence[Record], x: str, y: str, tolerance: float = 0.1, note: str = "",
+    cause: str = "theory",
+) -> list[Finding]:  # fmt: skip
+    """`verdicts.rate` of the slope of y against x, where there are enough records for one."""
+    fit = fitted(records, x, y)
+    return [rate(quantity, predicted, fit, tolerance, note).laid_to(cause)] if fit else []
+
+
+def grows(
+    quantity: str, predicted: float, records: Sequence[Record], x: str, y: str, cause: str = "theory"
+) -> list[Finding]:
+    """`verdicts.growth` of the same."""
+    fit = fitted(records, x, y)
+    return [growth(quantity, predicted, fit).laid_to(cause)] if fit else []
 
 
 def fitted(records: Sequence[Record], x: str, y: str, least: int = 3) -> Slope | None:
@@ -158,8 +194,7 @@ def ramp_panels(records: Sequence[Record], x: str, label: str, **theory: str) ->
         series += gate_line(where(records, dtype=dtype), x)
         for value, name in theory.items():
             series += line(name, where(records, network="cold", dtype=dtype), x, value, "bound")
-        if series:
-            panels.append(Panel(dtype, label, "largest error", series, log_x=True, log_y=True))
+        panels += panel(dtype, label, "largest error", series, log_x=True, log_y=True)
     return panels
 
 
@@ -179,14 +214,14 @@ def published_figure(
     if not series:
         return []
     series.append(Series("trained, as published", list(published), list(published.values()), style="points"))
-    panel = Panel("published setting", label, "mean squared error, 32 channels", series, log_x=log_x, log_y=True)
+    panels = panel("published setting", label, "mean squared error, 32 channels", series, log_x=log_x, log_y=True)
     caption = (
         "The published setting (d = 10, n = 50, 1,000 samples, 50 epochs of Adam): trained networks beside built ones, "
         "on the same unseen samples. Bars reach from the best seed to the worst. A gate errs by exactly 0 on these "
         "samples, which has no place on a logarithmic axis."
     )
     alt = f"Mean squared error of trained and built networks against {label}, with the published means."
-    return [Figure("published", caption, (panel,), alt)]
+    return figure("published", caption, panels, alt)
 
 
 def beside_published(records: Sequence[Record], x: str, name: str, published: Mapping[Any, float]) -> list[Finding]:

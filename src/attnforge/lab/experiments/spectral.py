@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...charts.chart import Figure, Panel
+from ...charts.chart import Figure
 from ...expressions.composite import composite
 from ...heads.anchor.bound import AnchorWeights
 from ...heads.anchor.fit import WARM
@@ -21,7 +21,7 @@ from ...heads.fast.table import dropped
 from ...theorems.spectral import Density, lattice_values, resonant
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, rate, slope, threshold
-from .shared import line, pairs, where
+from .shared import figure, line, pairs, panel, where, within
 
 HALF = 2.0  # the interval is [-2, 2]: twice as far as the poles are away
 CLASS = Density(0.5, 1.0)  # of 1/(1 + y^2)
@@ -87,30 +87,25 @@ def figures(records: Sequence[Record]) -> list[Figure]:
     series = [s for table, name in names.items() for s in line(name, where(records, table=table), "anchors", "sup")]
     for table in TABLES:
         series += line(f"bound, {names[table]}", where(records, table=table), "anchors", "bound", style="bound")
-    if not series:
-        return []
     caption = (
         "Largest error of heads for 1/(1 + y^2) on [-2, 2] in float64 against the number of anchors, with the bounds "
         "of A9: the values of the lemma at a generic temperature and at kappa = pi Delta/2d, and fitted values."
     )
-    panel = Panel("1/(1 + y^2) on [-2, 2], float64", "anchors", "largest error", tuple(series), log_y=True)
-    made = [Figure("sup", caption, (panel,), "Errors fall geometrically, in resonance twice as fast.")]
+    panels = panel("1/(1 + y^2) on [-2, 2], float64", "anchors", "largest error", series, log_y=True)
+    made = figure("sup", caption, panels, "Errors fall geometrically, in resonance twice as fast.")
     rows = where(records, table="searched")
     series = line("the search", rows, "anchors", "bound", "bound")
     series += line("without the pole", rows, "anchors", "without")
-    if series:
-        caption = "Certified bounds for 1/(1 + y^2) on [-3, 3] with even anchors: the search, and without the pole."
-        panel = Panel("1/(1 + y^2) on [-3, 3], float64", "anchors", "certified bound", tuple(series), log_y=True)
-        made.append(Figure("search", caption, (panel,), "Looking for resonance pays where anchors are even."))
-    return made
+    caption = "Certified bounds for 1/(1 + y^2) on [-3, 3] with even anchors: the search, and without the pole."
+    panels = panel("1/(1 + y^2) on [-3, 3], float64", "anchors", "certified bound", series, log_y=True)
+    return made + figure("search", caption, panels, "Looking for resonance pays where anchors are even.")
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
     found: list[Finding] = []
     for table in TABLES:
         rows = where(records, table=table)
-        if limits := pairs(rows, "sup", "bound"):
-            found.append(bound(f"largest error of A9's values, {table}, against its bound", limits))
+        found += within(f"largest error of A9's values, {table}, against its bound", rows, "sup", "bound")
         if len(rows) > 2:  # the exponent against pi d/Delta itself: anchors count the guards, too
             times = 2.0 if table == "resonant" else 1.0
             fit = slope([math.exp(math.pi * CLASS.decay / r["spacing"]) for r in rows], [r["sup"] for r in rows])

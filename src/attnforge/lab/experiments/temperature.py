@@ -15,14 +15,14 @@ from typing import Any, cast
 import torch
 
 from ...certificates.rounding import UNIT
-from ...charts.chart import Figure, Panel, Series, Zone
+from ...charts.chart import Figure, Series, Zone
 from ...dtypes import DTYPES
 from ...network import AttentionOnly
 from ...theorems import ramp
 from ...theorems.ramps import BALANCED
 from ..experiment import Cell, Experiment, Finding, Record, grid
 from ..verdicts import bound, close, threshold
-from .shared import line, pairs, where
+from .shared import figure, line, panel, where, within
 
 A, B = -1.0, 1.0  # the ramp's ends; errors are in spacings, so that any interval would do
 TRIED = ("float64", "float32", "bfloat16")
@@ -101,16 +101,14 @@ def figures(records: Sequence[Record]) -> list[Figure]:
             series += line("end of the table", chosen, "kappa", "kink", "bound", "whole")
             series += line("A2: half a spacing", chosen, "kappa", "staircase", "bound")
             series += line("A5: rounding, about", chosen, "kappa", "rounding", "bound")
-            if series:
-                x, y = "inverse temperature kappa (large is cold)", "largest error, in spacings"
-                panels.append(Panel(dtype, x, y, series, log_x=True, log_y=True, zones=zones(chosen)))
+            x, y = "inverse temperature kappa (large is cold)", "largest error, in spacings"
+            panels += panel(dtype, x, y, series, log_x=True, log_y=True, zones=zones(chosen))
         caption = (
             f"A ramp of {p} anchors at every temperature. Too hot, the weights are diffuse and the ends are missed; in "
             "between it interpolates; too cold, the output is a staircase of half a spacing. Where a measured curve "
             "leaves its prediction for the line marked A5, rounding has taken over."
         )
-        if panels:
-            made.append(Figure(f"kappa-p{p}", caption, panels, "Error against kappa: a valley between two failures."))
+        made += figure(f"kappa-p{p}", caption, panels, "Error against kappa: a valley between two failures.")
     return made
 
 
@@ -135,8 +133,7 @@ def judge(records: Sequence[Record]) -> list[Finding]:
         off = max(abs(r["interior"] / r["interpolation"] - 1) for r in solved)
         name = "interior error over A3's (2 pi/kappa) exp(-pi^2/kappa) spacings, kappa 0.5 to 3, float64: off 1 by"
         found.append(threshold(name, WITHIN, off))
-    if limits := pairs(exact, "whole", "staircase"):
-        found.append(bound("error of cold heads (kappa >= 1) against A2, half a spacing, float64", limits))
+    found += within("error of cold heads (kappa >= 1) against A2, half a spacing, float64", exact, "whole", "staircase")
     if exact:
         coldest = max(exact, key=lambda r: (r["kappa"], r["p"]))
         found.append(close("error at the coldest kappa in spacings: a staircase", 0.5, coldest["whole"], WITHIN))

@@ -13,13 +13,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ...charts.chart import Figure, Panel, Series
+from ...charts.chart import Figure, Series
 from ...theorems import Ramp, ramp
 from ...theorems.ramps import BALANCED
 from ..experiment import AGREES, FAILS, Cell, Experiment, Finding, Record, grid
 from ..training import SEEDS, OneLayer, RampData, RandomStream, fit, held_out, ramp_data
 from ..verdicts import mean, threshold
-from .shared import CHANNELS, where
+from .shared import CHANNELS, panel, where
 
 A, B, ANCHORS = -25.0, 25.0, 60  # as published
 KAPPAS = {"cold": None, "warm": BALANCED}
@@ -121,8 +121,7 @@ def figures(records: Sequence[Record]) -> list[Figure]:
                 if (path := first_path(where(records, temperature=temperature, start=start)))
             ]
             title = {"none": "random starts"}.get(temperature, f"{temperature} construction")
-            if series:
-                panels.append(Panel(title, "epochs", label, series, log_y=log))
+            panels += panel(title, "epochs", label, series, log_y=log)
     caption = (
         "Training from the construction, from the construction with noise on every weight, and from random weights; "
         "first seed. Selecting: the largest weight is on the anchor nearest to what is wanted (for the published "

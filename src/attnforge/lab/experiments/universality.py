@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ...blackbox import approximate
 from ...box import Box
-from ...charts.chart import Figure, Panel, Series
+from ...charts.chart import Figure, Series
 from ...compiler.pipeline import compile
 from ...theorems import Universal, attention_then_softmax, max_affine, two_layer
 from ..experiment import Cell, Experiment, Finding, Record, grid
-from ..verdicts import bound, rate, threshold
-from .shared import fitted, line, pairs, where
+from ..verdicts import threshold
+from .shared import falls, figure, line, panel, where, within
 
 GRIDS = {
     "two layers": "E1: two layers",
@@ -107,32 +107,27 @@ def figures(records: Sequence[Record]) -> list[Figure]:
                 series += line(title, chosen, x, "sup", group=route)
                 if x == "spacing" and route == "two layers":
                     series += line("its certified bound", chosen, x, "bound", "bound", route)
-            if series:
-                panels.append(Panel(f"{tokens} tokens", label, "largest error", series, log_x=True, log_y=True))
+            panels += panel(f"{tokens} tokens", label, "largest error", series, log_x=True, log_y=True)
         captions = {
             "spacing": "Largest error of the theorem's networks against the spacing of their grid.",
             "parameters": "What universality costs: largest error against the number of parameters, by every route. "
             "Grids pay exponentially in the number of tokens, the compiled formula for its operations only.",
         }
-        if panels:
-            made.append(Figure(name, captions[name], panels, f"Largest error against {label} for every route."))
+        made += figure(name, captions[name], panels, f"Largest error against {label} for every route.")
     return made
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
-    found: list[Finding] = []
-    if limits := pairs(records, "sup", "bound"):
-        found.append(bound("largest error of every certified network against its bound", limits))
+    found = within("largest error of every certified network against its bound", records, "sup", "bound")
     for route, title in GRIDS.items():
         for tokens in sorted({r["tokens"] for r in records}):
             chosen = where(records, route=route, tokens=tokens)
-            if fit := fitted(chosen, "size", "sup"):
-                found.append(rate(f"{title}, {tokens} tokens: error against grid values a side", -1.0, fit, 0.2))
+            quantity = f"{title}, {tokens} tokens: error against grid values a side"
+            found += falls(quantity, -1.0, chosen, "size", "sup", 0.2)
     for tokens in sorted({r["tokens"] for r in records}):
         for route in ("cells", "grid"):
-            if fit := fitted(where(records, route=route, tokens=tokens), "parameters", "sup"):
-                name = f"{GRIDS[route]}, {tokens} tokens: error against parameters, -1/dimension"
-                found.append(rate(name, -1 / tokens, fit, 0.1))
+            name = f"{GRIDS[route]}, {tokens} tokens: error against parameters, -1/dimension"
+            found += falls(name, -1 / tokens, where(records, route=route, tokens=tokens), "parameters", "sup")
         best = smallest(where(records, tokens=tokens, route="compiled"))
         dear = smallest(where(records, tokens=tokens, route=("two layers", "softmax")))
         if best and dear:
