@@ -28,7 +28,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -42,11 +42,8 @@ from ..heads.stored import SelfSpec
 from ..network import CHUNK, AttentionLayer, AttentionOnly, Heads
 from . import bounds
 from .bounds import AnchorRow, ColdTable, ScalarTarget, StoredHead, StoredRamp, Wanted
-from .result import Construction, Ledger, Size, ends, form_of, leak, number, tensor, whole
+from .result import Construction, Ledger, Size, TheoremPicture, ends, form_of, leak, number, tensor, whole
 from .slots import Registers, depth_of, over_slots, parts, read_as_is, stacked, tables_of, weights_of
-
-if TYPE_CHECKING:
-    from .result import TheoremPicture
 
 ChannelMap = int | Sequence[int] | Callable[[int], int] | None
 VARIANTS = ("cold", "warm", "gate")
@@ -606,8 +603,6 @@ class Ramp(Construction):
     @torch.no_grad()
     def picture(self) -> TheoremPicture:
         """Along y, from below a to above b."""
-        from .result import TheoremPicture  # when drawn: matplotlib is an extra
-
         X, y = self._line(PICTURED)
         order = np.argsort(y, kind="stable")
         output, target = (v.double().flatten(0, 1).numpy()[order] for v in (self.core(X), self.target(X)))

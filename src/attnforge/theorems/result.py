@@ -27,7 +27,7 @@ from ..charts.drawing import matplotlib_figure, save
 from ..dtypes import SHIPPED, Array, dtype_name, shipped
 from ..errors import ArgumentError, CertificateError, DomainError, PrecisionError
 
-SLOTS = 64  # twice as many keys have a row of their own in a heat map
+SLOTS = 64  # the most keys in use that a heat map shows; twice as many have a row of their own, where all are shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,7 +300,7 @@ def finite(*terms: Term) -> tuple[Term, ...]:
 Indices = npt.NDArray[np.intp]
 #: A label, and the coordinates of a curve.
 Curves = tuple[tuple[str, Array, Array], ...]
-DIAGONAL, COLUMNS, SLOTS = 600, 120, 64  # points of the curves, queries of the heat map, the most keys that it shows
+DIAGONAL, COLUMNS = 600, 120  # points of the curves, queries of the heat map
 IN_USE = 1e-2  # a key is in use if its weight is larger somewhere
 
 
