@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -47,6 +47,9 @@ RESULTS = Path(__file__).parent / "results" / "house.json"
 COMMITS = {"before": "01f951243a7a931b", "stood": "877db36b595c14ec"}
 #: Rooms that came after the house stood.
 LATER = ("kernel", "rasp", "groundtruth", "catalogue", "verification", "explorer")
+#: What the capabilities of then took when fewer lines and modules were asked for, and how few.
+THEN = {"modules": 296, "lines": 44_606}
+ASKED = {"modules": 230, "lines": 40_000}
 #: The tests that state the law of casts and changed numbers for what is not a head alone, by what it is.
 LAWS = {
     "compiled networks": "tests/compiler/test_stored.py",
@@ -114,53 +117,93 @@ def checkout(commit: str) -> Iterator[Path | None]:
 
 
 def rooms() -> list[dict[str, Any]]:
-    """Package by package: what was there when the house stood, what is left of it, and what came since."""
+    """Package by package: what was there when the house stood, what became of it, and what came since.
+
+    A place that was rewritten counts as it was before, as far as it is as long: what is longer has grown, and what is
+    shorter was cut. So `lines then` less `cut` is what the capabilities of then take now, and the rest came later.
+    """
     with checkout(COMMITS["stood"]) as folder:
         if folder is None:
             return []
         then = structure.sizes(folder / "src" / "attnforge")
-    now, changed = structure.sizes(ROOT / "src" / "attnforge"), Counter[tuple[str, str]]()
-    for path, added, deleted, new in _changes():
-        parts = path.relative_to("src/attnforge").parts
+    now, found = structure.sizes(ROOT / "src" / "attnforge"), Counter[tuple[str, str]]()
+    for change in _changes():
+        parts = change.module.relative_to("src/attnforge").parts
         for room in (parts[0] if len(parts) > 1 else "(files)", "(all)"):
-            changed[room, "new" if new else "added"] += added
-            changed[room, "deleted"] += deleted
+            found[room, "new modules"] += change.new
+            found[room, "in new modules"] += change.grown if change.new else 0
+            found[room, "grown"] += 0 if change.new else change.grown
+            found[room, "cut"] += change.cut
     return [
-        {"package": room, "modules then": then.get(room, (0, 0))[0], "modules": now[room][0],
-         "lines then": then.get(room, (0, 0))[1], "deleted": changed[room, "deleted"], "added": changed[room, "added"],
-         "in new modules": changed[room, "new"], "lines": now[room][1], "code": now[room][2], "words": now[room][3],
-         "blank": now[room][4]}
+        {"package": room, "modules then": then.get(room, (0, 0))[0], "new modules": found[room, "new modules"],
+         "modules": now[room][0], "lines then": then.get(room, (0, 0))[1], "cut": found[room, "cut"],
+         "grown": found[room, "grown"], "in new modules": found[room, "in new modules"], "lines": now[room][1],
+         "code": now[room][2], "words": now[room][3], "blank": now[room][4]}
         for room in sorted(now)
     ]  # fmt: skip
 
 
-def _changes() -> Iterator[tuple[Path, int, int, bool]]:
-    """Every module that changed since the house stood: lines added and deleted, and whether it is new."""
-    def asked(*how: str) -> str:
-        command = ["git", "diff", "-M", *how, COMMITS["stood"], "--", "src/attnforge"]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+def asked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the capabilities of then take, beside what was asked of them, and what came later, by kind and room."""
+    if not rows:
+        return []
+    by_room = {row["package"]: row for row in rows}
+    total = by_room.pop("(all)")
+    later = [row for room, row in by_room.items() if room in LATER]
+    old = [row for room, row in by_room.items() if room not in LATER]
+    kept = {"modules": total["modules"] - total["new modules"], "lines": total["lines then"] - total["cut"]}
+    found = [
+        {"what": "asked of the capabilities of then: below", **ASKED},
+        {"what": "what they took when it was asked", **THEN},
+        {"what": "when the house stood", "modules": total["modules then"], "lines": total["lines then"]},
+        {"what": "what they take now", **kept},
+        {"what": "more than was asked", **{name: max(0, kept[name] - ASKED[name]) for name in ASKED}},
+        {"what": "later: modules of then that are longer", "modules": 0, "lines": sum(row["grown"] for row in old)},
+        {"what": "later: modules in rooms of then", "modules": sum(row["new modules"] for row in old),
+         "lines": sum(row["in new modules"] for row in old)},
+    ]  # fmt: skip
+    for row in sorted(later, key=lambda row: -int(row["lines"])):
+        found.append({"what": f"later: {row['package']}", "modules": row["modules"], "lines": row["lines"]})
+    return [*found, {"what": "all", "modules": total["modules"], "lines": total["lines"]}]
 
-    new = {line.split("\t")[-1] for line in asked("--name-status").splitlines() if line.startswith("A")}
-    fields = iter(asked("--numstat", "-z").split("\0"))
-    for field in fields:
-        if not field:
+
+class Change(NamedTuple):
+    """A module that changed since the house stood: how many lines longer and shorter its places became."""
+
+    module: Path
+    grown: int
+    cut: int
+    new: bool
+
+
+def _changes() -> list[Change]:
+    """Every module that changed since the house stood, place by place; those that are gone among them."""
+    command = ["git", "diff", "-M", "-U0", "--no-prefix", COMMITS["stood"], "--", "src/attnforge"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = []
+    for part in re.split(r"^diff --git ", done.stdout, flags=re.MULTILINE)[1:]:
+        head, *places = re.split(r"^@@ ", part, flags=re.MULTILINE)
+        before, after = (re.search(rf"^{mark} (.*)$", head, re.MULTILINE) for mark in ("---", r"\+\+\+"))
+        if before is None or after is None:  # moved as it is
             continue
-        added, deleted, name = field.split("\t")
-        if not name:  # renamed: the old name and the new one follow
-            next(fields)
-            name = next(fields)
+        name = before[1] if after[1] == "/dev/null" else after[1]
+        sizes = [re.match(r"-\d+(?:,(\d+))? \+\d+(?:,(\d+))?", place) for place in places]
+        longer = [int(size[2] or 1) - int(size[1] or 1) for size in sizes if size is not None]
         if name.endswith(".py"):
-            yield Path(name), int(added), int(deleted), name in new
+            grown, cut = sum(max(0, n) for n in longer), sum(max(0, -n) for n in longer)
+            found.append(Change(Path(name), grown, cut, before[1] == "/dev/null"))
+    return found
 
 
 def since() -> list[dict[str, Any]]:
     """The modules that came since the house stood outside of the later rooms, and what they are for, in their words."""
     found = []
-    for path, added, _, new in _changes():
-        source = (ROOT / path).read_text("utf-8") if new else ""
-        if new and path.parts[2] not in LATER:
+    for change in _changes():
+        path = change.module
+        if change.new and path.parts[2] not in LATER:
+            source = (ROOT / path).read_text("utf-8")
             words = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")[0].replace("\n", " ")
-            found.append({"module": ".".join(path.with_suffix("").parts[2:]), "lines": added, "what": words})
+            found.append({"module": ".".join(path.with_suffix("").parts[2:]), "lines": change.grown, "what": words})
     return sorted(found, key=lambda row: row["module"])
 
 
@@ -263,8 +306,9 @@ def counts() -> dict[str, Any]:
         with checkout(commit) as folder:
             if folder is not None:
                 versions[version] = counted(folder)
-    return {"counted": counted(), **{f"counted {name}": found for name, found in versions.items()}, "rooms": rooms(),
-            "since": since(), "shared": _shared(structure.PACKAGE)}  # fmt: skip
+    own = rooms()
+    return {"counted": counted(), **{f"counted {name}": found for name, found in versions.items()},
+            "asked": asked(own), "rooms": own, "since": since(), "shared": _shared(structure.PACKAGE)}  # fmt: skip
 
 
 def main() -> None:
@@ -272,20 +316,21 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="count only")
     parser.add_argument("--pytest", action="store_true", help="run the tests of the other laws, too")
     parser.add_argument("--before", action="store_true", help="compile with earlier sources, too; no law is tried")
-    asked, console, found = parser.parse_args(), Console(width=140), counts()
+    options, console, found = parser.parse_args(), Console(width=140), counts()
     names = [name for name in ("before", "stood") if f"counted {name}" in found]
     table = Table("the code", *names, "now", title="The house")
     for what, number in found["counted"].items():
         table.add_row(what, *(f"{found[f'counted {name}'].get(what, 0):,}" for name in names), f"{number:,}")
     console.print(table)
+    _shown(console, "What was asked of the capabilities of then, and what came later", found["asked"])
     _shown(console, "Lines by package: when the house stood, since then, and now", found["rooms"])
     _shown(console, "Modules that came since, outside of the later rooms", found["since"])
     data: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
     data |= found
-    if asked.before:
+    if options.before:
         data["versions"] = versions()
     _shown(console, "The same formulas, compiled by each version", data.get("versions", []))
-    if asked.quick or asked.before:
+    if options.quick or options.before:
         RESULTS.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         return
     started, heads = time.perf_counter(), []
@@ -297,7 +342,7 @@ def main() -> None:
     table.add_row("all", *(str(value) for value in total.values()))
     console.print(table)
     others = []
-    if asked.pytest:
+    if options.pytest:
         table = Table("the same law over", "tests passed", "failed")
         for row in stated():
             others.append(row)
