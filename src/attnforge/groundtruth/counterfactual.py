@@ -106,7 +106,7 @@ def pairs(net: object, count: int = 4, seed: int = 0) -> Pairs:
     if isinstance(target, CompiledProgram):
         kind, found, names = "tokens", _program_pairs(target, circuit_of(net), count, seed), _program_names(target)
     elif isinstance(target, CompiledNetwork):
-        kind, found, names = "numbers", _formula_pairs(target, count, seed), [v.name for v in _variables(target)]
+        kind, found, names = "numbers", _formula_pairs(target, count, seed), [v.name for v in _intermediates(target)]
     elif isinstance(target, torch.nn.Module):
         raise UnsupportedOperation(
             f"{type(target).__name__} has no intermediate variables that are known: pairs are for networks of "
@@ -254,7 +254,7 @@ def _difference(before: Value, after: Value) -> Any:
 
 
 @dataclass(frozen=True)
-class Variable:
+class Intermediate:
     """An operation that heads compute, or one of its channels."""
 
     name: str
@@ -262,16 +262,16 @@ class Variable:
     channels: tuple[int, ...]
 
 
-def _variables(net: CompiledNetwork) -> list[Variable]:
+def _intermediates(net: CompiledNetwork) -> list[Intermediate]:
     found = []
     for site in sorted(net.layout.sites, key=lambda site: site.op):
         width = net.program.ops[site.op].width
         if site.op == net.program.output:
             continue
         if site.channelwise and width > 1:
-            found += [Variable(column_name(net.layout, site.op, c), site.op, (c,)) for c in range(width)]
+            found += [Intermediate(column_name(net.layout, site.op, c), site.op, (c,)) for c in range(width)]
         else:
-            found.append(Variable(operation(net, site.op), site.op, tuple(range(width))))
+            found.append(Intermediate(operation(net, site.op), site.op, tuple(range(width))))
     return found
 
 
@@ -295,13 +295,13 @@ def _reached(net: CompiledNetwork, start: int, channels: Sequence[int]) -> list[
 
 
 def _formula_pairs(net: CompiledNetwork, count: int, seed: int) -> Iterator[Pair]:
-    program, variables = net.program, _variables(net)
+    program, variables = net.program, _intermediates(net)
     start = next(i for i, op in enumerate(program.ops) if isinstance(op, Input))
     width = program.ops[start].width
     after = [_reached(net, v.op, v.channels) for v in variables]
     cone = [_reached(net, start, [c]) for c in range(width)]
 
-    def depends(v: Variable, on: list[Mask]) -> bool:
+    def depends(v: Intermediate, on: list[Mask]) -> bool:
         return bool(on[v.op][list(v.channels)].any())
 
     where = domain(net)
@@ -362,17 +362,17 @@ def _laid(points: torch.Tensor, tokens: int, width: int) -> Array:
     return points.double().numpy().reshape(len(points), tokens, width)
 
 
-def _part(r: Range, i: int, v: Variable) -> Interval:
+def _part(r: Range, i: int, v: Intermediate) -> Interval:
     return r.low[i][:, list(v.channels)], r.high[i][:, list(v.channels)]
 
 
-def _differ(a: Range, b: Range, i: int, v: Variable) -> Mask:
+def _differ(a: Range, b: Range, i: int, v: Intermediate) -> Mask:
     """Where two enclosures of a variable have no number in common."""
     (low, high), (first, last) = _part(a, i, v), _part(b, i, v)
     return np.asarray((high < first) | (last < low))
 
 
-def _same(a: Range, b: Range, i: int, v: Variable) -> bool:
+def _same(a: Range, b: Range, i: int, v: Intermediate) -> bool:
     """Whether a variable is one and the same number on both, whatever it depends on."""
     (low, high), (first, last) = _part(a, i, v), _part(b, i, v)
     return bool((low == high).all() and (low == first).all() and (low == last).all())
