@@ -12,7 +12,7 @@ import typer
 
 from ..arguments import counted
 from ..errors import ArgumentError
-from .common import AS_JSON, FAILED, Command, DType, console, group, say, say_json, whole
+from .common import COUNT, FAILED, AsJson, Command, DType, console, group, say, say_json, whole
 from .lab import Backend, terminated_is_interrupted
 
 catalogue = group("catalogue", "Networks with proofs, manifests and counterfactual pairs, by the hundred.")
@@ -21,11 +21,9 @@ catalogue = group("catalogue", "Networks with proofs, manifests and counterfactu
 @catalogue.command("build", cls=Command, short_help="Write a catalogue, or go on with one.")
 def build(
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the catalogue goes.")],
-    count: Annotated[int, typer.Option(parser=whole, metavar="COUNT", help="Models; three for each network.")] = 210,
+    count: Annotated[int, typer.Option(help="Models; three for each network.", **COUNT)] = 210,
     seed: Annotated[int, typer.Option(parser=whole, metavar="NUMBER", help="Of random programs and variants.")] = 0,
-    jobs: Annotated[
-        int | None, typer.Option(parser=whole, metavar="COUNT", help="Models at once; by default one for each core.")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Models at once; by default one for each core.", **COUNT)] = None,
     backend: Annotated[Backend, typer.Option(help="Processes of this machine, or a dask cluster.")] = Backend.processes,
     scheduler: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Of a dask scheduler; without it a cluster is started here.")
@@ -69,7 +67,7 @@ class By(StrEnum):
 
 def verify_pack(
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="The folder to write.")] = None,
-    count: Annotated[int, typer.Option(parser=whole, metavar="COUNT", help="Instances, six for each network.")] = 60,
+    count: Annotated[int, typer.Option(help="Instances, six for each network.", **COUNT)] = 60,
     seed: Annotated[int, typer.Option(parser=whole, metavar="NUMBER", help="Another seed, other problems.")] = 0,
     dtype: Annotated[DType, typer.Option(help="Of the graphs, and what the labels hold for.")] = DType.float32,
     proof: Annotated[By, typer.Option(help="kernel: every bound is proved a second time.")] = By.analysis,
@@ -79,7 +77,7 @@ def verify_pack(
     check: Annotated[
         Path | None, typer.Option("--check", metavar="DIR", help="Prove every label of a pack again instead.")
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write ONNX graphs and VNN-LIB properties whose labels, sat or unsat, are proved; or check such a pack.
 

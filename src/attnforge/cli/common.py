@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -41,10 +41,10 @@ MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectory
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 CommandError: type[Exception] = typer.BadParameter.__mro__[2]
 
-
-AS_JSON = typer.Option("--json", help="Print one JSON object and nothing else.")
-FORCE = typer.Option("--force", help="Overwrite files that are there already.")
-SAVED = typer.Argument(metavar="FILE", help="A .safetensors file written by attnforge.")
+# What several commands take.
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that are there already.")]
+Saved = Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file written by attnforge.")]
 FORMULAS = typer.Argument(metavar="FORMULA...", help="Such as 'sin(x*y) + exp(-x**2)/y'; several give several outputs.")
 BOX = typer.Option("--box", metavar="NAME=LO:HI", help="The interval of one variable; once for each.")
 #: What messages written for Python say of arguments, and the options that they are here.
@@ -75,6 +75,9 @@ class DType(Named):
 
     float32 = "float32"
     float64 = "float64"
+
+
+Shipped = Annotated[DType, typer.Option(help="The dtype that ships and that the bound is for.")]
 
 
 class Forge(TyperGroup):
@@ -318,6 +321,11 @@ def whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise typer.BadParameter(f"'{text}' is not a whole number; expected something like 32") from None
+
+
+#: What options of numbers say of them.
+NUMBER: dict[str, Any] = {"parser": number, "metavar": "NUMBER"}
+COUNT: dict[str, Any] = {"parser": whole, "metavar": "COUNT"}
 
 
 def interval(text: str) -> tuple[float, float]:

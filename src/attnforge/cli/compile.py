@@ -13,42 +13,41 @@ import typer
 from ..errors import ArgumentError
 from ..extras import require
 from .common import (
-    AS_JSON,
     BOX,
-    FORCE,
+    COUNT,
     FORMULAS,
+    NUMBER,
+    AsJson,
     DType,
+    Force,
+    Shipped,
     box,
     formulas_of,
-    number,
     refuse_overwriting,
     say,
     say_certificate,
     say_json,
     waiting,
-    whole,
 )
 
 if TYPE_CHECKING:
     from ..compiler.compiled import CompiledNetwork
 
-EPS = typer.Option(parser=number, metavar="NUMBER", help="The largest error allowed on the box.")
+EPS = typer.Option(help="The largest error allowed on the box.", **NUMBER)
 
 
 def compile(
     formulas: Annotated[list[str], FORMULAS],
     eps: Annotated[float | None, EPS] = None,
     boxes: Annotated[list[str] | None, BOX] = None,
-    rtol: Annotated[
-        float, typer.Option(parser=number, metavar="NUMBER", help="Allow so much of the target's size beside --eps.")
-    ] = 0.0,
-    dtype: Annotated[DType, typer.Option(help="The dtype that ships and that the bound is for.")] = DType.float32,
+    rtol: Annotated[float, typer.Option(help="Allow so much of the target's size beside --eps.", **NUMBER)] = 0.0,
+    dtype: Shipped = DType.float32,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Save the network as .safetensors.")
     ] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page about it, as .html.")] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
-    force: Annotated[bool, FORCE] = False,
+    as_json: AsJson = False,
+    force: Force = False,
 ) -> None:
     """Compile FORMULA into an attention-only network and print its certificate.
 
@@ -115,11 +114,9 @@ def plan(
     formulas: Annotated[list[str], FORMULAS],
     eps: Annotated[float | None, EPS] = None,
     boxes: Annotated[list[str] | None, BOX] = None,
-    anchors: Annotated[
-        int | None, typer.Option(parser=whole, metavar="COUNT", help="Instead of --eps: what so many anchors reach.")
-    ] = None,
-    dtype: Annotated[DType, typer.Option(help="The dtype that ships and that bounds are for.")] = DType.float32,
-    as_json: Annotated[bool, AS_JSON] = False,
+    anchors: Annotated[int | None, typer.Option(help="Instead of --eps: what so many anchors reach.", **COUNT)] = None,
+    dtype: Shipped = DType.float32,
+    as_json: AsJson = False,
 ) -> None:
     """Show the size of every route to a network for FORMULA, without building one.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..extras import require
-from .common import AS_JSON, Named, number, say, say_json, waiting, whole
+from .common import COUNT, NUMBER, AsJson, Named, say, say_json, waiting
 
 if TYPE_CHECKING:
     from ..conversion.record import Conversion
@@ -43,22 +43,16 @@ def convert(
         Path | None, typer.Option(metavar="FILE", help="Texts to calibrate on, one a line; a handful is enough.")
     ] = None,
     level: Annotated[ConvertLevel, typer.Option(help="Activations only, or every nonlinearity.")] = ConvertLevel.ffn,
-    eps: Annotated[
-        float, typer.Option(parser=number, metavar="NUMBER", help="Largest error of a site, of its output's scale.")
-    ] = 1e-4,
-    anchors: Annotated[
-        int | None, typer.Option(parser=whole, metavar="COUNT", help="Anchors of every site, in place of --eps.")
-    ] = None,
+    eps: Annotated[float, typer.Option(help="Largest error of a site, of its output's scale.", **NUMBER)] = 1e-4,
+    anchors: Annotated[int | None, typer.Option(help="Anchors of every site, in place of --eps.", **COUNT)] = None,
     cold: Annotated[bool, typer.Option("--cold", help="Cold heads, as in the paper, for comparison.")] = False,
-    margin: Annotated[
-        float, typer.Option(parser=number, metavar="NUMBER", help="How far beyond the range seen heads reach.")
-    ] = 2.0,
+    margin: Annotated[float, typer.Option(help="How far beyond the range seen heads reach.", **NUMBER)] = 2.0,
     dtype: Annotated[ModelType | None, typer.Option(help="The dtype that ships; the model's own by default.")] = None,
     leave: Annotated[
         list[str] | None, typer.Option(metavar="MODULE", help="Leave this module as it is; may be repeated.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Raise on values beyond a site's range.")] = False,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a converted model that is there already.")] = False,
 ) -> None:
     """Convert a pretrained model: the same model, with attention in place of its other nonlinearities.

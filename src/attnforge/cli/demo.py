@@ -9,13 +9,13 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..saving import free_folder
-from .common import FORCE, console, say, table
+from .common import Force, console, say, table
 
 
 def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where everything goes.")] = Path("out/demo"),
     only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one; may be repeated.")] = None,
-    force: Annotated[bool, FORCE] = False,
+    force: Force = False,
 ) -> None:
     """Compile a formula, an MLP and a sequence function, fit a handful of heads, and write pages that show them.
 

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ArgumentError, UnsupportedOperation, closest
 from ..extras import require
-from .common import AS_JSON, FORCE, SAVED, existing, refuse_overwriting, say, say_json
+from .common import AsJson, Force, Saved, existing, refuse_overwriting, say, say_json
 
 if TYPE_CHECKING:
     from ..certificates.certified import CertifiedModule
@@ -24,7 +24,7 @@ HELP = "plain (a stock transformer, .safetensors), lens (TransformerLens, .safet
 
 
 def export(
-    file: Annotated[Path, SAVED],
+    file: Saved,
     to: Annotated[str, typer.Option("--to", metavar="|".join(TARGETS), help=HELP)],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="The file or folder to write.")],
     verify: Annotated[
@@ -33,8 +33,8 @@ def export(
     manifest: Annotated[
         bool, typer.Option("--manifest/--no-manifest", help="Say in a manifest beside it what every head is for.")
     ] = True,
-    as_json: Annotated[bool, AS_JSON] = False,
-    force: Annotated[bool, FORCE] = False,
+    as_json: AsJson = False,
+    force: Force = False,
 ) -> None:
     """Write a saved network in a form that other tools run, and compare what was written with the network.
 

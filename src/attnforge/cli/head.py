@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from enum import StrEnum
 from pathlib import Path
@@ -12,18 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .common import (
-    AS_JSON,
-    FORCE,
+    COUNT,
+    NUMBER,
     PICTURES,
+    AsJson,
     DType,
-    number,
+    Force,
+    Shipped,
     refuse_overwriting,
     say,
     say_certificate,
     say_json,
     table,
     waiting,
-    whole,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ FORMULAS = {
 
 
 def functions(
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the registered functions with their domains."""
     from ..expressions.special import ALIASES
@@ -124,27 +124,21 @@ def head(
     function: Annotated[
         str, typer.Argument(metavar="FUNCTION", help="A name such as gelu or 'power(-1.5)': attnforge functions")
     ],
-    lo: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="Where the interval begins.")],
-    hi: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="Where it ends.")],
-    anchors: Annotated[
-        int | None, typer.Option(parser=whole, metavar="COUNT", help="How many anchors; 32 when --eps is not given.")
-    ] = None,
-    eps: Annotated[
-        float | None, typer.Option(parser=number, metavar="NUMBER", help="Use as few anchors as certify this error.")
-    ] = None,
-    dtype: Annotated[DType, typer.Option(help="The dtype that ships and that the bound is for.")] = DType.float32,
+    lo: Annotated[float, typer.Option(help="Where the interval begins.", **NUMBER)],
+    hi: Annotated[float, typer.Option(help="Where it ends.", **NUMBER)],
+    anchors: Annotated[int | None, typer.Option(help="How many anchors; 32 when --eps is not given.", **COUNT)] = None,
+    eps: Annotated[float | None, typer.Option(help="Use as few anchors as certify this error.", **NUMBER)] = None,
+    dtype: Shipped = DType.float32,
     relative: Annotated[bool, typer.Option("--relative", help="Bound |head - f| / |f| instead.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Select the nearest anchor, as in the paper.")] = False,
     potential: Annotated[PotentialName, typer.Option(help="How anchors are spaced.")] = PotentialName.auto,
-    kappa: Annotated[
-        float | None, typer.Option(parser=number, metavar="NUMBER", help="Inverse temperature, scale free.")
-    ] = None,
+    kappa: Annotated[float | None, typer.Option(help="Inverse temperature, scale free.", **NUMBER)] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the head: .png, .svg or .pdf.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Save the head as .safetensors.")
     ] = None,
-    force: Annotated[bool, FORCE] = False,
+    force: Force = False,
 ) -> None:
     """Fit one softmax head to FUNCTION on [lo, hi] and print its certificate.
 
@@ -184,7 +178,7 @@ def head(
         with waiting("drawing"):
             written.append(save(figure_of(built), plot, force=force))
     if as_json:
-        say(json.dumps(description(built), allow_nan=False))
+        say_json(description(built))
         return
     say(f"{summary(built, name)}\n")
     say_certificate(built.certificate)

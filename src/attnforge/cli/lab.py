@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ArgumentError
-from .common import FAILED, Command, console, group, say, table, waiting, whole
+from .common import COUNT, FAILED, Command, console, group, say, table, waiting
 
 if TYPE_CHECKING:
     from ..lab.store import Result
@@ -48,10 +48,8 @@ def run(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where records, figures and the page go.")] = Path(
         "out/lab"
     ),
-    jobs: Annotated[
-        int | None, typer.Option(parser=whole, metavar="COUNT", help="Cells at once; by default one for each core.")
-    ] = None,
-    threads: Annotated[int, typer.Option(parser=whole, metavar="COUNT", help="Threads of a cell.")] = 1,
+    jobs: Annotated[int | None, typer.Option(help="Cells at once; by default one for each core.", **COUNT)] = None,
+    threads: Annotated[int, typer.Option(help="Threads of a cell.", **COUNT)] = 1,
     backend: Annotated[Backend, typer.Option(help="Processes of this machine, or a dask cluster.")] = Backend.processes,
     scheduler: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Of a dask scheduler; without it a cluster is started here.")

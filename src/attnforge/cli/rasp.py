@@ -11,7 +11,7 @@ import typer
 
 from ..errors import ArgumentError
 from ..extras import require
-from .common import AS_JSON, FORCE, DType, existing, refuse_overwriting, say, say_json, table, waiting, whole
+from .common import COUNT, AsJson, DType, Force, existing, refuse_overwriting, say, say_json, table, waiting
 
 if TYPE_CHECKING:
     from ..rasp import Sequences, SOp
@@ -27,7 +27,7 @@ def rasp(
         str | None,
         typer.Option(metavar="TOKENS", help="Characters, such as abcd, or values with commas, such as 1,2,3."),
     ] = None,
-    length: Annotated[int, typer.Option(parser=whole, metavar="COUNT", help="The longest sequence.")] = 10,
+    length: Annotated[int, typer.Option(help="The longest sequence.", **COUNT)] = 10,
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="Read the program from a text file.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="No position looks at later ones.")] = False,
     bos: Annotated[str | None, typer.Option(metavar="TOKEN", help="A marker before every sequence.")] = None,
@@ -38,8 +38,8 @@ def rasp(
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page about it, as .html.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the program as text and build nothing.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the programs of the library.")] = False,
-    as_json: Annotated[bool, AS_JSON] = False,
-    force: Annotated[bool, FORCE] = False,
+    as_json: AsJson = False,
+    force: Force = False,
 ) -> None:
     """Compile a token program into an attention-only network that is proved right on every sequence.
 

@@ -17,7 +17,7 @@ import typer
 
 from ..errors import ArgumentError, DomainError, DomainWarning, MissingExtra, closest
 from ..saving import write_whole
-from .common import FORCE, SAVED, console, existing, refuse_overwriting, say
+from .common import Force, Saved, console, existing, refuse_overwriting, say
 
 if TYPE_CHECKING:
     import torch
@@ -168,7 +168,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def run(
-    file: Annotated[Path, SAVED],
+    file: Saved,
     sequences: Annotated[
         list[str] | None, typer.Argument(metavar="[SEQUENCE]...", help="For a token program: abcd, or 1,2,3.")
     ] = None,
@@ -179,7 +179,7 @@ def run(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where the numbers go, likewise.")
     ] = PIPE,
-    force: Annotated[bool, FORCE] = False,
+    force: Force = False,
 ) -> None:
     """Evaluate a saved network at the points of a file, a row of the output for each.
 

@@ -12,10 +12,11 @@ import typer
 
 from ..errors import ArgumentError, CertificateError, closest
 from .common import (
-    AS_JSON,
-    FORCE,
-    SAVED,
+    COUNT,
+    AsJson,
     DType,
+    Force,
+    Saved,
     existing,
     refuse_overwriting,
     say,
@@ -44,7 +45,7 @@ def check(
     machine: Annotated[
         bool, typer.Option("--machine", help="Measure whether this machine keeps what certificates assume of it.")
     ] = False,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Recompute a saved certificate, trusting nothing in the file; exit code 1 if it does not hold.
 
@@ -98,8 +99,8 @@ def _check_machine(as_json: bool) -> None:
 
 
 def explain(
-    file: Annotated[Path, SAVED],
-    as_json: Annotated[bool, AS_JSON] = False,
+    file: Saved,
+    as_json: AsJson = False,
 ) -> None:
     """Take a saved network apart: layer by layer, which heads compute what, with which anchors, at what error.
 
@@ -144,7 +145,7 @@ def _network(file: Path, what: str) -> CompiledNetwork:
     return net
 
 
-def lipschitz(file: Annotated[Path, SAVED], as_json: Annotated[bool, AS_JSON] = False) -> None:
+def lipschitz(file: Saved, as_json: AsJson = False) -> None:
     """A certified Lipschitz constant of a saved network on its box, and how much each input can do."""
     with waiting(f"reading {file.name}"):
         found = _network(file, "lipschitz").lipschitz()
@@ -155,12 +156,12 @@ def lipschitz(file: Annotated[Path, SAVED], as_json: Annotated[bool, AS_JSON] = 
 
 
 def quantise(
-    file: Annotated[Path, SAVED],
+    file: Saved,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Where to write the network with few bits.")],
     bits: Annotated[str, typer.Option("--bits", help="Bits of a number with its sign, 2 to 16, or bfloat16.")] = "8",
     maps: Annotated[bool, typer.Option("--maps/--no-maps", help="Round affine maps, not only anchor values.")] = True,
-    force: Annotated[bool, FORCE] = False,
-    as_json: Annotated[bool, AS_JSON] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Round anchor values and affine maps to few bits, certify what is stored, and write it."""
     from ..compiler.quantise import quantise as few
@@ -210,8 +211,8 @@ def explore(
     site: Annotated[
         str | None, typer.Option("--site", metavar="PATH", help="Of a converted folder: the site to show.")
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
-    force: Annotated[bool, FORCE] = False,
+    as_json: AsJson = False,
+    force: Force = False,
 ) -> None:
     """Write one HTML file in which a saved network runs, with its target, its heads and its bound beside it.
 
@@ -263,11 +264,11 @@ def manifest(
     pairs: Annotated[
         Path | None, typer.Option("--pairs", metavar="FILE", help="Write counterfactual pairs as .json, too.")
     ] = None,
-    count: Annotated[int, typer.Option(parser=whole, metavar="COUNT", help="Pairs for each variable.")] = 4,
+    count: Annotated[int, typer.Option(help="Pairs for each variable.", **COUNT)] = 4,
     seed: Annotated[int, typer.Option(parser=whole, metavar="SEED", help="Which inputs are tried.")] = 0,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of manifests.")] = False,
-    as_json: Annotated[bool, AS_JSON] = False,
-    force: Annotated[bool, FORCE] = False,
+    as_json: AsJson = False,
+    force: Force = False,
 ) -> None:
     """Say what every head of a network is for, which head reads which, and on which inputs that shows.
 

@@ -12,10 +12,13 @@ import typer
 
 from ..errors import ArgumentError, closest
 from .common import (
-    AS_JSON,
-    FORCE,
+    COUNT,
+    NUMBER,
     PICTURES,
+    AsJson,
     DType,
+    Force,
+    Shipped,
     box,
     number,
     refuse_overwriting,
@@ -23,7 +26,6 @@ from .common import (
     say_certificate,
     say_json,
     waiting,
-    whole,
 )
 
 if TYPE_CHECKING:
@@ -59,10 +61,6 @@ def vector(text: str) -> list[float]:
     [1.0, -2.0, 0.5]
     """
     return [number(part.strip()) for part in text.split(",")]
-
-
-NUMBER: dict[str, Any] = {"parser": number, "metavar": "NUMBER"}
-COUNT: dict[str, Any] = {"parser": whole, "metavar": "COUNT"}
 
 
 def theorem(
@@ -101,12 +99,12 @@ def theorem(
     d: Annotated[int | None, typer.Option("--d", help="plan: channels of x.", **COUNT)] = None,
     dim: Annotated[int | None, typer.Option(help="plan: dimension n*d of the box.", **COUNT)] = None,
     side: Annotated[float | None, typer.Option(help="plan: side of the box.", **NUMBER)] = None,
-    dtype: Annotated[DType, typer.Option(help="The dtype that ships and that the bound is for.")] = DType.float64,
+    dtype: Shipped = DType.float64,
     plot: Annotated[
         Path | None, typer.Option(metavar="[FILE]", help="Draw it: .png, .svg or .pdf; NAME.png without a file.")
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
-    force: Annotated[bool, FORCE] = False,
+    as_json: AsJson = False,
+    force: Force = False,
 ) -> None:
     """Build the network of a theorem and print its bound, beside the paper's; or plan its size.
 
