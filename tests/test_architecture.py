@@ -307,8 +307,8 @@ def test_one_meaning_for_each_word(word: str) -> None:
     assert len([dotted(path) for path in MODULES if pattern.search(path.read_text("utf-8"))]) <= 1
 
 
-#: Words of languages that people write: a plan and a size of a theorem, constants, tables and variables of programs.
-PUBLIC_WORDS = {"Constant", "Plan", "Size", "Table", "Variable"}
+#: Words of languages that people write: a plan and a size of a theorem, constants and tables of programs.
+PUBLIC_WORDS = {"Constant", "Plan", "Size", "Table"}
 
 
 def shared_words(names: Mapping[str, Set[str]]) -> set[str]:
