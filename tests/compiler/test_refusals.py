@@ -88,6 +88,47 @@ def test_shares_of_sums_of_exponentials_are_written_with_sigmoids() -> None:
     assert net.certificate.verified and np.abs(net.predict(points) - truth).max() <= net.bound <= 1e-3
 
 
+#: name -> (formula, box, eps in float32, truth); each was refused while sums were added up before they were divided.
+RATIOS = {
+    "hill": ("x**4/(K**4 + x**4)", {"x": (0, 10), "K": (1, 5)}, 1e-3, lambda x, k: x**4 / (k**4 + x**4)),
+    "interest": (
+        "(1 + r/n)**(n*t)", {"r": (0.01, 0.1), "n": (1, 12), "t": (1, 30)}, 0.0188,
+        lambda r, n, t: (1 + r / n) ** (n * t)),
+    "inhibited": (
+        "m*S/(K + S + S**2/I)", {"m": (0.1, 1), "S": (0, 10), "K": (0.1, 1), "I": (1, 10)}, 8.1e-4,
+        lambda m, s, k, i: m * s / (k + s + s**2 / i)),
+    "planck": ("x**3/(exp(x/T) - 1)", {"x": (0.05, 15), "T": (0.5, 3)}, 0.038, lambda x, t: x**3 / np.expm1(x / t)),
+    "bivariate": (
+        "exp(-(x**2 - 2*r*x*y + y**2)/(2*(1 - r**2)))", {"x": (-3, 3), "y": (-3, 3), "r": (-0.8, 0.8)}, 1e-3,
+        lambda x, y, r: np.exp(-(x**2 - 2 * r * x * y + y**2) / (2 * (1 - r**2)))),
+    "softmax": ("1/(1 + exp(x/T) + exp(y/T))", {"x": (-4, 4), "y": (-4, 4), "T": (0.2, 2)}, 1e-3,
+                lambda x, y, t: 1 / (1 + np.exp(x / t) + np.exp(y / t))),
+    "logarithm": ("log10(sqrt(a*c))", {"a": (1e-10, 1e-3), "c": (1e-4, 1)}, 0.0055, lambda a, c: np.log10(a * c) / 2),
+    "folded": ("acos(cos(x)) + asin(sin(y))", {"x": (-6, 6), "y": (-7, 20)}, 5e-3,
+               lambda x, y: np.arccos(np.cos(x)) + np.arcsin(np.sin(y))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RATIOS)
+def test_ratios_are_divided_before_they_are_added(name: str) -> None:
+    formula, sides, eps, truth = RATIOS[name]
+    box = Box(sides)
+    net = af.compile(formula, box, eps=eps)
+    points = torch.cat([box.corners(dtype=F32), box.sample(4000, 1, F32)])
+    wanted = truth(*points.double().numpy().T)
+    assert net.certificate.verified and np.abs(net.predict(points) - wanted).max() <= net.bound <= eps
+
+
+@pytest.mark.parametrize("low", [-20.0, -math.pi, 0.1])
+def test_arcs_of_waves_are_folds(low: float) -> None:
+    box = Box(x=(low, low + 7))
+    waves = {"acos(sin(x))": lambda x: np.arccos(np.sin(x)), "asin(cos(x))": lambda x: np.arcsin(np.cos(x))}
+    for formula, truth in waves.items():
+        net = af.compile(formula, box, eps=1e-9, dtype=F64)
+        x = np.linspace(low, low + 7, 2000)
+        assert np.abs(net.predict(x[:, None]) - truth(x)).max() <= net.bound + 1e-7  # numpy's arcs err so much near 1
+
+
 @pytest.mark.parametrize("formula", ["exp(x)*y", "cosh(x)/cosh(x + y)"])
 def test_values_beyond_the_dtype_are_refused_with_advice(formula) -> None:
     with pytest.raises(PrecisionError, match=r"float32 holds numbers up to 3.4e\+38, and .* use dtype=torch.float64"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -47,6 +48,8 @@ def same(one: object, other: object) -> bool:
         (lambda *p: p[0] - p[1] ** 2, "x - y**2"),
         (lambda x, y, k=3.0: x * y * k, "3*x*y"),
         (sympy.lambdify([X, Y], sympy.cos(X) * sympy.log(Y), "numpy"), "cos(x)*log(y)"),
+        (lambda x, y: np.logaddexp(x, y) + np.sinc(y), "y + softplus(x - y) + sin(pi*y)/(pi*y)"),
+        (lambda x, y: math.radians(x) + np.rad2deg(y) + np.clip(x, 0.7, y), "pi*x/180 + 180*y/pi + clip(x, 0.7, y)"),
         ([X + Y, "x*y"], ["x + y", "x*y"]),
         (lambda x, y: (x + y, x * y, 2.0), ["x + y", "x*y", "2 + 0*x"]),
     ],

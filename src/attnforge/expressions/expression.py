@@ -31,7 +31,16 @@ from ..box import Interval
 from ..errors import ArgumentError, UnsupportedOperation
 from ..functions.registry import get
 from ..functions.univariate import NON_NEGATIVE, POSITIVE, Domain, Univariate
-from .constants import LARGEST_EXPONENT, Inexact, constant_call, constant_power, constant_text, rational, within_range
+from .constants import (
+    LARGEST_EXPONENT,
+    Inexact,
+    constant_call,
+    constant_pi,
+    constant_power,
+    constant_text,
+    rational,
+    within_range,
+)
 from .interval import WHOLE, added, called, point, powered, product, scaled
 from .special import ALIASES, POWERS, SPECIAL, words
 
@@ -137,6 +146,9 @@ class Operators:
         """A function by the name that numpy, torch or math has for it."""
         if name in _OPERATORS:
             return _OPERATORS[name](*(self._expr(a) for a in arguments))
+        if name == "sinc" and len(arguments) == 1:  # numpy's and torch's; in formulas the name is ambiguous
+            turned = self.graph.product([(self._expr(arguments[0]), 1)], constant_pi())
+            return self.graph.call("sin", turned) / turned
         word = _SPELLINGS.get(name, name)
         if not self.graph.knows(word):
             raise UnsupportedOperation(
@@ -148,6 +160,17 @@ class Operators:
         if method != "__call__" or options:
             raise UnsupportedOperation(f"numpy.{ufunc.__name__}.{method} with options does not work on expressions")
         return self.named(ufunc.__name__, *inputs)
+
+    def __array_function__(self, func: Any, types: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """numpy's functions that are no ufuncs: those known here, others as numpy does them for its object arrays."""
+        if func.__name__ == "clip":
+            return self.clip(*args[1:], **kwargs)
+        if func.__name__ == "sinc":
+            return self.named("sinc", *args)
+        try:
+            return func._implementation(*args, **kwargs)
+        except (AttributeError, TypeError) as error:
+            raise UnsupportedOperation(f"numpy.{func.__name__} does not work on expressions: {error}") from error
 
     @classmethod
     def __torch_function__(
@@ -454,6 +477,8 @@ LARGEST_COUNT = 20_000  # of the nodes: far beyond any formula that a network co
 _RANK: dict[type[Expr], int] = {Variable: 0, Monomial: 1, Call: 2, Sum: 3, Number: 4}
 _EVEN = ("cos", "cosh", "abs")
 _ODD = ("sin", "tan", "asin", "atan", "sinh", "tanh", "asinh", "atanh", "erf", "hardtanh", "softsign")
+_MOST_FOLDS = 64  # of an arc cosine of a cosine, each a head: so many are cheaper than a table that sees as many kinks
+_FARTHEST_FOLD = 1e6  # up to here float64 tells on which side of a multiple of pi a number lies
 _LARGEST_SHIFT = 20  # exp(u + c) = exp(c) exp(u): beyond, exp(u) might leave float32 where exp(u + c) does not
 N = TypeVar("N", bound=Expr)
 
@@ -725,14 +750,37 @@ class Graph:
                 return self.call("softplus", u.children[0].children[0])
             case "log" if isinstance(u, Sum) and u.scale is not None and u.scale > 0:
                 return self.call("log", u.terms[0][0]) + self.number(constant_call(get("log"), u.scale))
-            case "log" if isinstance(u, Monomial) and all(base.range[0] > 0 for base in u.children):
-                return self.sum([(self.call("log", base), p) for base, p in u.factors])
+            case "log" | "log2" | "log10" if isinstance(u, Monomial) and all(base.range[0] > 0 for base in u.children):
+                return self.sum([(self.call(name, base), p) for base, p in u.factors])
+            case "acos" | "asin" if isinstance(u, Call) and u.function.name in ("cos", "sin"):
+                return self._folded(name, u)
         if isinstance(u, Sum) and u.terms[0][1] < 0 and (name in _EVEN or name in _ODD):
             turned = self.call(name, -u)
             return turned if name in _EVEN else -turned
         if name == "abs" and isinstance(u, Sum) and u.scale is not None:
             return self.sum([(self.call("abs", u.terms[0][0]), u.scale)])
         return None
+
+    def _folded(self, name: str, wave: Call) -> Expr | None:
+        """acos or asin of a cosine or sine: straight between whole multiples of pi. None where there are many of these.
+
+        acos(cos(v)) is v - k pi on [k pi, (k + 1) pi] for even k and (k + 1) pi - v for odd ones.
+        """
+        half = constant_pi() / 2
+        shift = Fraction(0) if wave.function.name == "cos" else -half  # sin(v) = cos(v - pi/2)
+        v = self.sum([(wave.argument, 1)], shift)
+        low, high = v.range
+        if not math.pi * _MOST_FOLDS >= high - low or max(abs(low), abs(high)) > _FARTHEST_FOLD:
+            return None
+        first = math.floor(low / math.pi)
+        first -= point(first * constant_pi())[1] > low  # rounding may have taken the next one
+        sign = 1 if first % 2 == 0 else -1
+        terms, constant = [(v, Fraction(sign))], -(first + (sign < 0)) * sign * constant_pi()
+        for k in range(first + 1, math.ceil(high / math.pi) + 1):
+            sign = -sign
+            terms.append((self.call("relu", self.sum([(v, 1)], -k * constant_pi())), Fraction(2 * sign)))
+        found = self.sum(terms, constant)
+        return found if name == "acos" else self.sum([(found, -1)], half)
 
     def _need(self, text: str, argument: Expr, domain: Domain) -> None:
         self.partial.append(Partial(text, argument, domain))

@@ -35,10 +35,12 @@ ALIASES = {
     "arctan2": "atan2",
     "arctanh": "atanh",
     "clamp": "clip",
+    "deg2rad": "radians",
     "fabs": "abs",
     "ln": "log",
     "maximum": "max",
     "minimum": "min",
+    "rad2deg": "degrees",
     "swish": "silu",
 }
 #: Functions that jump: they are known where they are constant, which they are between two numbers of the same value.
@@ -131,6 +133,20 @@ def _log(graph: Graph, arguments: list[Expr]) -> Expr:
     return found[0] if len(found) == 1 else found[0] / found[1]
 
 
+def _logaddexp(graph: Graph, arguments: list[Expr]) -> Expr:
+    """log(exp(a) + exp(b)) = b + softplus(a - b), which does not overflow."""
+    _count("logaddexp", arguments, 2, "logaddexp(x, y)")
+    a, b = arguments
+    return b + graph.call("softplus", a - b)
+
+
+def _angle(word: str, graph: Graph, arguments: list[Expr]) -> Expr:
+    """Degrees in radians, or radians in degrees."""
+    _count(word, arguments, 1, f"{word}(x)")
+    factor = constant_pi() / 180
+    return graph.sum([(arguments[0], factor if word == "radians" else 1 / factor)])
+
+
 def _step(word: str, graph: Graph, arguments: list[Expr]) -> Expr:
     """A function that jumps, where it does not."""
     if word == "heaviside" and len(arguments) == 2:  # numpy and sympy give the value at 0 along, which is not met
@@ -190,13 +206,16 @@ SPECIAL: dict[str, Callable[[Graph, list[Expr]], Expr]] = {
     "cbrt": _cbrt,
     "clip": _clip,
     "cot": _cot,
+    "degrees": functools.partial(_angle, "degrees"),
     **{word: functools.partial(_inverse, word, of) for word, of in INVERSES.items()},
     "hypot": _hypot,
     "log": _log,
+    "logaddexp": _logaddexp,
     "max": _max,
     "min": _min,
     "mod": _mod,
     "pow": _pow,
+    "radians": functools.partial(_angle, "radians"),
     **{word: functools.partial(_step, word) for word in STEPS},
 }
 

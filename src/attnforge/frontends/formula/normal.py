@@ -15,12 +15,15 @@ Writings: "product" as above; "log" writes monomials of three and more positive 
 u**2 + v**2 - 2*u*v*cos(t) as (u - v)**2 + (2*sqrt(u*v)*sin(t/2))**2, and u**2 + v**2 + 2*u*v*w with |w| <= 1 as
 (u + v*w)**2 + (v*sqrt(1 - w**2))**2, which round little where they are small;
 "softplus" writes log(exp(u) + exp(v)) as v + softplus(u - v) and exp(u)/(exp(u) + exp(v)) as sigmoid(u - v), whose
-parts are no larger than u and v.
+parts are no larger than u and v; "ratio" divides a sum by one of its terms where a function of one ratio is left,
+x**4/(k**4 + x**4) = (x/k)**4/(1 + (x/k)**4), moves powers of a ratio to the function of it where both are smaller then,
+n*log(1 + r/n) = r*log(1 + r/n)/(r/n), and writes u + u*v as u*(1 + v).
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import operator
 from collections import Counter
@@ -32,12 +35,12 @@ from typing import Literal, get_args
 import numpy as np
 
 from ...box import Box
-from ...errors import ArgumentError
+from ...errors import ArgumentError, DomainError
 from ...expressions.composite import VARIABLE, affine, composed
 from ...expressions.constants import Inexact, rounded
 from ...expressions.expression import Call, Expr, Graph, Monomial, Number, Sum, Terms, Variable, reachable, rebuilt
 from ...expressions.interval import WHOLE
-from ...functions.registry import get, power
+from ...functions.registry import enclose, get, power
 from ...functions.univariate import Univariate
 from ...programs.affine import Affine, Column, fold_affine
 from ...programs.ops import Apply, Constant, Input, Linear
@@ -313,7 +316,7 @@ def applies(program: Program) -> list[str]:
     return [op.function.name for op in program.ops if isinstance(op, Apply)]
 
 
-Writing = Literal["product", "log", "plain", "chord", "softplus"]
+Writing = Literal["product", "log", "plain", "chord", "softplus", "ratio"]
 WRITINGS: tuple[Writing, ...] = get_args(Writing)
 #: Composites that have a name in the registry, and heads of their own.
 _KNOWN = {"y*sigmoid(y)": "silu", "y*tanh(softplus(y))": "mish"}
@@ -329,7 +332,9 @@ def written(
         roots = with_logarithms(cuts.graph, roots)
     if writing == "softplus":
         roots = with_softplus(cuts.graph, roots)
-    writer = _Writer(cuts, box, fuse=writing != "plain", chords=writing == "chord")
+    if writing == "ratio":
+        roots = with_ratios(cuts, roots)
+    writer = _Writer(cuts, box, fuse=writing != "plain", chords=writing == "chord", ratios=writing == "ratio")
     forms = [writer.form(root) for root in roots]
     return writer.emit.program(forms, [root.short() for root in roots], source, several)
 
@@ -360,17 +365,64 @@ def with_softplus(graph: Graph, roots: Sequence[Expr]) -> list[Expr]:
         factors = node.factors if isinstance(node, Monomial) else ()
         for base, p in factors:
             parts = _exponents(graph, base) if p == -1 else None
-            one = next((term for term, q in factors if parts and q == 1 and term in parts), None)
-            if one is None or parts is None or not isinstance(base, Sum):
+            if parts is None or not isinstance(base, Sum):
+                continue
+            one = next((term for term, q in factors if q == 1 and term in parts), graph.number(base.constant))
+            if one not in parts:
                 continue
             mine = parts.pop(one)
             share = graph.call("sigmoid", graph.sum([(mine, _ONE), (_chain(graph, [*parts.values()]), -_ONE)]))
             rest = [(b, q) for b, q in factors if b is not one and b is not base]
-            factor = next(c for term, c in base.terms if term is one)
+            factor = dict(base.terms).get(one, base.constant)
             return graph.sum([(graph.product([(share, _ONE), *rest]), 1 / factor)])
         return node
 
     return rebuilt(graph, roots, rewrite=rewrite)
+
+
+def with_ratios(cuts: Cuts, roots: Sequence[Expr]) -> list[Expr]:
+    """Every sum below a line or under a root divided by one of its terms, where that leaves a function of one ratio;
+    and every u + u*v as u*(1 + v)."""
+    graph = cuts.graph
+
+    def rewrite(node: Expr) -> Expr:
+        if isinstance(node, Sum):
+            return _nested(cuts, node)
+        if not isinstance(node, Monomial):
+            return node
+        parts: Factors = []
+        for base, p in node.factors:
+            lead = _leading(cuts, base) if isinstance(base, Sum) and (p < 0 or p.denominator != 1) else None
+            parts += [(base, p)] if lead is None else [(part, p) for part in lead]
+        return graph.product(parts)
+
+    return rebuilt(graph, roots, rewrite=rewrite)
+
+
+def _leading(cuts: Cuts, node: Sum) -> tuple[Expr, Expr] | None:
+    """(u, v) with node = u * v, where u is a positive term and v, which is near 1, depends on one ratio alone."""
+    graph = cuts.graph
+    found: list[tuple[float, tuple[Expr, Expr]]] = []
+    for lead, _ in node.terms if cuts.cut(node) is node else ():
+        if lead.range[0] > 0:
+            parts = [(graph.product([(term, 1), (lead, -1)]), c) for term, c in node.terms]
+            rest = graph.sum([*parts, (graph.product([(lead, -1)]), node.constant)])
+            if cuts.cut(rest) is not rest and math.isfinite(rest.range[1]):
+                found.append((rest.range[1] - rest.range[0], (lead, rest)))
+    return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _nested(cuts: Cuts, node: Sum) -> Expr:
+    """u + u*v + ... as u*(1 + v) + ..., for the first u that is a term of its own and a factor of others."""
+    graph = cuts.graph
+    for lead, c in node.terms:
+        mixed = [(t, d) for t, d in node.terms if isinstance(t, Monomial) and cuts.cut(t) is not cuts.cut(lead)]
+        taken = [(term, d) for term, d in mixed if dict(term.factors).get(lead, 0) >= 1]
+        if taken:
+            inner = graph.sum([(graph.product([(term, 1), (lead, -1)]), d) for term, d in taken], c)
+            rest = [pair for pair in node.terms if pair[0] is not lead and pair not in taken]
+            return graph.sum([(graph.product([(lead, 1), (inner, 1)]), 1), *rest], node.constant)
+    return node
 
 
 def _exponents(graph: Graph, node: Expr) -> dict[Expr, Expr] | None:
@@ -398,8 +450,8 @@ def _chain(graph: Graph, parts: Sequence[Expr]) -> Expr:
 
 
 class _Writer:
-    def __init__(self, cuts: Cuts, box: Box, fuse: bool, chords: bool = False):
-        self.graph, self.cuts, self.fuse, self.chords = cuts.graph, cuts, fuse, chords
+    def __init__(self, cuts: Cuts, box: Box, fuse: bool, chords: bool = False, ratios: bool = False):
+        self.graph, self.cuts, self.fuse, self.chords, self.ratios = cuts.graph, cuts, fuse, chords, ratios
         self.emit = Emitter(box)
         self.columns = {name: j for j, name in enumerate(box.names or ())}
         self.forms: dict[Expr, Combination] = {}
@@ -509,19 +561,22 @@ class _Writer:
         self, terms: dict[Expr, Fraction], term: Expr
     ) -> tuple[list[tuple[Combination, Fraction]], set[Expr]] | None:
         """a u^2 + c v^2 + d u v w with d^2 w^2 <= 4 a c as a (u + d/(2a) v w)^2 + (v g(w))^2 for g = sqrt(c - d^2 w^2 /
-        (4a)); and the terms that this takes. None for another term."""
+        (4a)), or, where a and c are negative, less both; and the terms that this takes. None for another term."""
         if term not in terms or not isinstance(term, Monomial) or any(p != 1 for _, p in term.factors):
             return None
         held = {base: (base, 1) for base in term.children} | {-base: (base, -1) for base in term.children}
-        squared = [t for t in terms if isinstance(t, Monomial) and all(p == 2 for _, p in t.factors) and terms[t] > 0]
+        squared = [t for t in terms if isinstance(t, Monomial) and all(p == 2 for _, p in t.factors)]
         inside = [t for t in squared if all(base in held for base in t.children)]
         for first, second in combinations(inside, 2):
             met = [held[base] for base in (*first.children, *second.children)]
             left = [base for base in term.children if base not in {base for base, _ in met}]
             if not left or len(met) + len(left) > len(term.children):
                 continue
-            d = terms[term] * math.prod(sign for _, sign in met)
-            w, a, c = self.graph.product([(b, 1) for b in left]), terms[first], terms[second]
+            if terms[first] * terms[second] < 0:
+                continue
+            turn = 1 if terms[first] > 0 else -1
+            d = turn * terms[term] * math.prod(sign for _, sign in met)
+            w, a, c = self.graph.product([(b, 1) for b in left]), turn * terms[first], turn * terms[second]
             rest = self.graph.sum([(self.graph.product([(w, 2)]), -d * d / (4 * a))], c)
             if not rest.range[0] > 0:
                 continue
@@ -530,7 +585,7 @@ class _Writer:
             across = self.graph.product([(v, 1), (self.graph.product([(rest, Fraction(1, 2))]), 1)])
             parts = [
                 (self.emit.apply(self.form(part), power(2.0), f"({part.short()})**2", part.short()), factor)
-                for part, factor in ((along, a), (across, _ONE))
+                for part, factor in ((along, turn * a), (across, turn * _ONE))
             ]
             return parts, {term, first, second}
         return None
@@ -574,6 +629,8 @@ class _Writer:
         groups = self.cuts.groups(node)
         if self.fuse:
             self._share_exponentials(groups)
+        if self.ratios:
+            groups = self._shifted(groups)
         if len(groups) == 1:  # a function of one scalar that is no composite
             return [self.graph.product([factor]) for factor in node.factors]
         parts: list[Expr] = []
@@ -588,6 +645,41 @@ class _Writer:
             together = whole_line and (len(bare) > 1 or bool(parts)) and (self.fuse or p.denominator == 1)
             parts += [self.graph.product(factors)] if together else [self.graph.product([f]) for f in factors]
         return parts
+
+    def _shifted(self, groups: dict[Expr, Factors]) -> dict[Expr, Factors]:
+        """f(s) u as (f(s) s**k) (u s**-k), where a base of the ratio s leaves u and the factors are smaller together:
+        tables and products err in proportion to the sizes of their values."""
+        for scalar, group in groups.items():
+            if not isinstance(scalar, Monomial) or all(base is scalar for base, _ in group):
+                continue
+            others = [factors for other, factors in groups.items() if other is not scalar]
+            rest = self.graph.product(itertools.chain.from_iterable(others))
+            held = dict(rest.factors) if isinstance(rest, Monomial) else {rest: _ONE}
+            found = [(self._size(scalar, group) * _reach(rest), groups)]
+            for k in sorted({held[base] / p for base, p in scalar.factors if base in held}):
+                left = self.graph.product([(rest, 1), (scalar, -k)])
+                own = self.cuts.cut(left)
+                if own is None:
+                    continue
+                moved = self.cuts.groups(left) if isinstance(left, Monomial) else {own: [(left, _ONE)]}
+                if k.denominator == 1 and scalar not in moved:
+                    parts = [*group, (scalar, k)]
+                    found.append((self._size(scalar, parts) * _reach(left), {**moved, scalar: parts}))
+            best = min(found, key=lambda pair: pair[0])[1]
+            if best is not groups:
+                return best
+        return groups
+
+    def _size(self, scalar: Expr, group: Factors) -> float:
+        """The largest size of a product of functions of a scalar; infinite where that cannot be told."""
+        node = self.graph.product(group)
+        inner, a, b = self.cuts.function(node, scalar)
+        try:
+            low, high = self.graph.sum([(scalar, a)], b).range
+            found = enclose(_registered(inner) or composed(inner), low, high)
+        except (ArgumentError, DomainError):
+            return math.inf
+        return max(map(abs, found))
 
     def _share_exponentials(self, groups: dict[Expr, Factors]) -> None:
         """x exp(-x**2 - y) as (x exp(-x**2)) exp(-y): what bends in a scalar that has a group of its own goes there."""
@@ -611,6 +703,11 @@ class _Writer:
                 kept = self.cuts.cut(left)
                 if kept is not None:
                     groups.setdefault(kept, []).append((left, p))
+
+
+def _reach(node: Expr) -> float:
+    """The largest size of an expression, as far as intervals tell."""
+    return max(map(abs, node.range))
 
 
 def _rooted(node: Monomial) -> bool:
