@@ -2,6 +2,7 @@
 
 python benchmarks/machine.py             measures every device here, prints a table, adds to results/machine.json
 python benchmarks/machine.py --quick     the same with few arguments; nothing is written
+python benchmarks/machine.py --kernels   the exponential of the kernels for processors, on all float32 numbers (R9)
 python benchmarks/machine.py --markdown  prints the table of all machines so far
 
 float32: about ten million arguments of the exponential over all exponents, the worst judged in balls; float64: a
@@ -34,10 +35,13 @@ except ImportError:  # the sweep itself needs none of it
     sys.modules["flint"] = types.ModuleType("flint")
     sys.modules["flint"].__dict__.update(arb=None, ctx=None)
 
+from attnforge import native  # noqa: E402
 from attnforge.certificates.machine import ball_exp, devices, survey  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "machine.json"
 EFFORT = 160_000
+PART = 1 << 22  # float32 numbers at a time
+KERNELS = Path(__file__).parent / "results" / "kernels.json"
 
 
 def long_exp(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,6 +75,20 @@ def measured(effort: int) -> list[dict[str, Any]]:
     ]
 
 
+def kernels() -> dict[str, Any]:
+    """The kernels' exponential on every float32 number that it is meant for; float64's judges, right to 1e-8 u."""
+    found = native.library()
+    if found is None:
+        raise SystemExit(f"there are no kernels here: {native.trouble()}")
+    worst, count = 0.0, 0
+    for sign, end in ((-(2**31), native.LOWEST), (0, native.HIGHEST)):
+        last = int(torch.tensor(end, dtype=torch.float32).view(torch.int32))
+        for start in range(sign, last, PART):
+            bits = torch.arange(start, min(start + PART, last), dtype=torch.int32)
+            worst, count = max(worst, native.exponential_error(found, bits.view(torch.float32))), count + len(bits)
+    return {"compiler": found.path.name, "numbers": count, "largest error in u": worst, "allowed": native.ALLOWED}
+
+
 def shown(machine: dict[str, Any]) -> Table:
     table = Table("device", "dtype", "what", "measured", "at most", "holds", "looked at", title=str(machine["names"]))
     for row in machine["findings"]:
@@ -98,7 +116,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few arguments; nothing is written")
     parser.add_argument("--markdown", action="store_true", help="print the table of all machines so far")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file that is added to")
+    parser.add_argument("--kernels", action="store_true", help="the kernels' exponential alone, on all numbers")
     wanted = parser.parse_args()
+    if wanted.kernels:
+        found = {"names": names(), **kernels()}
+        KERNELS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8", newline="\n")
+        sys.stdout.write(f"{found}\n")
+        if not found["largest error in u"] <= found["allowed"]:
+            raise SystemExit("not kept here")
+        return
     machines = json.loads(wanted.out.read_text("utf-8")) if wanted.out.exists() else []
     if wanted.markdown:
         sys.stdout.write(markdown(machines) + "\n")

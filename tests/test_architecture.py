@@ -24,7 +24,7 @@ MODULES = sorted((SRC / "attnforge").rglob("*.py"))
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("kernel",),
-    ("arguments", "dtypes", "extras", "progress", "saving", "threads"),
+    ("arguments", "dtypes", "extras", "native", "progress", "saving", "threads"),
     ("box",),
     ("functions",),
     ("expressions",),

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from ..certificates.rounding import UNIT, gamma, up
 from ..dtypes import dtype_name, transformed, transforming
-from ..heads.gpu import INPUTS, compiles, rows
+from ..heads.gpu import INPUTS, compiles, ready, rows
 from ..heads.gpu.launch import relaunching
 from ..heads.norm.bound import Roundings
 from ..heads.norm.fused import is_constant, normed_rows, stages, watched_norm
 from ..heads.norm.head import NormHead
+from ..native import norm as processor
 from ..network import exporting, known
 from .site import ROUGHLY, SiteModule, full_precision, tell_unwatched, tracing, working
 
@@ -72,8 +73,15 @@ class NativeNorm(NormHead):
 
     def on_kernels(self) -> bool:
         """Whether a GPU's kernel takes these rows, with no more roundings than the certificate counts."""
-        fits = rows.roundings(self.channels) <= sum(stages(self.channels)) - 1
-        return self.scale.dtype == torch.float32 and self.channels <= rows.WIDEST and fits
+        return self._counted(rows.roundings(self.channels)) and self.channels <= rows.WIDEST
+
+    def on_a_processor(self) -> bool:
+        """The same of the kernel for processors."""
+        return self._counted(processor.roundings(self.channels))
+
+    def _counted(self, additions: int) -> bool:
+        """Whether sums of so many additions, and a division after them or a product before, are within `roundings`."""
+        return self.scale.dtype == torch.float32 and additions + 1 <= self.roundings().mean
 
     def roundings(self) -> Roundings:
         """Two stages of sums, in any order each; heads mixed in any order, and one product with the value."""
@@ -120,7 +128,7 @@ class ConvertedNorm(SiteModule):
         self.variance_epsilon = self.eps  # what some models call it
         self.head = head.requires_grad_(False)  # a fit over decades: the step of an optimiser would wreck it
         self._kept: KeptNorm | None = None
-        self._on_kernels = head.on_kernels()
+        self._on_kernels, self._on_a_processor = head.on_kernels(), head.on_a_processor()
         self._blocks = rows.blocks(head.channels, head.heads)
         self.register_parameter("weight", weight)
         self.register_parameter("bias", bias)
@@ -131,7 +139,9 @@ class ConvertedNorm(SiteModule):
     def forward(self, input: Tensor, *unused: Any) -> Tensor:
         if (out := self._again(input)) is not None:
             return out
-        if self._on_kernels and (self.counts(input) or self._compiled(input)):
+        if self._on_kernels and (self.counts(input, processors=False) or self._compiled(input)):
+            return self._by_kernel(input)
+        if self._on_a_processor and not self._training(input) and self.counts(input):
             return self._by_kernel(input)
         table = self.head.scale.dtype
         x = input.to(table) if input.dtype != table else input
@@ -167,11 +177,14 @@ class ConvertedNorm(SiteModule):
 
     def _compiled(self, x: Tensor) -> bool:
         """Whether a compiled program calls the kernel: on a GPU, where no gradients are wanted."""
-        given = (x, self.weight, self.bias)
-        wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-        if not torch.compiler.is_compiling() or exporting() or not x.is_cuda or wanted or self.strict:
+        if not torch.compiler.is_compiling() or exporting() or not x.is_cuda or self._training(x) or self.strict:
             return False
         return x.dtype in INPUTS and x.numel() > 0 and _kernels_for(x.device)
+
+    def _training(self, x: Tensor) -> bool:
+        """Whether gradients are wanted."""
+        given = (x, self.weight, self.bias)
+        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
 
     def _by_kernel(self, input: Tensor) -> Tensor:
         wide = len(self.normalized_shape)
@@ -202,13 +215,17 @@ class ConvertedNorm(SiteModule):
         return compiled_rows(x, table, weight, bias, layer, self.unit, self._blocks)
 
     def _kernel_anew(self, x: Tensor) -> Tensor:
-        from ..heads.gpu import norm
-
         head, layer = self.head, self.head.kind == "layer"
         weight, bias = (None if p is None else p.flatten() if p.dim() > 1 else p for p in (self.weight, self.bias))
         table, limits = (head.scale, head.shift, head.mix), (self.low, self.high, head.offset)
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+        if self._training(x):
             return watched_norm(x, table, weight, bias, self.outside, layer, self.unit, limits)
+        if not ready(x):
+            norming = processor.Norming(table, weight, bias, layer, self.unit, head.channels, self.outside, limits)
+            self._kept = KeptNorm(self.weight, self.bias, self.outside, norming.again())
+            return norming(x)
+        from ..heads.gpu import norm
+
         fixed = norm.norming(table, weight, bias, layer, self.unit, head.channels, self.outside, limits)
         self._kept = KeptNorm(self.weight, self.bias, self.outside, relaunching(fixed, -head.channels))
         return norm.forward(x, fixed)

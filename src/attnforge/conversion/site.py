@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable, without loading the compiler
 
+from .. import native
 from ..certificates.certified import CertifiedModule
 from ..certificates.rounding import UNIT, up
 from ..dtypes import transformed
@@ -98,9 +99,12 @@ class SiteModule(nn.Module):
         self.told = 0  # what `outside` was when it was last looked at
         self.register_buffer("outside", torch.zeros((), dtype=torch.int64), persistent=False)
 
-    def counts(self, x: Tensor) -> bool:
-        """Whether a kernel evaluates this call and counts what lies outside the range on its way."""
-        return not self.strict and not tracing() and ready(x) and self.outside.device == x.device
+    def counts(self, x: Tensor, processors: bool = True) -> bool:
+        """Whether a kernel evaluates this call and counts what lies outside the range on its way: of a GPU, or of a
+        processor where there is one."""
+        if self.strict or tracing() or self.outside.device != x.device:
+            return False
+        return ready(x) or (processors and native.ready(x))
 
     def counted(self, *values: tuple[Tensor, float, float, str]) -> None:
         """After such a call: look at the count now and then, and warn if it grew. Each of `values` is one to watch."""
@@ -150,7 +154,7 @@ class SiteModule(nn.Module):
     def _due(self) -> bool:
         """Looking at numbers on an accelerator means waiting for them: done now and then, until there was a warning."""
         self.calls += 1
-        return not self.warned and self.calls % EVERY == 1
+        return not self.warned and (self.calls % EVERY == 1 or self.outside.device.type == "cpu")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Moves tables to other devices, but never to half precision: their accuracy is the accuracy of the site."""
@@ -218,7 +222,7 @@ class ConvertedProduct(SiteModule):
         self._kept: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        if self.fused and x.dtype == y.dtype and self.counts(x):
+        if self.fused and x.dtype == y.dtype and self.counts(x, processors=False):
             out = self._together(x, y)
             self.counted((x, *self.head.box["x"], "the first factor"), (y, self.low, self.high, self.what))
             return out

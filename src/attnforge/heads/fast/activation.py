@@ -178,15 +178,16 @@ class FastActivation(CertifiedModule):
     def watched(self, y: Tensor, outside: Tensor, low: float, high: float) -> Tensor:
         """The heads at y, in the dtype of y, counting in `outside` the values that leave [low, high].
 
-        What a kernel reads is worked out once for a table that does not train, and again when it is certified, loaded,
-        moved or written to.
+        What a kernel reads is worked out once for a table that is not being trained, and again when it is certified,
+        loaded, moved or written to.
         """
         if self._kept is not None and (out := self._kept(y, outside, low, high)) is not None:
             return out
         value, group, t = self._values(), self.layer.heads()[-1], self.table
         value = value if value.dtype == torch.float64 else value.float()
+        training = group.M_V.requires_grad and torch.is_grad_enabled()
         numbers = (t.rate, t.kappa, t.centre, t.gate, self._symmetric(), low, high)
-        self._kept = None if group.M_V.requires_grad else Kept.of(y, value, group.M_V, outside, *numbers)
+        self._kept = None if training else Kept.of(y, value, group.M_V, outside, *numbers)
         return watched_read(y, value, outside, *numbers)
 
     def _symmetric(self) -> bool:

@@ -10,12 +10,13 @@ y and to `value`. The result equals `softmax_read` with the same arguments up to
 anchors the head goes on as the last value (plus y or 0 from the gate), as the softmax does. The three forms are those
 of `table`.
 
-On a processor the operator works in passes over pieces that stay in its cache; on a GPU one kernel of `heads.gpu` does
-it all. A compiler wants one expression per element: `read` is the same computation as plain PyTorch. There the
-denominator's coefficients are numbers in the program, and the numerator's follow from the values in one small sum, so
-that compiled modules train; everything else is pointwise, one exponential and Horner's rule. Sizes |x| are written
-there as a choice of sides, with the derivative of the right side at 0: sums of such terms that are smooth have the
-right gradient there, where that of `abs` would be 0. `softmax_read` is the attention written out, for exports.
+On a GPU one kernel of `heads.gpu` does it all, on a processor with a C compiler one of `native`; elsewhere the operator
+works in passes over pieces that stay in the processor's cache. A compiler wants one expression per element: `read` is
+the same computation as plain PyTorch. There the denominator's coefficients are numbers in the program, and the
+numerator's follow from the values in one small sum, so that compiled modules train; everything else is pointwise, one
+exponential and Horner's rule. Sizes |x| are written there as a choice of sides, with the derivative of the right side
+at 0: sums of such terms that are smooth have the right gradient there, where that of `abs` would be 0. `softmax_read`
+is the attention written out, for exports.
 `evaluate` picks among the three.
 """
 
@@ -29,13 +30,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import native
 from ...census import allow_custom
 from ...dtypes import transformed
 from ...errors import ArgumentError
+from ...native import activation as processor
 from ...network import exporting, known
 from ..gpu import ready
 from .expression import basis, decayed, lattice, lowers, totals
-from .table import TableForm, form_of, reach_for, working
+from .table import MOST_LATTICE, TableForm, form_of, reach_for, working
 
 CACHED = 1 << 17  # elements a thread works on at once: a handful of temporaries stay in its cache
 SOFTMAX = 1 << 20  # weights alive at once where the gradient of the values needs all of them
@@ -319,24 +322,47 @@ def _prepared(y: Tensor, value: Tensor, rate: float, kappa: float, centre: float
     return activation.prepare(value.detach(), matrix, constants(anchors, rate, kappa, centre, gate, y.device))
 
 
+def _on_processor(
+    y: Tensor, value: Tensor, rate: float, kappa: float, centre: float, gate: float, even: bool = False,
+    outside: Tensor | None = None, low: float = 0.0, high: float = 0.0,
+) -> processor.ReadyTable | None:  # fmt: skip
+    """A table ready for the kernel of a processor; None where there is none for it, or for y."""
+    anchors = value.shape[0]
+    if value.device.type != "cpu" or form_of(anchors, kappa, y.dtype) != "lattice" or anchors > MOST_LATTICE:
+        return None
+    if (outside is not None and outside.device.type != "cpu") or not native.ready(y):
+        return None
+    given, matrix = value.detach(), basis(anchors, kappa, y.dtype, y.device)[1] if anchors else None
+    numbers = processor.prepared(given, matrix, constants(anchors, rate, kappa, centre, gate, y.device))
+    even = even or torch.equal(given, given.flip(0))
+    return processor.reading(numbers, anchors, rate, centre, gate, even, outside, low, high)
+
+
 @dataclass(frozen=True)
 class Kept:
-    """A table that does not train, ready for a kernel: the stored values it is of, and `reading`, which counts."""
+    """A table ready for a kernel: the stored values it is of, and `reading`, which counts."""
 
     stored: Tensor
     version: int
     watching: tuple[Tensor, float, float]
     again: Callable[[Tensor], Tensor | None]
     anew: Callable[[Tensor], Tensor]
+    copy: Tensor | None = None  # of the values, on a processor, where looking at them takes less than a launch
 
     @classmethod
     def of(
         cls, y: Tensor, value: Tensor, stored: Tensor, outside: Tensor, rate: float, kappa: float, centre: float,
         gate: float, even: bool, low: float, high: float,
     ) -> Kept | None:  # fmt: skip
-        """None where there is no kernel for y."""
+        """None where there is no kernel for y, or on a GPU where the values train."""
         numbers = _prepared(y, value, rate, kappa, centre, gate)
         if numbers is None:
+            table = _on_processor(y, value, rate, kappa, centre, gate, even, outside, low, high)
+            if table is None:
+                return None
+            held = stored.detach().clone()
+            return cls(stored, stored._version, (outside, low, high), table.again(), table, held)
+        if stored.requires_grad:
             return None
         from ..gpu import activation
 
@@ -350,11 +376,15 @@ class Kept:
         """The head at y; None where this is for other limits or another count, the values were written to, y is
         elsewhere, or gradients are wanted."""
         stored, watching = self.stored, self.watching
-        if stored._version != self.version or stored.requires_grad or transformed(y):
+        if stored.requires_grad and (self.copy is None or torch.is_grad_enabled()):
+            return None
+        if self.copy is None and (stored._version != self.version or transformed(y)):
+            return None
+        if self.copy is not None and not torch.equal(stored, self.copy):
             return None
         if watching[0] is not outside or watching[1] != low or watching[2] != high:
             return None
-        if (out := self.again(y)) is not None:
+        if (out := self.again(y)) is not None or self.copy is not None:
             return out
         if y.device != stored.device or not ready(y) or (y.requires_grad and torch.is_grad_enabled()):
             return None
@@ -384,6 +414,8 @@ def _anchor_read(y: Tensor, value: Tensor, rate: float, kappa: float, centre: fl
         return activation.forward(
             y, activation.reading(numbers, activation.Shape.of(value.shape[0], rate, centre, gate))
         )
+    if (table := _on_processor(y, value, rate, kappa, centre, gate)) is not None:
+        return table(y)
     reading = PreparedTable.of(value.unsqueeze(0), rate, kappa, centre, gate, y.dtype)
     flat = y.reshape(-1)
     if y.device.type != "cpu":
@@ -496,6 +528,8 @@ def _watched(
 
         shape = activation.Shape.of(value.shape[0], rate, centre, gate, even)
         return activation.forward(y, activation.reading(numbers, shape, outside, low, high))
+    if (table := _on_processor(y, value, rate, kappa, centre, gate, even, outside, low, high)) is not None:
+        return table(y)
     outside += ((y < low) | (y > high) | y.isnan()).sum()
     return _anchor_read(y, value, rate, kappa, centre, gate)
 

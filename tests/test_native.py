@@ -1,0 +1,282 @@
+"""Kernels for processors: within the bounds of their heads, and everything as before where there are none."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from flint import arb, ctx
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import attnforge as af
+from attnforge import native
+from attnforge.conversion.norm import NativeNorm
+from attnforge.conversion.site import ConvertedActivation
+from attnforge.heads import FastActivation
+from attnforge.heads.fast.read import anchor_read, watched_read
+from attnforge.heads.norm.fused import stages
+from attnforge.native import norm as rows
+
+FUNCTIONS = {"gelu": torch.nn.functional.gelu, "mish": torch.nn.functional.mish, "silu": torch.nn.functional.silu,
+             "tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu}  # fmt: skip
+needed = pytest.mark.skipif(bool(native.trouble()), reason=native.trouble() or "kernels are there")
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[pytest.MonkeyPatch]:
+    """A machine with other kernels, or none: what is found out once is found out again, before and after."""
+    with pytest.MonkeyPatch.context() as patch:
+        native.library.cache_clear()
+        yield patch
+    native.library.cache_clear()
+    native.library()
+
+
+def numbers_like(dtype: torch.dtype) -> Tensor:
+    """Arguments of all sizes: a grid, tails, ends of the dtype, zeros of both signs."""
+    far = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e-45, 63.9, -63.9, 47.3, -47.3, 2.0**-126, -(2.0**-126)])
+    return torch.cat([torch.linspace(-64, 64, 20_011), torch.linspace(-3, 3, 5003), far]).to(dtype)
+
+
+@needed
+def test_the_exponential_is_within_what_certificates_allow() -> None:
+    found = native.library()
+    assert found is not None
+    torch.manual_seed(0)
+    every = torch.cat(
+        [torch.linspace(native.LOWEST + 1e-4, 88.0, 400_003), -torch.rand(100_000) * 1e-3, torch.zeros(1)]
+    )
+    assert 0.5 < native.exponential_error(found, every) < 2.7  # lemma R9
+    ends = torch.tensor([0.0, -0.0, -87.34, -104.0, -1e30, -float("inf"), float("nan"), 1.0] * 8)
+    out = torch.empty_like(ends)
+    found.exp(ends.data_ptr(), out.data_ptr(), len(ends))
+    assert out[:6].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0] and bool(out[6].isnan())
+
+
+@needed
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_are_within_their_bounds(name: str, dtype: torch.dtype) -> None:
+    y = numbers_like(dtype)
+    exact = FUNCTIONS[name](y.double())
+    for eps in (None, 1e-4) if name in ("gelu", "mish") else (None,):
+        head = FastActivation.fit(name, -64, 64, eps=eps)
+        head.requires_grad_(False)
+        found = head(y.float()).double() if dtype == torch.float32 else watch(head, y)[0].double()
+        half = 0.0 if dtype == torch.float32 else (2.0**-8) * exact.abs() + 2.0**-126 + 2.0**-8 * head.bound
+        off = (found - exact).abs()
+        assert bool((off <= head.bound + half).all()), (name, eps)
+        assert bool(off.max() > 0)
+
+
+def watch(head: FastActivation, y: Tensor, low: float = -2.0, high: float = 5.0) -> tuple[Tensor, int]:
+    outside = torch.zeros((), dtype=torch.int64)
+    with torch.no_grad():
+        return head.watched(y, outside, low, high), int(outside)
+
+
+@needed
+def test_sixty_digits_agree() -> None:
+    head = FastActivation.fit("gelu", -64, 64)
+    y = torch.cat([torch.linspace(-9, 9, 301), torch.tensor([-38.5, -14.1, 17.0, 1e-30])])
+    with ctx.workdps(60):
+        for x, out in zip(y.tolist(), head(y).tolist(), strict=True):
+            truth = arb(x) / 2 * (-arb(x) / arb(2).sqrt()).erfc()
+            assert abs(arb(out) - truth) <= arb(head.bound)
+
+
+@needed
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ends_of_rows_counts_and_threads(dtype: torch.dtype) -> None:
+    head, before = FastActivation.fit("mish", -64, 64), torch.get_num_threads()  # not symmetric: all polynomials
+    torch.manual_seed(1)
+    y = (4 * torch.randn(3 * native.GRAIN)).to(dtype)
+    whole = watch(head, y)[0]
+    for count in (1, 2, 15, 16, 17, 31, 32, 33, 63, 8191, 8193, 3 * native.GRAIN):
+        part, outside = watch(head, y[:count])
+        assert torch.equal(part, whole[:count]) and outside == int(((y[:count] < -2) | (y[:count] > 5)).sum()), count
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(watch(head, y)[0], whole)
+    finally:
+        torch.set_num_threads(before)
+    strange = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e38, -1e38, 0.0]).to(dtype)
+    out, outside = watch(head, strange)
+    assert outside == 5 and bool(out[0].isnan()) and out[3] == strange[3]
+    assert bool((out[4:].abs() <= head.bound).all())
+
+
+@needed
+def test_memory_that_is_not_what_it_seems() -> None:
+    """Gaps, a sign still to be changed, subclasses, nothing at all, torch.func: each is computed rightly."""
+    head = FastActivation.fit("mish", -64, 64)
+    torch.manual_seed(2)
+    y = torch.randn(64, 33)
+    plain = head(y)
+    outside = torch.zeros((), dtype=torch.int64)
+    with torch.no_grad():
+        watched = lambda t: head.watched(t, outside, -64.0, 64.0)  # noqa: E731
+        for run in (head, watched, watched):  # the second time what was made ready is used
+            assert torch.equal(run(y.t()), plain.t()) and torch.equal(run(y[:, ::2]), plain[:, ::2])
+            assert torch.allclose(run(torch._neg_view(-y)), plain, atol=1e-6)
+            assert run(torch.zeros(0, 5)).shape == (0, 5) and torch.equal(run(y[3, 4]), plain[3, 4])
+            assert torch.allclose(torch.func.vmap(run)(y), plain, atol=1e-6)
+            assert torch.equal(run(torch.nn.Parameter(y, requires_grad=False)), plain)
+        traced = make_fx(watched)(y)  # what was made ready is no constant of a graph
+        assert torch.allclose(traced(2 * y), head(2 * y), atol=1e-6)
+
+
+@needed
+def test_changed_values_are_what_is_read() -> None:
+    head = FastActivation.fit("gelu", -64, 64).requires_grad_(False)
+    y = torch.linspace(-3, 3, 4096)
+    first = watch(head, y)[0]
+    changes: list[Callable[[Tensor], object]] = [
+        lambda t: t.data.mul_(1.5), lambda t: t.add_(0.25), lambda t: setattr(t, "data", t.data + 1)
+    ]  # fmt: skip
+    for change in changes:
+        change(head.layer.heads()[-1].M_V)
+        now = watch(head, y)[0]
+        assert not torch.equal(now, first)
+        assert torch.allclose(now, head.plain()(y), atol=1e-5)
+        first = now
+    head.layer.heads()[-1].M_V.data[0, 3] += 0.5  # symmetric no more
+    assert torch.allclose(watch(head, y)[0], head.plain()(y), atol=1e-5)
+
+
+@needed
+@pytest.mark.parametrize("channels", [1, 2, 3, 7, 16, 63, 64, 65, 100, 384, 769, 1024])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_norms_are_within_their_bounds(channels: int, kind: str) -> None:
+    if channels == 1 and kind == "layer":
+        return  # rows of one number are constant
+    head = NativeNorm.fit(channels, (0.05, 60.0), kind=kind)
+    torch.manual_seed(channels)
+    x = torch.randn(301, channels) * (0.3 + 7 * torch.rand(301, 1)) + torch.randn(301, 1)
+    weight, bias = torch.randn(channels), torch.randn(channels)
+    table, outside = (head.scale, head.shift, head.mix), torch.zeros((), dtype=torch.int64)
+    wide = x.double()
+    c = wide - wide.mean(-1, keepdim=True) if kind == "layer" else wide
+    v = (c * c).mean(-1, keepdim=True)
+    exact = c / (v + head.eps_norm).sqrt()
+    inside = ((v > 0.06) & (v < 59.0)).squeeze(-1)
+    assert int(inside.sum()) > 30
+    limits = (0.05, 60.0, 1e9)
+    norming = rows.Norming(table, None, None, kind == "layer", False, channels, outside, limits)
+    counted = rows.roundings(channels) + 1 <= sum(stages(channels)) - 1
+    assert counted == head.on_a_processor()
+    if counted:
+        off = (norming(x).double() - exact).abs().amax(-1) / exact.abs().amax(-1)
+        assert bool((off[inside] <= head.bound).all()) and bool(off.max() > 0)
+    assert int(outside) == (int(((v < 0.05) | (v > 60.0)).sum()) if counted else 0)
+    both = rows.Norming(table, weight, bias, kind == "layer", True, channels, None, limits)(x)
+    assert torch.allclose(both[inside], (exact * (weight + 1) + bias)[inside].float(), rtol=1e-4, atol=1e-4)
+    half = rows.Norming(table, weight, bias, kind == "layer", True, channels, None, limits)(x.bfloat16())
+    assert half.dtype == torch.bfloat16 and bool((half.float() - both)[inside].abs().max() < 0.2)
+
+
+@needed
+def test_a_converted_model_is_within_its_report() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(24, 96), torch.nn.GELU(), torch.nn.LayerNorm(96), torch.nn.Linear(96, 5)
+    )
+    data = torch.randn(512, 24)
+    converted, _ = af.convert(model, data, level="pure")
+    for dtype in (torch.float32, torch.bfloat16):
+        given, before, after = data.to(dtype), model.to(dtype), converted.to(dtype)
+        with torch.no_grad():
+            gap = (after(given) - before(given)).abs().max()
+        assert bool(gap < (1e-5 if dtype == torch.float32 else 0.1))
+        assert after[1].head._kept is not None and after[2]._kept is not None
+        after(given).float().square().sum().backward()
+        assert after[0].weight.grad is not None and after[2].weight.grad is not None
+
+
+@needed
+def test_ranges_are_watched_and_warned_of() -> None:
+    torch.manual_seed(0)
+    converted, _ = af.convert(
+        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)), torch.randn(64, 8), level="pure"
+    )
+    with torch.no_grad(), pytest.warns(af.DomainWarning, match="variance reaches"):
+        converted(1e4 * torch.randn(64, 8))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        converted(1e4 * torch.randn(64, 8))
+    assert int(converted[1].outside) == 128
+    assert isinstance(converted[1].head, NativeNorm) and not isinstance(converted[1], ConvertedActivation)
+
+
+def test_without_kernels_everything_is_computed_as_before(elsewhere: pytest.MonkeyPatch) -> None:
+    y, value = torch.linspace(-9, 9, 1001), torch.linspace(-1, 1, 17)
+    with_them = anchor_read(y, value, 1.0, 0.25)
+    native.library.cache_clear()
+    elsewhere.setenv("ATTNFORGE_NATIVE", "0")
+    assert native.library() is None and "ATTNFORGE_NATIVE" in native.trouble() and not native.ready(y)
+    assert torch.allclose(anchor_read(y, value, 1.0, 0.25), with_them, atol=1e-6)
+    outside = torch.zeros((), dtype=torch.int64)
+    watched_read(y, value, outside, 1.0, 0.25, 0.0, 0.0, False, -8.0, 8.0)
+    assert int(outside) == int((y.abs() > 8).sum())
+
+
+@pytest.mark.parametrize("compiler", ["/no/such/compiler", "false"])
+def test_what_cannot_be_compiled_is_told(compiler: str, elsewhere: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    elsewhere.setenv("CC", compiler)
+    elsewhere.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert native.library() is None and native.trouble()
+
+
+@needed
+def test_an_exponential_that_errs_is_refused(elsewhere: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = native.SOURCE.read_text("utf-8")
+    wrong = source.replace("0x1.55548ep-3f", "0x1.56548ep-3f")
+    assert wrong != source
+    (tmp_path / "kernels.c").write_text(wrong, "utf-8")
+    elsewhere.setattr(native, "SOURCE", tmp_path / "kernels.c")
+    elsewhere.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert native.library() is None and "exponential errs" in native.trouble()
+
+
+@needed
+def test_only_folders_of_ones_own_are_used(elsewhere: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    elsewhere.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = native.library()
+    assert found is not None and found.path.parent == tmp_path / "attnforge"
+    assert (tmp_path / "attnforge").stat().st_mode & 0o077 == 0
+    (tmp_path / "attnforge").chmod(0o777)
+    native.library.cache_clear()
+    other = native.library()
+    assert other is not None and other.path.parent != tmp_path / "attnforge"
+
+
+@needed
+def test_a_child_of_a_process_with_threads_still_computes() -> None:
+    code = (
+        "import os, torch; torch.set_num_threads(1)\n"
+        "from attnforge.heads import FastActivation\n"
+        "head, y = FastActivation.fit('silu', -64, 64), torch.linspace(-3, 3, 100_000)\n"
+        "wanted = head(y); pid = os.fork()\n"
+        "if not pid: os._exit(0 if torch.equal(head(y), wanted) else 1)\n"
+        "assert os.waitpid(pid, 0)[1] == 0"
+    )
+    source = str(Path(__file__).parents[1] / "src")
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}, check=False, timeout=120
+    )
+    assert ran.returncode == 0
+
+
+def test_a_library_holds_what_the_source_defines() -> None:
+    source = native.SOURCE.read_text("utf-8")
+    names = {field.name for field in dataclasses.fields(native.Library)} - {"path"}
+    assert names and all(f"void attnforge_{name}(" in source for name in names)
+    assert f"#define LANES {rows.LANES} " in source
