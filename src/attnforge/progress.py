@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
-PATIENCE = 2.0  # seconds
+PATIENCE = 2.0  # seconds before a line is shown: what is done sooner needs none
 P = ParamSpec("P")
 R = TypeVar("R")
 _outer: ContextVar[Callable[[str], None] | None] = ContextVar("outer", default=None)

@@ -15,8 +15,7 @@ from attnforge.certificates.certificate import upper_text
 from attnforge.certificates.certified import CertifiedModule
 from attnforge.charts.chart import Series
 from attnforge.heads.fast.activation import FastActivation
-from attnforge.report.lines import line_figure
-from attnforge.report.views import picture, report
+from attnforge.report.views import line_figure, picture, report
 
 BOX = af.Box(x=(-1, 1), y=(0, 2))
 WEIGHT = torch.tensor([1.0, -2.0, 0.0, 0.5])

@@ -24,9 +24,9 @@ from ..programs.ops import Input
 from ..programs.positions import reads as values_read
 from .propagation import Propagation, outward_cells
 
-FIRST = 64  # cells of the first pass
-EFFORT = 1500  # cells that are looked at before giving up
-BATCH = 48  # of the steepest cells are split in one round
+FIRST = 64  # cells of the first pass: all of them at once cost little more than one
+EFFORT = 1500  # cells that are looked at before giving up: a second for a formula of nine variables
+BATCH = 48  # of the steepest cells are split in one round, for the same reason
 CLOSE = 1.01  # cells are split until the constant is so close to what some cell is at least
 U = 2.0**-53  # the roundoff of what is computed here
 

@@ -415,10 +415,10 @@ def roundings(matrix: Array, bias: Array) -> Array:
     return np.maximum(count - 1, 0) + products * (count > 0) + ((bias != 0) & (count > 0))
 
 
-FIRST = 64  # cells of the first pass
-EFFORT = 2000  # cells that are looked at before giving up
-BATCH = 24  # worst cells that are split in one round
-TRIES = 3  # coordinates that are tried for a split
+FIRST = 64  # cells of the first pass: all of them at once cost little more than one
+EFFORT = 2000  # cells that are looked at before giving up: some tenths of a second for a formula
+BATCH = 24  # worst cells that are split in one round, for the same reason
+TRIES = 3  # coordinates that are tried for a split: those that the error depends on most
 
 
 @dataclass(frozen=True)

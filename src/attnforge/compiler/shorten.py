@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from ..heads.anchor.fit import candidates, resolving
 from ..heads.choose import Anchors, choose, clip_of, rise_of
 from ..programs.enclose import Range
 from ..programs.ops import Apply
-from ..programs.program import Builder, Program
+from ..programs.program import Builder, Program, rewritten
 
 WAVES = 24  # anchors that resolve a piece at most: a table that is right to eps has about twice as many
 MOST_PIECES = 64  # of one function, so that work is bounded
@@ -29,23 +30,14 @@ MOST_PIECES = 64  # of one function, so that work is bounded
 
 def shortened(program: Program, found: list[Range]) -> Program:
     """The same program, functions that wave often written as sums over pieces; itself where there are none."""
-    cuts = {}
+    ways = {}
     for i, op in enumerate(program.ops):
         if isinstance(op, Apply) and not op.function.knots and op.function.series is not None:
             r = found[op.input]
             low, high = float(np.min(r.low)), float(np.max(r.high))
             if isinstance(choose(op.function, low, high), Anchors) and len(at := pieces(op.function, low, high)) > 2:
-                cuts[i] = at
-    if not cuts:
-        return program
-    build = Builder(program.box, program.tokens)
-    new: dict[int, int] = {0: build.input}
-    for i, (op, site) in enumerate(zip(program.ops, program.labels, strict=True)):
-        if i in cuts and isinstance(op, Apply):
-            new[i] = _sum(build, new[op.input], op.function, cuts[i], site or op.function.name)
-        elif i:
-            new[i] = build.add(op.renamed(new), site)
-    return build.program(new[program.output], program.source, program.output_shape, program.output_rows)
+                ways[i] = partial(_sum, op.function, at)
+    return rewritten(program, ways)
 
 
 def pieces(function: Univariate, low: float, high: float) -> list[float]:
@@ -70,7 +62,7 @@ def _middle(low: float, high: float) -> float:
     return float(torch.tensor(round(0.5 * (low + high) / step) * step, dtype=torch.float32))
 
 
-def _sum(build: Builder, y: int, function: Univariate, ends: list[float], site: str) -> int:
+def _sum(function: Univariate, ends: list[float], build: Builder, y: int, site: str) -> int:
     parts = []
     inner = [None, *ends[1:-1], None]
     for low, high in itertools.pairwise(inner):

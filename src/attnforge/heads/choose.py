@@ -41,7 +41,7 @@ from ..functions.registry import Univariate, parse, piecewise_linear, read_with
 from ..functions.univariate import REALS, Series
 from ..programs.enclose import Range
 from ..programs.ops import Apply
-from ..programs.program import Builder, Program
+from ..programs.program import Builder, Program, rewritten
 
 #: Gates that are their function exactly: two slots, no sharpness (lemma B4).
 LOGISTIC = ("sigmoid", "tanh", "silu")
@@ -570,7 +570,7 @@ def expanded(program: Program, found: Sequence[Range], margin: float = 0.0) -> P
     `found` are the ranges of the program's values; `margin`, a share of a range, is how far beyond it heads will be
     built, so that a kink just outside counts as well. The program itself where nothing has to be written out.
     """
-    choices: dict[int, Choice] = {}
+    ways = {}
     for i, op in enumerate(program.ops):
         if isinstance(op, Apply):
             r = found[op.input]
@@ -578,23 +578,13 @@ def expanded(program: Program, found: Sequence[Range], margin: float = 0.0) -> P
             room = margin * (high - low)
             choice = choose(op.function, low - room, high + room)
             if isinstance(choice, (GateProduct, Pieces)):
-                choices[i] = choice
-    if not choices:
-        return program
-    build = Builder(program.box, program.tokens)
-    new: dict[int, int] = {0: build.input}
-    for i, (op, site) in enumerate(zip(program.ops, program.labels, strict=True)):
-        if i in choices and isinstance(op, Apply):
-            new[i] = _written_out(build, new[op.input], choices[i], site or op.function.name)
-        elif i:
-            new[i] = build.add(op.renamed(new), site)
-    return build.program(new[program.output], program.source, program.output_shape, program.output_rows)
+                ways[i] = functools.partial(_written_out, choice)
+    return rewritten(program, ways)
 
 
-def _written_out(build: Builder, y: int, choice: Choice, site: str) -> int:
+def _written_out(choice: GateProduct | Pieces, build: Builder, y: int, site: str) -> int:
     if isinstance(choice, GateProduct):
         return build.product(y, build.apply(y, choice.gate.function, f"gate of {site}"), site)
-    assert isinstance(choice, Pieces)
     parts = [] if choice.lines is None else [build.apply(y, choice.lines.function, f"lines of {site}")]
     for part in choice.parts:
         clipped = build.apply(y, part.clip.function, f"clip of {site}")

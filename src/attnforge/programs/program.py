@@ -285,6 +285,21 @@ def live(ops: list[Op], labels: list[str], output: int) -> tuple[tuple[Op, ...],
     return tuple(ops[i].renamed(new) for i in order), tuple(labels[i] for i in order), new[output]
 
 
+def rewritten(program: Program, ways: Mapping[int, Callable[[Builder, int, str], int]]) -> Program:
+    """The same program with some functions written in other operations: a way gets the builder, the value that the
+    function reads, and what it is called. The program itself where there are none."""
+    if not ways:
+        return program
+    build = Builder(program.box, program.tokens)
+    new: dict[int, int] = {0: build.input}
+    for i, (op, label) in enumerate(zip(program.ops, program.labels, strict=True)):
+        if i in ways and isinstance(op, Apply):
+            new[i] = ways[i](build, new[op.input], label or op.function.name)
+        elif i:
+            new[i] = build.add(op.renamed(new), label)
+    return build.program(new[program.output], program.source, program.output_shape, program.output_rows)
+
+
 FORMAT = 1  # of program headers in files; another number is refused
 _WORDS = {kind.word: kind for kind in OPS}
 _Fields = Mapping[str, Any]

@@ -1,34 +1,49 @@
-"""What the methods of every network show: `net.plot()`, `net.report()`, `net.explain()`, `net.measure()`."""
+"""What the methods of every network show: `net.plot()`, `net.report()`, `net.explain()`, `net.measure()`.
+
+What has no picture of its own is drawn along one line through what it is for: heads of several numbers, norms, rows of
+tokens, plain transformers; and black boxes at the points that were held out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..arguments import counted, whole
+from ..blackbox.result import Approximation
 from ..certificates.certificate import upper_text
 from ..certificates.certified import CertifiedModule
-from ..charts.chart import Figure
+from ..charts.chart import Figure, Level, Panel, Series, error_panel
 from ..charts.drawing import matplotlib_figure, save
 from ..compiler.compiled import CompiledNetwork
 from ..errors import ArgumentError
 from ..heads.anchor.head import AnchorHead
 from ..heads.chain.head import ChainHead
+from ..heads.fast.activation import FastActivation
 from ..heads.gate.head import GateHead
+from ..heads.norm.head import NormHead
+from ..heads.product.head import ProductHead
+from ..heads.token.head import TokenHead
 from ..rasp.network.compiled import CompiledProgram
 from ..rasp.network.several import CompiledPrograms
-from .heads import figure_of, target_of
+from ..theorems.grid import Sampled
+from ..theorems.result import Construction, theorem_figure
+from .heads import exact_gate, figure_of, target_of
 from .html import Page
-from .lines import LOOKED_AT, line_figure
-from .network import SampledErrors, network_page, slices, slices_figure
+from .network import CENTRE, SLICE, SampledErrors, Slice, network_page, slices, slices_figure
 from .network import measure as measured
 from .program import program_page
 from .structure import structure
 
 HEADS = (AnchorHead, GateHead, ChainHead)  # of one scalar: what can be drawn beside its target
+LOOKED_AT = 4096  # points that are looked at for a plot: the worst of them gets a slice of its own
+SEED = 3  # of the two ends of a line between rows: any will do, and the same ones every time
 
 
 def plot(net: CertifiedModule, path: str | Path | None = None, *, force: bool = False) -> Any:
@@ -119,3 +134,130 @@ def measure(net: CertifiedModule, count: int = LOOKED_AT, seed: int = 0) -> Samp
     return SampledErrors(
         error, points[[int(error.argmax())]].double().numpy(), (float(target.min()), float(target.max()))
     )
+
+
+# -- along one line ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def line_figure(net: CertifiedModule) -> Figure | None:
+    """The figure of a network that is no head of one number; None where the target is not known or is no number."""
+    if isinstance(net, Construction):
+        return None if isinstance(getattr(net, "f", None), Sampled) else theorem_figure(net.picture())
+    if isinstance(net, Approximation):
+        return _held_out(net)
+    if isinstance(origin := net.stands_for(), CompiledNetwork):
+        found = measured(origin, LOOKED_AT, runs=net)
+        return slices_figure(slices(origin, found, runs=net), net.bound or 0.0)
+    for kind, along in LINES:
+        if isinstance(net, kind):
+            label, inputs, target = along(net)
+            output = net.core(*inputs).double().reshape(SLICE, -1).numpy()
+            error = np.abs(output - target) / (_scale(net, target) if net.certificate.relative else 1.0)
+            worst = int(error.max(0).argmax())
+            x = np.linspace(0, 1, SLICE) if len(inputs) > 1 or inputs[0].dim() > 1 else inputs[0].double().numpy()
+            line = Slice(label, CENTRE, x, target[:, worst], output[:, worst], error.max(-1))
+            words = "Function and network along a line, of the output that errs most; below, the error"
+            words += " as a part of the row's largest value" if net.certificate.relative else ""
+            return replace(slices_figure([line], net.bound or 0.0), caption=f"{words}. The dashed line is the bound.")
+    return None
+
+
+def _between(low: Any, high: Any, dtype: torch.dtype) -> Tensor:
+    """Numbers of a dtype from one to the other, within."""
+    return torch.linspace(low, high, SLICE, dtype=torch.float64).clamp(low, high).to(dtype)
+
+
+Line = tuple[str, tuple[Tensor, ...], np.ndarray]
+DIAGONAL = "from the lowest corner (0) to the highest (1)"
+
+
+def _activation(net: FastActivation) -> Line:
+    y = _between(net.lo, net.hi, net.dtype)
+    return "input y", (y,), net.function.value(y.double()).numpy()[:, None]
+
+
+def _pair(net: GateHead) -> Line:
+    (low, high), (first, last) = net.box.intervals()
+    x, y = _between(low, high, net.dtype), _between(first, last, net.dtype).flip(0)
+    target = y.double().numpy() + exact_gate(net, (x.double() - y.double()).numpy())
+    return "from the lowest x and highest y (0) to the other corner (1)", (x, y), target[:, None]
+
+
+def _product(net: ProductHead) -> Line:
+    x, y = (_between(*net.box[name], net.dtype) for name in ("x", "y"))
+    if net.width is not None:
+        x = x[:, None].repeat(1, net.width)
+    exact = x.double() * (y.double() if net.width is None else y.double()[:, None])
+    return DIAGONAL, (x, y), exact.reshape(SLICE, -1).numpy()
+
+
+def _rows(count: int, width: int) -> Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
+
+
+def _norm(net: NormHead) -> Line:
+    """From one row to another, at the variance in the middle of the interval."""
+    share = torch.linspace(0, torch.pi / 2, SLICE, dtype=torch.float64)[:, None]
+    one, other = _rows(2, net.channels)
+    rows = share.cos() * one + share.sin() * other
+    rows = rows - (rows.mean(-1, keepdim=True) if net.kind == "layer" else 0.0)
+    middle = (net.variance[0] * net.variance[1]) ** 0.5
+    x = (rows * (middle / rows.square().mean(-1, keepdim=True)).sqrt()).to(net.dtype)
+    return "from one row (0) to another (1)", (x,), _normed(net, x).numpy()
+
+
+def _normed(net: NormHead, x: Tensor) -> Tensor:
+    exact = x.double()
+    exact = exact - (exact.mean(-1, keepdim=True) if net.kind == "layer" else 0.0)
+    exact = exact / (exact.square().mean(-1, keepdim=True) + net.eps_norm).sqrt()
+    exact = exact if net.weight is None else exact * net.weight.double()
+    return exact if net.bias is None else exact + net.bias.double()
+
+
+def _scale(net: CertifiedModule, target: np.ndarray) -> np.ndarray | float:
+    """What the errors of a norm are a part of (see `NormHead`); of other heads the target's size."""
+    if not isinstance(net, NormHead):
+        return np.abs(target).max(-1, keepdims=True)
+    weight = np.ones(net.channels) if net.weight is None else net.weight.detach().double().numpy()
+    bias = np.zeros(net.channels) if net.bias is None else net.bias.detach().double().numpy()
+    some = weight != 0
+    rows = np.abs((target - bias)[:, some] / weight[some]).max(-1, keepdims=True) if some.any() else 0.0
+    return np.asarray(np.abs(weight) * rows + np.abs(bias))
+
+
+def _token(net: TokenHead) -> Line:
+    one, other = net.box.sample(2, SEED, torch.float64)
+    share = torch.linspace(0, 1, SLICE, dtype=torch.float64)[:, None, None]
+    x = ((1 - share) * one + share * other).to(net.dtype)
+    if net.target is not None:
+        exact = net.target.double() @ x.double()
+    else:
+        exact = getattr(x.double(), f"a{net.mode}")(-2, keepdim=True).expand(x.shape)
+    return "from one sequence (0) to another (1)", (x,), exact.reshape(SLICE, -1).numpy()
+
+
+#: Heads that are drawn along one line: its label, the inputs, and the exact outputs, (point, output).
+LINES: tuple[tuple[type, Callable[[Any], Line]], ...] = (
+    (FastActivation, _activation), (GateHead, _pair), (ProductHead, _product), (NormHead, _norm), (TokenHead, _token),
+)  # fmt: skip
+
+
+def _held_out(net: Approximation) -> Figure:
+    """A black box is known where it was asked: its values in their order, those of the network, and the difference."""
+    x = net.points.to(net.dtype).reshape(-1, *net.box.shape)[:SLICE]
+    wanted = net.wanted.double().reshape(len(net.wanted), -1)[:SLICE, 0].cpu()
+    found = net.core(x).double().reshape(len(x), -1)[:, 0].cpu()
+    order = wanted.argsort()
+    at, target, output = np.arange(1, len(order) + 1), wanted[order].numpy(), found[order].numpy()
+    series = [Series("function", at, target, style="broad", role="target"),
+              Series("network", at, output, role="output")]  # fmt: skip
+    error, axis = np.abs(output - target), "held-out points, by the function's value"
+    levels = [] if net.bound is None else [Level(net.bound, f"bound {upper_text(net.bound)}")]
+    panels = (
+        Panel("", "", "output", series, legend="inside"),
+        error_panel(f"largest seen {error.max():.3g}", axis, "absolute error", at, error, levels),
+    )
+    caption = f"Function and network at {len(at)} points that were held out, and their difference: measured."
+    return Figure("held-out", caption, panels, "Values of function and network, and their difference.", columns=(1,),
+                  heights=(2.3, 2.6))  # fmt: skip

@@ -47,7 +47,7 @@ from .slots import Registers, depth_of, over_slots, parts, read_as_is, stacked, 
 
 ChannelMap = int | Sequence[int] | Callable[[int], int] | None
 VARIANTS = ("cold", "warm", "gate")
-MARGIN = 0.05  # where G changes, this share of a spacing on each side of the middle is excluded
+MARGIN = 0.05  # where G changes, this share of a spacing on each side of the middle is excluded: ten times as cold then
 FARTHEST = 16.0  # |x| is at most this unless a radius is given, or more where the ramp's ends are farther away
 BALANCED = 2.72  # kappa where the kink at the end of the table errs as much as the interior: 0.062 of a spacing
 GUARDS = 2  # anchors of a warm head beyond either end of its part: their weight at the end is below exp(-4 kappa)

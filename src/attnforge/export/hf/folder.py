@@ -36,7 +36,7 @@ FIGURE = "error.png"
 POINTS = 801  # along the diagonal, both of its ends among them
 SHOWN = 12  # variables, sites and heads listed before the rest is counted: a screen of a card
 TITLE = 60  # characters of a target in a card's title
-MAX_WEIGHTS = 4 << 30  # bytes that we are willing to read
+MAX_WEIGHTS = 4 << 30  # bytes that we are willing to read: 64 blocks of the widest stream there is, in float32
 
 
 def card(

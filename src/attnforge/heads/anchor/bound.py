@@ -28,7 +28,7 @@ from ...functions.registry import Taylor, Univariate, taylor
 from ..slopes import SlotLines, Steepness, steepness
 
 ORDER = 8  # Taylor order of the cell expansion
-CELLS = 512  # cells of the first pass
+CELLS = 512  # cells of the first pass: sixteen between the anchors of a table of 32
 HOPELESS = 6  # halvings in a row after which most parts of cells without a bound have none: no target is there
 PATIENCE = 2  # with so many times the first cells, halving the worst must gain 5 % to go on
 MOST_CELLS = 1 << 17  # of a bound: beyond, memory goes into gigabytes, and the bound has long settled
@@ -37,9 +37,8 @@ WINDOW = 96  # above this many anchors only those that matter near a cell are ga
 NEGLIGIBLE = 60.0  # anchors whose logit is this far below the largest count as leaked mass exp(-60)
 U = 2.0**-53  # the roundoff of what is computed here
 LONG = float(np.finfo(np.longdouble).eps)  # sums here run in extended precision where the machine has it
-OWN = (
-    8.0 * U
-)  # relative error of a weight computed here: exp (4 u), correction of its argument (2 u), normalisation (2 u)
+#: Relative error of a weight computed here: exp (4 u), correction of its argument (2 u), normalisation (2 u).
+OWN = 8.0 * U
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from .bound import AnchorWeights
 from .potential import Potential
 
 LARGEST = 1e7  # of the function's size: the most that a value may be
-SHARES = 10.0 ** -np.arange(0.2, 8.0, 0.4)
+SHARES = 10.0 ** -np.arange(0.2, 8.0, 0.4)  # of the way from an end to the first point: ends may be singular
 #: Singular values below these shares of the largest are cut off: from rounding of the dtype up to a blunt fit.
 CUTS = {torch.float32: (1e-10, 1e-8, 1e-6, 1e-4), torch.float64: (1e-15, 1e-13, 1e-11, 1e-8)}
 

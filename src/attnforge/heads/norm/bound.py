@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from .head import NormHead
 
 WIDEN = 2.0**-7  # fitted and certified on [lo (1 - WIDEN), hi (1 + WIDEN)]: room for the variance's own rounding
-
-
 ORDER = 10  # of the Taylor polynomials in `fit_error`
-CELLS = 64  # per factor e of v + eps
+CELLS = 64  # per factor e of v + eps: of its root 128^-11 is left on each, 1e-23
 SLOPE_CELLS = 64  # first cells of the derivative for every factor e of v + eps: it turns by a small share in each
 
 

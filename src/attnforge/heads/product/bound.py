@@ -29,9 +29,9 @@ from ...functions.directed import high_end, precision
 from ..slopes import Enclosure, lines_of, plus, steepness, times
 from ..stored import SelfSpec, power_of_two
 
-BITS, ORDER = 128, 16
-REACH = 0.125  # half width of a Taylor cell, in units of the logit
-CELLS = 64  # for rounding
+BITS, ORDER = 128, 16  # of balls (float64's 53, twice for products), and of Taylor polynomials
+REACH = 0.125  # half width of a Taylor cell, in units of the logit: of a sigmoid (1/8 pi)^17 is left, 1e-24
+CELLS = 64  # of the query, for rounding: each is bounded at its larger end, 1/64 of the interval further out
 SLOPE_CELLS = 256  # first cells of the derivatives: hot heads turn slowly
 MOST_CELLS = 4096  # of the truncation: steeper queries than any product has are bounded on wider cells, loosely
 

@@ -36,7 +36,7 @@ _TYPES: dict[str, type[Node]] = {
 }
 MOST_OPS = 1 << 14  # of a file: what the deepest programs of the library have at their longest is a tenth
 OUTPUTS = 64  # of one network: each is proved by itself
-DEEPEST = 32  # tuples within tuples
+DEEPEST = 32  # tuples within tuples that are read: twice what a value of a program may have
 NUMBER = re.compile(r"-?[0-9]{1,1300}/[1-9][0-9]{0,1300}")  # of 4096 bits, which is what a value may have
 
 
