@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from ..heads.product.head import ProductHead
 from ..heads.stored import SelfSpec
 from ..heads.token.head import TokenHead
 from ..kernel.alone.fast import Fast
+from ..kernel.alone.pair import Pair
 from ..kernel.balls import NotProved, working
 from ..kernel.file import Saved
 from ..kernel.prove import prove
@@ -50,8 +52,10 @@ def derive(head: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
     """The derivation of a head."""
     if isinstance(head, NormHead):
         return _norm(head, saved, goal)
-    if isinstance(head, FastActivation):
+    if isinstance(head, FastActivation) or (isinstance(head, AnchorHead) and head.fast):
         return _fast(head, saved, goal)
+    if isinstance(head, GateHead) and head.spec.target.pair:
+        return _pair(head, saved, goal)
     if isinstance(head, Ramp):
         return _ramp(head, saved, goal)
     if isinstance(head, ChainHead):
@@ -64,9 +68,12 @@ def derive(head: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
     if isinstance(head, ProductHead):
         low, high = head.box.outward(head.dtype)["x" if head.swapped else "y"]
         sides = head.box.outward(head.dtype)["y" if head.swapped else "x"]
-        edges, states = np.linspace(low, high, SMOOTH_CELLS + 1), [[[1, 0], [2, 0]], [[3, 0]]]
+        edges, width = np.linspace(low, high, SMOOTH_CELLS + 1), head.width or 1
+        states = [[[op, c] for op in (1, 2) for c in range(width)], [[3, c] for c in range(width)]]
         count = head.layer.heads()[0].heads
         chosen = _chosen(states, [[], [["self", False]]], 3, 0, count, edges, head.spec.centre[0])
+        (one,) = chosen["sites"]
+        chosen["sites"] = [{**one, "channel": c, "first": c * count} for c in range(width)]
         return finished(saved, chosen, goal, EFFORT, {3: max(map(abs, sides))}, goal)
     assert isinstance(head, (AnchorHead, GateHead))
     scope, count = ("memory", 1) if isinstance(head, AnchorHead) else ("self", head.layer.heads()[0].heads)
@@ -103,34 +110,49 @@ def _norm(head: NormHead, saved: Saved, goal: float) -> dict[str, Any]:
     return chosen
 
 
-def _fast(head: FastActivation, saved: Saved, goal: float) -> dict[str, Any]:
+def _fast(head: FastActivation | AnchorHead, saved: Saved, goal: float) -> dict[str, Any]:
     """Cells of theta where the table is live, doubling beyond it and around the gate's turn; finer where that helps."""
-    (low, high), table = head.interval_in_dtype(), head.table
-    edges = [np.array([low, high, 0.0, table.centre])]
-    if table.gate:
-        edges += [sign * NEAR / table.gate for sign in (-1.0, 1.0)]
-    if table.anchors:
-        last = table.kappa * (table.anchors - 1) + LIVE
-        far = last + 1.25 ** np.arange(0.0, 400.0)  # beyond all of float32
-        live = np.arange(-last, last + READ_STEP, READ_STEP)
-        edges += [table.centre + theta / table.rate for theta in (live, far, -far)]
-    every = np.unique(np.clip(np.concatenate(edges), low, high)).tolist()
     with working():
         fast = Fast(saved)
-        found: dict[tuple[float, float], float] = {}
-        cells = list(itertools.pairwise(every))
-        for _ in range(FINER):
-            found |= {cell: fast.error(*cell) for cell in cells}
-            worst = [cell for cell, error in found.items() if not error <= goal]
-            if not worst or len(found) > MOST_READ:
-                break
-            cells = []
-            for a, b in worst:
-                middle = 0.5 * a + 0.5 * b
-                if a < middle < b:
-                    del found[a, b]
-                    cells += [(a, middle), (middle, b)]
-        found |= dict.fromkeys(cells, 0.0)
+        (low, high), read = fast.read.ends, fast.read
+        edges = [np.array([low, high, 0.0, read.centre])]
+        if isinstance(head, AnchorHead):
+            edges.append(_edges(head))
+        if read.gate:
+            edges += [sign * NEAR / read.gate for sign in (-1.0, 1.0)]
+        if read.values:
+            last = read.kappa * (len(read.values) - 1) + LIVE
+            far = last + 1.25 ** np.arange(0.0, 400.0)  # beyond all of float32
+            live = np.arange(-last, last + READ_STEP, READ_STEP)
+            edges += [read.centre + theta / read.rate for theta in (live, far, -far)]
+        return _halved(np.unique(np.clip(np.concatenate(edges), low, high)).tolist(), fast.error, goal)
+
+
+def _pair(head: GateHead, saved: Saved, goal: float) -> dict[str, Any]:
+    """Cells of x - y, fine where the gate turns."""
+    with working():
+        pair = Pair(saved)
+        ends = [-pair.span, pair.span]
+        edges = np.concatenate([ends, np.linspace(*ends, SMOOTH_CELLS + 1), [0.0], *crossings(SelfSpec.read(head.layer))])
+        return _halved(np.unique(np.clip(edges, *ends)).tolist(), pair.error, goal)
+
+
+def _halved(edges: list[float], error: Callable[[float, float], float], goal: float) -> dict[str, Any]:
+    """Cells between edges, halved where the error is above a goal."""
+    found: dict[tuple[float, float], float] = {}
+    cells = list(itertools.pairwise(edges))
+    for _ in range(FINER):
+        found |= {cell: error(*cell) for cell in cells}
+        worst = [cell for cell, off in found.items() if not off <= goal]
+        if not worst or len(found) > MOST_READ:
+            break
+        cells = []
+        for a, b in worst:
+            middle = 0.5 * a + 0.5 * b
+            if a < middle < b:
+                del found[a, b]
+                cells += [(a, middle), (middle, b)]
+    found |= dict.fromkeys(cells, 0.0)
     return {"edges": sorted({end for cell in found for end in cell})}
 
 

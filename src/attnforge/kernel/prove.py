@@ -17,9 +17,10 @@ from ..errors import CertificateError
 from . import derivation as choices
 from . import program as programs
 from .alone.chain import chained
-from .alone.fast import prove_fast
+from .alone.fast import is_fast, prove_fast
 from .alone.heads import FAMILIES, Scopes, alone
 from .alone.norm import prove_norm
+from .alone.pair import is_pair, prove_pair
 from .alone.ramp import ramped
 from .balls import ZERO, NotProved, down, largest, size, up, working
 from .derivation import Derivation, Place
@@ -65,8 +66,10 @@ def prove(saved: Saved, chosen: Any = None) -> Proof:
             return Proof(*prove_program(saved, chosen))
         if saved.header.get("family") == "norm":
             return Proof(*prove_norm(saved, saved.header.get("derivation") if chosen is None else chosen))
-        if saved.header.get("family") == "fast":
+        if is_fast(saved):
             return Proof(*prove_fast(saved, saved.header.get("derivation") if chosen is None else chosen))
+        if is_pair(saved):
+            return Proof(*prove_pair(saved, saved.header.get("derivation") if chosen is None else chosen))
         return Prover.of(saved, chosen).prove()
 
 

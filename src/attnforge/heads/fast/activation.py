@@ -159,11 +159,6 @@ class FastActivation(CertifiedModule):
         group = self.layer.heads()[-1]
         return group.M_V[0, :, 0] if self.size else group.M_V.new_zeros(0)
 
-    @property
-    def beyond(self) -> str:
-        half = self.dtype not in (torch.float32, torch.float64)
-        return "it is computed in float32 and rounded to half precision" if half else ""
-
     def core(self, *inputs: Tensor) -> Tensor:
         (y,) = inputs
         if exporting():

@@ -201,10 +201,6 @@ class GateHead(CertifiedModule):
         ends = points[0] if lo is None else lo, points[-1] if hi is None else hi
         return cls.fit("piecewise_linear", *ends, eps, xs=points, ys=list(ys), **options)
 
-    @property
-    def beyond(self) -> str:
-        return "it has no rule for gates that read two numbers" if self.name in ("max", "min") else ""
-
     def core(self, *inputs: Tensor) -> Tensor:
         return self.layer(torch.stack(inputs, dim=-1)).squeeze(-1)
 

@@ -133,10 +133,6 @@ class ProductHead(CertifiedModule):
         size_x, size_y = positive("X", X), positive("Y", Y)
         return cls.fit((-size_x, size_x), (-size_y, size_y), eps, **options)
 
-    @property
-    def beyond(self) -> str:
-        return "" if self.width is None else "it has no rule for products of vectors on their own"
-
     def core(self, *inputs: Tensor) -> Tensor:
         x, y = inputs
         if self.width is None:
@@ -242,6 +238,8 @@ class ProductHead(CertifiedModule):
     @classmethod
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> ProductHead:
         box = Box(x=_side("x", config["x"]), y=_side("y", config["y"]))
+        if config["swapped"] and config["width"] is not None:
+            raise CertificateError("the operands of a product of vectors stand in their order: its file swaps them")
         dtype, width = next(iter(tensors.values())).dtype, config["width"]
         if config["method"] == "tanh":
             spec = ProductSpec.tanh(_outward(box, dtype).sizes[1], dtype, width or 1)

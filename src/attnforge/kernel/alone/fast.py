@@ -1,4 +1,4 @@
-"""Activations read with one exponential per element (lemma K36): files of the family "fast".
+"""What is read with one exponential per element (lemmas K36, K38): files of the family "fast", and anchors made fast.
 
 A table of evenly spaced anchors is read as a quotient of polynomials in s = q/(1 + q^2), q = exp(-|theta|), and a gate
 as |y| q/(1 + q). The file holds the heads; what is computed are these polynomials, with coefficients made in float64.
@@ -16,18 +16,20 @@ from typing import Any
 from flint import arb
 
 from ...errors import CertificateError
-from ..balls import ONE, ORDER, ZERO, NotProved, reach, size, up
-from ..file import Saved, outward
+from ..balls import ONE, ORDER, ZERO, NotProved, largest, reach, size, up
+from ..file import Saved, Tensor, outward
 from ..functions import function
 from ..program import number, whole
-from ..rounding import EXPONENTIAL, MACHINES, Machine
+from ..rounding import EXPONENTIAL, MACHINES, Machine, affine_rounding
 from ..scalar import Cell, Head, HeadSum, Weights, cell_error, taylor_head
 
-MOST, MOST_EDGES = 64, 1 << 14  # anchors, and cells: work is bounded for every file
+MOST, MOST_EDGES = 129, 1 << 14  # anchors that are read as one quotient, and cells: work is bounded for every file
 QUOTIENT = {"float32": 4, "float64": 1}  # u of a division: compilers for GPUs divide to 2 units in the last place
 #: The log of the largest mass; from which kappa pairs are read, and from which kappa K^2 windows: what evaluation does.
 LARGEST, COLD = {"float32": 75.0, "float64": 600.0}, {"float32": 17.0, "float64": 37.0}
 WIDEST = {"float32": 140.0, "float64": 1200.0}  # as COLD
+#: The dtype in which heads of half precision are computed; their unit roundoff, and what a small result loses.
+WIDER, HALVES = {"bfloat16": "float32"}, {"bfloat16": (arb(2.0**-8), arb(2.0**-126))}
 COARSE = arb(2.0**-53)  # of float64, in which coefficients are made
 #: Heads in exact arithmetic, all but: slots of less than 2^-200 are left out, and everything else is enclosed.
 EXACT = Machine(arb(2.0**-100), ZERO, arb(2.0**1015))
@@ -35,7 +37,11 @@ EXACT = Machine(arb(2.0**-100), ZERO, arb(2.0**1015))
 
 @dataclass(frozen=True)
 class Read:
-    """What a file says is read: a function, the numbers of a table, and the heads that they are."""
+    """What a file says is read: a function, the numbers of a table, and the heads that they are.
+
+    `apart` is how far the keys of each anchor are from the table's, slope and level, up to what all have in common;
+    `dtype` is the file's, `work` what computes. A skip (weight, bias) is added, and `relative` is as the certificate's.
+    """
 
     name: str
     ends: tuple[float, float]
@@ -45,6 +51,10 @@ class Read:
     gate: float
     heads: tuple[Head, ...]
     dtype: str
+    work: str
+    apart: tuple[tuple[arb, arb], ...]
+    skip: tuple[float, float] = (0.0, 0.0)
+    relative: bool = False
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -75,11 +85,12 @@ class Fast:
 
     def __init__(self, saved: Saved):
         try:
-            self.read = read = _read(saved.header["config"], saved)
+            made = _anchors if saved.header["family"] == "anchor" else _read
+            self.read = read = made(saved.header["config"], saved)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-            raise CertificateError(f"the file describes no fast activation: {error!r}") from error
-        self.machine = MACHINES[read.dtype]
-        self.site = HeadSum(read.heads, (0.0, 0.0, 0.0), function(read.name), 0.0, read.dtype)
+            raise CertificateError(f"the file describes nothing that is read fast: {error!r}") from error
+        self.machine = MACHINES[read.work]
+        self.site = HeadSum(read.heads, (0.0, *read.skip), function(read.name), 0.0, read.work)
         self.sums = _coefficients(read) if read.values else None
 
     def error(self, low: float, high: float) -> float:
@@ -87,25 +98,38 @@ class Fast:
         if any(low < x < high for x in (0.0, self.read.centre)):
             return math.inf  # signs of y and of theta are those of a cell
         cell = Cell.of(low, high, self.site.function)
-        return up(cell_error(self.site, EXACT, cell).rest + _reading(self.read, self.machine, self.sums, cell))
+        found = cell_error(self.site, EXACT, cell).rest + _reading(self.read, self.machine, self.sums, cell)
+        if self.read.relative:
+            least, most = cell.shape[:2]
+            found = found / arb(max(least, -most)) if max(least, -most) > 0 else arb.pos_inf()
+        return up(found)
+
+
+def is_fast(saved: Saved) -> bool:
+    """Whether a file is one of heads that are read with one exponential."""
+    config = saved.header.get("config")
+    fast = saved.header.get("family") == "anchor" and isinstance(config, dict) and "fast" in config
+    return fast or saved.header.get("family") == "fast"
 
 
 def _read(config: Any, saved: Saved) -> Read:
-    """The numbers of the table, and that the stored tensors but the values are these, exactly."""
+    """The numbers of the table, and that the stored tensors but the values are these; in half precision, rounded."""
     table, tensors, dtype = config["table"], dict(saved.tensors), config["dtype"]
-    if dtype not in MACHINES or any(tensor.dtype != dtype for tensor in tensors.values()):
-        raise NotProved(f"the kernel speaks of heads stored and run in float32 or float64, not {dtype!r}")
+    work = WIDER.get(dtype, dtype)
+    if work not in MACHINES or any(tensor.dtype != dtype for tensor in tensors.values()):
+        raise NotProved(f"the kernel speaks of heads stored in one dtype, bfloat16, float32 or float64, not {dtype!r}")
     rate, kappa, centre, gate = (number(table[key]) for key in ("rate", "kappa", "centre", "gate"))
     count = whole(table["anchors"], 0, MOST)
     last = Fraction(count - 1, 2)
     if gate < 0 or (count and not (count > 1 and rate > 0 and kappa > 0)) or not (count or gate):
         raise ValueError("its numbers are not those of a table")
-    if count and (kappa >= COLD[dtype] or kappa * float(last) ** 2 > WIDEST[dtype]):
-        raise NotProved("the kernel has a rule for tables that are read as one quotient of polynomials")
+    if count:
+        _one_quotient(count, kappa, work)
     places = [Fraction(i) - last for i in range(count)]
-    keys = tuple((_kept(Fraction(rate) * k, dtype), _kept(-Fraction(kappa) * k * k, dtype)) for k in places)
+    exact = "float64" if dtype in HALVES else dtype  # keys in half precision are never read, but for exports
+    keys = tuple((_kept(Fraction(rate) * k, exact), _kept(-Fraction(kappa) * k * k, exact)) for k in places)
     for x in (rate, centre, gate):
-        _kept(Fraction(x), dtype)
+        _kept(Fraction(x), work)
     heads: list[Head] = []
     wanted: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = {}
     if gate:
@@ -116,21 +140,81 @@ def _read(config: Any, saved: Saved) -> Read:
         heads.append(Head(((1.0, 0.0),), ((gate,), (0.0,)), True, (0.0, 1.0, 0.0), (0.0,), 1.0))
     if count:
         prefix = f"layer.groups.{len(heads)}."
-        values = tensors.pop(f"{prefix}M_V")
-        if values.shape != (1, count, 1) or not all(map(math.isfinite, values.numbers)):
-            raise ValueError("its values are not one finite number for each anchor")
+        values = _values(tensors.pop(f"{prefix}M_V"), (1, count, 1))
         wanted |= {
             f"{prefix}W_Q": ((1, 1, 2), (1.0, 0.0)), f"{prefix}b_Q": ((1, 2), (-centre, 1.0)),
             f"{prefix}M_K": ((1, count, 2), tuple(x for key in keys for x in key)),
             f"{prefix}W_O": ((1, 1, 1), (1.0,)),
         }  # fmt: skip
         query = (1.0, -centre), (0.0, 1.0)
-        heads.append(Head(query, keys, False, (0.0,) * 3, values.numbers, 1.0))
-    if {name: (tensor.shape, tensor.numbers) for name, tensor in tensors.items()} != wanted:
+        heads.append(Head(query, keys, False, (0.0,) * 3, values, 1.0))
+    same = tensors.keys() == wanted.keys() and all(_same(tensors[name], *one) for name, one in wanted.items())
+    if not same:
         raise CertificateError("the stored queries, keys and outputs are not the numbers that are read")
+    apart = ((ZERO, ZERO),) * count
+    return Read(str(config["function"]), _ends(config, dtype), rate, kappa, centre, gate, tuple(heads), dtype, work, apart)
+
+
+def _anchors(config: Any, saved: Saved) -> Read:
+    """An anchor head that is read by the table of its description, from which its keys are `apart` (lemma K38)."""
+    tensors, dtype = dict(saved.tensors), config["dtype"]
+    tensors.pop("anchors", None)  # where the anchors are is not read by anyone
+    if dtype not in MACHINES or any(tensor.dtype != dtype for tensor in tensors.values()):
+        raise NotProved(f"the kernel speaks of heads stored and run in float32 or float64, not {dtype!r}")
+    rate, kappa, centre, _ = map(number, config["fast"][:4])
+    mirrored = config["fast"][4]
+    if len(config["fast"]) != 5 or not (rate > 0 and kappa > 0) or {type(mirrored), type(config["relative"])} != {bool}:
+        raise ValueError("its table is none")
+    _kept(Fraction(centre), dtype)
+    keys, values = tensors.pop("layer.groups.0.M_K"), tensors.pop("layer.groups.0.M_V")
+    count = whole(keys.shape[1], 2)
+    _one_quotient(count, kappa, dtype)
+    numbers, skip = _values(values, (1, count, 1)), (0.0, 0.0)
+    if config["skip"]:
+        (weight,), (bias,) = _values(tensors.pop("layer.S"), (1, 1)), _values(tensors.pop("layer.s"), (1,))
+        skip = weight, bias
+    wanted = {"W_Q": ((1, 1, 2), (1.0, 0.0)), "b_Q": ((1, 2), (-centre, 1.0)), "W_O": ((1, 1, 1), (1.0,))}
+    held = {f"layer.groups.0.{name}": one for name, one in wanted.items()}
+    if tensors.keys() != held.keys() or not all(_same(tensors[name], *one) for name, one in held.items()):
+        raise CertificateError("the stored query and output are not those that are read")
+    if keys.shape != (1, count, 2) or not all(map(math.isfinite, (*keys.numbers, *skip))):
+        raise ValueError("its keys are not two finite numbers for each anchor")
+    rows = [tuple(row) for row in keys.rows()[0]]
+    if mirrored:
+        rows, numbers = rows[::-1], numbers[::-1]
+    places = [arb(2 * i - count + 1) / 2 for i in range(count)]
+    common = arb(rows[0][0] + rows[-1][0]) / 2  # a choice, like the next
+    level = arb(rows[count // 2][1]) + arb(kappa) * places[count // 2] ** 2
+    apart = tuple((size(arb(a) - common - arb(rate) * k), size(arb(b) + arb(kappa) * k * k - level))
+                  for (a, b), k in zip(rows, places, strict=True))  # fmt: skip
+    head = Head(((1.0, -centre), (0.0, 1.0)), tuple(rows), False, (0.0,) * 3, numbers, 1.0)
+    name, ends = str(config["function"]), _ends(config, dtype)
+    return Read(name, ends, rate, kappa, centre, 0.0, (head,), dtype, dtype, apart, skip, config["relative"])
+
+
+def _one_quotient(count: int, kappa: float, work: str) -> None:
+    """Refuse tables that are read through a window, or by pairs."""
+    if count > MOST or kappa >= COLD[work] or kappa * ((count - 1) / 2) ** 2 > WIDEST[work]:
+        raise NotProved("the kernel has a rule for tables that are read as one quotient of polynomials")
+
+
+def _values(tensor: Tensor, shape: tuple[int, ...]) -> tuple[float, ...]:
+    if tensor.shape != shape or not all(map(math.isfinite, tensor.numbers)):
+        raise ValueError("its values are not one finite number for each anchor")
+    return tensor.numbers
+
+
+def _same(tensor: Tensor, shape: tuple[int, ...], wanted: tuple[float, ...]) -> bool:
+    """Whether stored numbers are these, rounded to their dtype."""
+    return tensor.shape == shape and all(
+        x in (outward(w, tensor.dtype, above=False), outward(w, tensor.dtype, above=True))
+        for x, w in zip(tensor.numbers, wanted, strict=True)
+    )
+
+
+def _ends(config: Any, dtype: str) -> tuple[float, float]:
     low, high = (number(x) for x in config["interval"])
-    ends = outward(low, dtype, above=False), outward(high, dtype, above=True)
-    return Read(str(config["function"]), ends, rate, kappa, centre, gate, tuple(heads), dtype)
+    return outward(low, dtype, above=False), outward(high, dtype, above=True)
 
 
 def _kept(x: Fraction, dtype: str) -> float:
@@ -175,7 +259,7 @@ def _off(read: Read, k: arb) -> arb:
 def _coefficients(read: Read) -> Sums:
     v, count = read.values, len(read.values)
     rows = (count + 1) // 2
-    shift = arb(min(read.kappa * (0.5 * (count - 1)) ** 2, LARGEST[read.dtype]))
+    shift = arb(min(read.kappa * (0.5 * (count - 1)) ** 2, LARGEST[read.work]))
     places = [_place(read, i) for i in range(rows)]
     masses = [(shift - arb(read.kappa) * k * k).exp() * (1 + arb(0, 1) * _off(read, k).expm1()) for k in places]
     pairs = [(arb(v[count // 2 + i]), arb(v[rows - 1 - i])) for i in range(rows)]
@@ -194,41 +278,60 @@ def _coefficients(read: Read) -> Sums:
 
 
 def _reading(read: Read, machine: Machine, sums: Sums | None, cell: Cell) -> arb:
-    """What is computed on a cell, less the heads in exact arithmetic (lemma K36)."""
-    u, tiny, divided, gate = machine.u, machine.tiny, QUOTIENT[read.dtype], arb(read.gate)
+    """What is computed on a cell, less the heads in exact arithmetic (lemmas K36 and K38)."""
     most = size(cell.centre) + cell.radius
     error, length = (ZERO, ZERO) if sums is None else _quotient(read, machine, sums, cell.centre, cell.radius)
-    if not most * (1 + gate + arb(read.rate)) < machine.huge:
+    slope, bias = (size(arb(x)) for x in read.skip)
+    if not most * (1 + arb(read.gate) + arb(read.rate) + slope) + bias < machine.huge:
         return arb.pos_inf()
-    if not read.gate:
-        return error
+    beside = length
+    if read.gate:
+        error, bump = _gated(read, machine, cell, error, length)
+        beside = length + bump
+    if read.skip != (0.0, 0.0):
+        length += slope * most + bias
+        error += affine_rounding(machine, read.skip[:1], read.skip[1], slope * most + bias)
+        error += machine.u * (length + error) + machine.tiny
+    if read.dtype in HALVES:  # y, where the gate is open, or 0 is a number of the dtype
+        (u, tiny), far = HALVES[read.dtype], beside + (most if read.gate and cell.high > 0 else ZERO)
+        error += (u * (far + error) + tiny).min(beside + error)
+    return error
+
+
+def _gated(read: Read, machine: Machine, cell: Cell, error: arb, length: arb) -> tuple[arb, arb]:
+    """The error of the table with a gate beside it, and how far the gate is from max(y, 0)."""
+    u, tiny, divided, gate = machine.u, machine.tiny, QUOTIENT[read.work], arb(read.gate)
+    most = size(cell.centre) + cell.radius
     bump = most / (1 + (gate * arb(min(abs(cell.low), abs(cell.high)))).exp())
     relative = (gate * most * u).exp() * (1 + arb(1.01) * (EXPONENTIAL + arb(4.4) + divided) * u) - 1
     error += arb(2.1) * u * (length + error)
     inner = error + bump * relative + (1 + most) * tiny
     inner += u * (length + bump + inner) + tiny
-    if cell.high <= 0:
-        return inner
-    total = length + bump + inner  # the last sum errs by no more than the smaller of its terms
-    return inner + total.min(u * (most + total) * (1 + u))
+    if cell.high > 0:
+        total = length + bump + inner  # the last sum errs by no more than the smaller of its terms
+        inner += total.min(u * (most + total) * (1 + u))
+    return inner, bump
 
 
 def _quotient(read: Read, machine: Machine, sums: Sums, y: arb, r: arb) -> tuple[arb, arb]:
     """The error of the computed quotient as the mean of the table, and the size of that."""
     (q, p, odd), (q_all, p_all, odd_all), masses = sums
-    u, tiny, divided, rate = machine.u, machine.tiny, QUOTIENT[read.dtype], arb(read.rate)
+    u, tiny, divided, rate = machine.u, machine.tiny, QUOTIENT[read.work], arb(read.rate)
     head, count = read.heads[-1], len(read.values)
     theta, own = rate * (y - arb(read.centre)), (count + 8) * COARSE
-    motion = machine.gamma(1 if read.centre == 0 else 2) * (size(theta) + rate * r)
+    rounded = outward(read.rate, read.work, above=True) != read.rate  # when it is made a number of what computes
+    motion = machine.gamma(1 + (read.centre != 0) + rounded) * (size(theta) + rate * r)
     motion += (2 + rate) * 2 * tiny - (1 - EXPONENTIAL * u).log()
     wide = r + motion / rate
     weights = Weights.of(head, y, wide)
     (_, (thin, about)), _, _ = taylor_head(head, EXACT, weights, y, wide, ZERO)
     slope = reach([(j + 1) * c for j, c in enumerate(thin[1:-1])], (ORDER + 1) * about[-1], wide)
     moved, drift = reach([ZERO, *thin[1:-1]], about[-1], wide), ZERO
-    for w, v, (k, _) in zip(weights.most, read.values, head.keys, strict=True):
-        drift += w * _off(read, arb(k) / rate).expm1() * (size(arb(v) - thin[0]) + moved)
-    drift *= _off(read, arb(count - 1) / 2).exp()
+    off = [_off(read, arb(2 * i - count + 1) / 2) + slope_off * (size(theta) / rate + wide) + level_off
+           for i, (slope_off, level_off) in enumerate(read.apart)]  # fmt: skip
+    for w, v, d in zip(weights.most, read.values, off, strict=True):
+        drift += w * d.expm1() * (size(arb(v) - thin[0]) + moved)
+    drift *= largest(off).exp()
     moved += drift
     length = size(thin[0]) + moved
     near, far = (size(theta) - rate * wide).max(ZERO).lower(), size(theta) + rate * wide

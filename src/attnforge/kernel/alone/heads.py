@@ -47,13 +47,13 @@ def _scalar(text: str, low: Any, high: Any, tensors: dict[str, Tensor], scopes: 
     """A function of one number: one layer from the input to the result."""
     ops = (Op("input", (), 1), Op("apply", (0,), 1, {"function": function(text)}))
     program = Program((number(low),), (number(high),), 1, ops, 1, 1)
-    return Alone(program, _renamed(tensors, "layer.", 0), scopes, _dtype(tensors))
+    return Alone(program, renamed(tensors, "layer.", 0), scopes, _dtype(tensors))
 
 
 def _anchor(config: Any, tensors: dict[str, Tensor]) -> Alone:
     tensors.pop("anchors", None)  # where the anchors are is not read by anyone
     if "fast" in config or type(config["relative"]) is not bool:
-        raise NotProved("the kernel has no rule for heads read by one exponential")
+        raise ValueError("it is read with one exponential")
     low, high = config["interval"]
     head = _scalar(str(config["function"]), low, high, tensors, (MEMORY,))
     return replace(head, relative=config["relative"])
@@ -79,18 +79,71 @@ def gate_function(config: Any) -> str:
 
 
 def _product(config: Any, tensors: dict[str, Tensor]) -> Alone:
-    """Two numbers, in the order in which the layer sees them; a layer that leaves them as they are comes first."""
-    if config["width"] not in (None, 1):
-        raise NotProved("the kernel has no rule for products of vectors on their own")
-    sides = [config[key] for key in (("y", "x") if config["swapped"] is True else ("x", "y"))]
-    picks = [
-        {"weights": [[[float(i == c)] for i in range(2)]], "bias": [0.0], "off": [[[0.0]] * 2, [0.0]]} for c in (0, 1)
-    ]
-    ops = (Op("input", (), 2), *(Op("linear", (0,), 1, pick) for pick in picks), Op("product", (1, 2), 1))
-    low, high = (tuple(number(side[n]) for side in sides) for n in (0, 1))
-    dtype = _dtype(tensors)
-    renamed = {"network.layers.0.S": Tensor(dtype, (2, 2), (1.0, 0.0, 0.0, 1.0)), **_renamed(tensors, "layer.", 1)}
-    return Alone(Program(low, high, 1, ops, 3, 1), renamed, ((), SELF), dtype)
+    """Two numbers in the order in which the layer sees them, or the entries of a vector and one number; a layer that
+    leaves them as they are, but for a copy of that number for each entry, comes first."""
+    count = 1 if config["width"] is None else whole(config["width"], 1)
+    if count > MOST:
+        raise NotProved(f"the kernel takes its time beyond vectors of {MOST} entries")
+    if type(config["swapped"]) is not bool or (config["swapped"] and config["width"] is not None):
+        raise ValueError("the operands of a product of vectors are in their order")
+    x, y = (config[key] for key in (("y", "x") if config["swapped"] else ("x", "y")))
+    low, high = (tuple(number(side[k]) for side in (*[x] * count, y)) for k in (0, 1))
+    n, dtype = count + 1, _dtype(tensors)
+    sides = [[[float(i == c) for c in range(count)] for i in range(n)], [[0.0] * count] * count + [[1.0] * count]]
+    still = {"bias": [0.0] * count, "off": [[[0.0] * count] * n, [0.0] * count]}
+    picks = [Op("linear", (0,), count, {"weights": [side], **still}) for side in sides]
+    ops = (Op("input", (), n), *picks, Op("product", (1, 2), count))
+    copies = tuple(w for rows in zip(*sides, strict=True) for row in rows for w in row)
+    first = {"network.layers.0.S": Tensor(dtype, (n, 2 * count), copies)}
+    return Alone(Program(low, high, 1, ops, 3, 1), {**first, **_entries(tensors, count)}, ((), SELF), dtype)
+
+
+def _entries(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    """The layer of a product with a head for every entry where that had one with so many channels of values; what read
+    the number beside the entries reads the entry's copy of it (lemma K27)."""
+    found, heads = {}, whole(tensors["layer.groups.0.W_Q"].shape[0], 1, MOST)
+    ends = {"W_V": count, "b_V": count, "M_V": count, "S": count}
+    for name, tensor in renamed(tensors, "layer.", 1).items():
+        kind, given = name.rpartition(".")[2], tensor.rows()
+        if tensor.shape[-1] != ends.get(kind, tensor.shape[-1]) or (kind == "W_O" and tensor.shape[1] != count):
+            raise ValueError(f"{name} does not have a channel for each entry")
+        if kind == "s":
+            found[name] = tensor
+            continue
+        if kind == "S":
+            columns = [_copied([[row[c]] for row in given], c, count) for c in range(count)]
+            made = [[entry for one in rows for entry in one] for rows in zip(*columns, strict=True)]
+        elif len(given) in (1, heads):
+            one = [given[h % len(given)] for h in range(heads)]
+            made = [_channel(kind, table, c, count) for c in range(count) for table in one]
+        else:
+            raise ValueError(f"{name} does not fit its heads")
+        shape, flat = [], made
+        while isinstance(flat, list):
+            shape, flat = [*shape, len(flat)], flat[0]
+        found[name] = Tensor(tensor.dtype, tuple(shape), tuple(_numbers(made)))
+    return found
+
+
+def _channel(kind: str, table: Any, c: int, count: int) -> Any:
+    """One head's part of a table, for channel c of its values alone."""
+    if kind in ("W_V", "M_V"):
+        table = [[row[c]] for row in table]
+    if kind in ("W_Q", "W_V"):
+        table = _copied(table, c, count)
+    return [table[c]] if kind in ("b_V", "W_O") else table
+
+
+def _copied(rows: list[Any], c: int, count: int) -> list[Any]:
+    """Rows for every entry and the last number, as rows for every entry and every copy of that: copy c is read."""
+    *own, last = rows
+    if len(own) != count:
+        raise ValueError("a table does not have a row for each entry")
+    return [*own, *([x * (i == c) for x in last] for i in range(count))]
+
+
+def _numbers(x: Any) -> list[float]:
+    return [number for part in x for number in _numbers(part)] if isinstance(x, list) else [x]
 
 
 def _token(config: Any, tensors: dict[str, Tensor]) -> Alone:
@@ -98,13 +151,13 @@ def _token(config: Any, tensors: dict[str, Tensor]) -> Alone:
     mode, n, width = config["mode"], whole(config["tokens"], 1, MOST), whole(config["channels"], 1)
     dtype, reads = _dtype(tensors), tensors["attention.W_Q"].shape[1]
     ops = [Op("input", (), width)]
-    renamed = _renamed(tensors, "attention.", 0, "groups.0.")
+    own = renamed(tensors, "attention.", 0, "groups.0.")
     if reads > width:
         eye = [[float(i == j) for j in range(n)] for i in range(n)]
         ops.append(Op("constant", (), n, {"value": eye, "off": [[[0.0] * n for _ in range(n)]]}))
-        renamed["constants"] = Tensor(dtype, (n, n), tuple(x for row in eye for x in row))
+        own["constants"] = Tensor(dtype, (n, n), tuple(x for row in eye for x in row))
     if mode == "min":  # min(x) = -max(-x): signs round nothing (K27)
-        renamed = {key: _negated(key, tensor, width) for key, tensor in renamed.items()}
+        own = {key: _negated(key, tensor, width) for key, tensor in own.items()}
     if mode in ("max", "min"):
         ops.append(Op("max_tokens", (0,), width))
     else:
@@ -113,7 +166,7 @@ def _token(config: Any, tensors: dict[str, Tensor]) -> Alone:
     if mode == "min":
         low, high = tuple(-x for x in high), tuple(-x for x in low)
     return Alone(
-        Program(low, high, n, tuple(ops), len(ops) - 1, n), renamed, ((("tokens", mode == "prefix_mean"),),), dtype
+        Program(low, high, n, tuple(ops), len(ops) - 1, n), own, ((("tokens", mode == "prefix_mean"),),), dtype
     )
 
 
@@ -140,7 +193,8 @@ def _mixture(mode: str, n: int, given: Any) -> list[list[Any]]:
     return [[exact(number(x)) for x in row] for row in given]
 
 
-def _renamed(tensors: dict[str, Tensor], old: str, layer: int, new: str = "") -> dict[str, Tensor]:
+def renamed(tensors: dict[str, Tensor], old: str, layer: int, new: str = "") -> dict[str, Tensor]:
+    """Tensors of a head under the names of a layer of a network."""
     found = {f"network.layers.{layer}.{new}{name.removeprefix(old)}": tensor for name, tensor in tensors.items()}
     if len(found) < len(tensors) or not all(name.startswith(old) for name in tensors):
         raise ValueError(f"it has the tensors {', '.join(sorted(tensors))}")
