@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +18,13 @@ from attnforge.certificates.certificate import weights_hash
 from attnforge.certificates.certified import CertifiedModule
 from attnforge.compiler.alone import derive
 from attnforge.errors import CertificateError
+from attnforge.heads.anchor.head import AnchorHead
 from attnforge.heads.chain.head import ChainHead
 from attnforge.heads.fast.activation import FastActivation
 from attnforge.heads.fast.read import read
+from attnforge.heads.gate.head import GateHead
 from attnforge.heads.norm.head import NormHead
+from attnforge.heads.product.head import ProductHead
 from attnforge.kernel.balls import NotProved, working
 from attnforge.kernel.file import Saved, parse
 from attnforge.kernel.prove import prove
@@ -183,6 +188,102 @@ def test_a_fast_activation_is_proved_and_its_changes_are_covered_or_refused(name
     for edges in ([-1.0, 1.0], [low, high], chosen["edges"][:-1], chosen["edges"][::-1], "x", None):
         with pytest.raises(CertificateError):
             prove(saved, {"edges": edges})
+
+
+def _square(low: float, high: float, anchors: int, **options: Any) -> Callable[[], AnchorHead]:
+    return lambda: AnchorHead.fit("sin", low, high, anchors=anchors, potential="square", fast=True, **options)
+
+
+ALONE: dict[str, Callable[[], CertifiedModule]] = {
+    "larger": lambda: GateHead.max(-2, 3),
+    "smaller": lambda: GateHead.min(5, 6, eps=1e-3, dtype=torch.float64),
+    "product of a vector": lambda: ProductHead.fit((-1, 2), (-1, 1), width=3),
+    "product of one entry": lambda: ProductHead.fit((-1, 1), (7, 9), width=1, dtype=torch.float64),
+    "one quotient": _square(-2, 3, 10),
+    "relative": lambda: AnchorHead.fit("exp", -2, 2, anchors=15, potential="square", fast=True, relative=True),
+    "a window": _square(-2, 2, 36, kappa=0.5),
+    "a pair in float64": _square(-2, 2, 11, kappa=50.0, temperature="cold", dtype=torch.float64),
+    "a pair": _square(-2, 2, 10, kappa=18.0, temperature="cold"),
+    "half precision": lambda: FastActivation.fit("gelu", -3, 3, dtype=torch.bfloat16),
+    "a gate in half precision": lambda: FastActivation.fit("silu", -3, 3, dtype=torch.bfloat16),
+}
+
+
+def _largest(head: Any, count: int = 4000) -> float:
+    """The largest error of a head at points of its box, corners and where numbers are alike among them."""
+    wide = head.box.outward(head.dtype)
+    low, high = (end.reshape(-1).double() for end in (wide.lower, wide.upper))
+    share = torch.rand(count, len(low), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    share[: count // 4] = share[: count // 4].round()
+    share[count // 4 : count // 2] = share[count // 4 : count // 2, :1] + 1e-7 * share[count // 4 : count // 2]
+    x = (low + (high - low) * share).to(head.dtype)
+    x = torch.minimum(torch.maximum(x, low.to(head.dtype)), high.to(head.dtype))
+    exact, unit = x.double(), 1.0
+    with torch.no_grad():
+        if isinstance(head, ProductHead):
+            rows = x[:, :1].repeat(1, head.width or 1) * torch.linspace(0.5, 1, head.width or 1, dtype=head.dtype)
+            rows = torch.minimum(torch.maximum(rows, low[0].to(head.dtype)), high[0].to(head.dtype))
+            found, wanted = head.core(rows, x[:, 1]), rows.double() * exact[:, 1:]
+        elif isinstance(head, GateHead):
+            found = head.core(*x.unbind(-1))
+            wanted = exact.amax(-1) if head.name == "max" else exact.amin(-1)
+        else:
+            found, wanted = head.core(x[:, 0]), head.function.value(exact[:, 0])
+            unit = wanted.abs() if getattr(head, "relative", False) else 1.0
+    off = (found.double() - wanted).abs() / unit
+    return float(off.max()) if bool(off.isfinite().all()) else float("inf")
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_head_is_proved_and_its_changes_are_covered_or_refused(name: str) -> None:
+    """Lemmas K27, K37, K38 and K39 on what is stored."""
+    head = ALONE[name]()
+    saved = parse(head.written())
+    chosen, bound = derive(head, saved, head.bound or 0.0), head.bound or 0.0
+    assert _largest(head) <= prove(saved, chosen).bound <= 1.01 * bound
+    draw, state, refused = random.Random(name), {key: t.clone() for key, t in head.state_dict().items()}, 0
+    for change in CHANGES:
+        for key in draw.choices(sorted(set(state) - {"anchors"}), k=2):
+            tensor = state[key].clone()
+            at = draw.randrange(tensor.numel())
+            tensor.view(-1)[at] = change(float(tensor.view(-1)[at]))
+            head.load_state_dict({**state, key: tensor})
+            try:
+                found = prove(_written(head, saved), chosen).bound
+            except CertificateError:
+                refused += 1
+                continue
+            assert _largest(head) <= found
+    assert 2 <= refused < 2 * len(CHANGES) or name == "a gate in half precision"
+    for wrong in ({}, None, {"edges": []}, {"edges": [1.0, -1.0]}, {"edges": [-0.25, 0.0, 0.25]}):
+        with pytest.raises(CertificateError):
+            prove(saved, wrong)
+
+
+def test_a_description_that_does_not_fit_its_head_is_refused_or_covered() -> None:
+    head = ALONE["a window"]()
+    saved = parse(head.written())
+    chosen, config = derive(head, saved, 1.0), saved.header["config"]
+    for i, value in ((0, 1.01 * config["fast"][0]), (1, 0.75), (2, 0.5), (4, True), (4, 1), (0, "x"), (1, -1.0)):
+        fast = [value if j == i else x for j, x in enumerate(config["fast"])]
+        header = {**saved.header, "config": {**config, "fast": fast}}
+        try:
+            found = prove(Saved(header, saved.tensors, ""), chosen).bound
+        except CertificateError:
+            continue
+        head.lattice = type(head.lattice)(*fast)  # type: ignore[misc]
+        assert _largest(head) <= found
+    for name, change in (("larger", {"name": "min"}), ("smaller", {"name": "max"}), ("larger", {"lo": 9.0})):
+        head = ALONE[name]()
+        saved = parse(head.written())
+        chosen = derive(head, saved, 1.0)
+        header = {**saved.header, "config": {**saved.header["config"], **change}}
+        with contextlib.suppress(CertificateError):
+            assert prove(Saved(header, saved.tensors, ""), chosen).bound > 0.9
+    swapped = ProductHead.fit((-1, 1), (7, 9), width=1)
+    swapped.swapped = True  # what runs does not look at it
+    with pytest.raises(CertificateError, match="order"):
+        type(swapped).rebuild(swapped.config(), swapped.state_dict())
 
 
 @pytest.mark.parametrize("variant", ["warm", "gate"])

@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,9 +18,12 @@ import attnforge as af
 from attnforge import theorems
 from attnforge.compiler.alone import derive as derive_head
 from attnforge.compiler.derivation import derive
+from attnforge.heads.anchor.head import AnchorHead
 from attnforge.heads.fast.activation import FastActivation
+from attnforge.heads.gate.head import GateHead
 from attnforge.heads.token.head import TokenHead
 from attnforge.kernel.alone import chain, fast, norm
+from attnforge.kernel.alone.pair import Pair
 from attnforge.kernel.alone.ramp import ramped
 from attnforge.kernel.balls import ZERO, NotProved, hull, reach, supremum, working
 from attnforge.kernel.file import Saved, parse
@@ -374,7 +377,7 @@ def _read_badly(read: fast.Read, y: arb, u: arb, masses: list[arb], source: rand
         gate = y / (1 + (-arb(read.gate) * y).exp()) if read.gate else ZERO
         even, odd = fast._families(count)
         rows = (count + 1) // 2
-        shift = (arb(read.kappa) * (arb(count - 1) / 2) ** 2).min(arb(fast.LARGEST[read.dtype]))
+        shift = (arb(read.kappa) * (arb(count - 1) / 2) ** 2).min(arb(fast.LARGEST[read.work]))
         worst = ZERO
         for _ in range(60):
             d = lambda: u * source.choice([-1, 1])  # noqa: E731
@@ -405,6 +408,132 @@ def _read_badly(read: fast.Read, y: arb, u: arb, masses: list[arb], source: rand
         return worst
 
 
+def pairs(e: float, source: random.Random) -> Pairs:
+    """K37: a larger and a smaller number on a machine whose every operation errs by e, far from where they are equal;
+    and on one that does not round, with a skip that adds e times the other number."""
+    for name, result in (("max", 3.0), ("min", -2.0)):
+        saved = parse(GateHead.fit(name, -2, 3, dtype=torch.float64).written())
+        own, z = Pair(saved), 5.0
+        own.machine = STILL
+        own.skip = (own.skip[0] or e, own.skip[1] or e)
+        yield arb(e) * 3, arb(own.error(z - 2.0**-10, z))
+        own = Pair(saved)
+        own.machine = coarse(e)
+        if e < 1e-3:
+            with ctx.workprec(EXACT):
+                found = arb(result) - arb(z) if name == "max" else arb(result) + arb(z)
+                sign = 1 if name == "max" else -1
+                found = (found + sign * arb(z) * (1 + arb(e))) * (1 + arb(e))
+                yield abs(found - arb(result)), arb(own.error(z - 2.0**-10, z))
+
+
+def drifts(e: float, source: random.Random) -> Pairs:
+    """K38: a table whose keys are e from those that are read, with the worst signs that are found; nothing rounds."""
+    head = AnchorHead.fit("sin", -3, 3, anchors=9, potential="square", fast=True, dtype=torch.float64)
+    read, was = fast.Fast(parse(head.written())).read, fast.COARSE
+    fast.COARSE = ZERO
+    try:
+        read = replace(read, apart=((ZERO, arb(e)),) * 9)
+        for at in (-1.0, 0.25):
+            found = fast.Near.of(read, arb(at), arb(2.0**-30), ZERO).error
+            with ctx.workprec(EXACT):
+                y, worst = arb(at) - arb(read.centre), ZERO
+                logits = [arb(a) * y + arb(b) for a, b in read.heads[0].keys]
+                exact = _mean(logits, read.values)
+                for k in range(10):  # the largest values are lifted, or the smallest
+                    order = sorted(range(9), key=lambda i: read.values[i])
+                    moved = [x + (arb(e) if i in order[k:] else -arb(e)) for i, x in enumerate(logits)]
+                    worst = max(worst, abs(_mean(moved, read.values) - exact), key=_upper)
+            yield worst, found
+    finally:
+        fast.COARSE = was
+
+
+def _mean(logits: list[arb], values: tuple[float, ...]) -> arb:
+    powers = [x.exp() for x in logits]
+    return sum((p * arb(v) for p, v in zip(powers, values, strict=True)), ZERO) / sum(powers, ZERO)
+
+
+def _table(kappa: float, count: int, side: int, form: str) -> fast.Read:
+    """A table of alternating values, whose weights that are left out are nothing at all."""
+    keys = tuple((k, -kappa * k * k) for k in (i - (count - 1) / 2 for i in range(count)))
+    values = tuple(1.0 - 2.0 * (i % 2) for i in range(count))
+    head = Head(((1.0, 0.0), (0.0, 1.0)), keys, False, (0.0,) * 3, values, 1.0)
+    heads, apart, work = (head,), ((ZERO, ZERO),) * count, "float64"
+    return fast.Read("sin", (-1.0, 1.0), 1.0, kappa, 0.0, 0.0, heads, work, work, apart, form=form, side=side)
+
+
+def windows(e: float, source: random.Random) -> Pairs:
+    """K39: a table read through a window on a machine whose every operation errs by e, with the worst signs found."""
+    if e > 1e-4:
+        return  # the denominator is not known
+    kappa, side, was = 40.0, 5, fast.COARSE  # e^(-40 * 30) is left out
+    read = _table(kappa, 21, side, "window")
+    fast.COARSE = arb(e)
+    try:
+        for at in (30.0, 1.0, 2 * kappa * 9.75):
+            bound = fast._window(read, coarse(e), arb(at), arb(2.0**-40) * arb(e))[0]
+            with ctx.workprec(EXACT):
+                exact = _mean([arb(a) * arb(at) + arb(b) for a, b in read.heads[0].keys], read.values)
+                middle = min(round(at / (2 * kappa)), 10 - side)
+                worst = ZERO
+                for _ in range(60):
+                    d = lambda: arb(e) * source.choice([-1, 1])  # noqa: E731
+                    r = (arb(at) / (2 * kappa) * (1 + d()) * (1 + d()) - middle) * (1 + d())
+                    v = (-abs(r) * 2 * kappa * (1 + d()) * (1 + d())).exp() * (1 + 3 * d())
+                    top = bottom = ZERO
+                    for j in range(-side, side + 1):
+                        c = (-arb(kappa) * j * j * (1 + d())).exp() * (1 + d())
+                        value = arb(read.values[10 + middle + (j if r > 0 else -j)])
+                        top = (top * v * (1 + d()) + c * value * (1 + d())) * (1 + d())
+                        bottom = (bottom * v * (1 + d()) + c * (1 + d())) * (1 + d())
+                    worst = max(worst, abs(top / bottom * (1 + d()) - exact), key=_upper)
+            yield worst, bound
+    finally:
+        fast.COARSE = was
+
+
+def two_anchors(e: float, source: random.Random) -> Pairs:
+    """K39: a table of which two anchors are read on a machine whose every operation errs by e."""
+    if e > 1e-4:
+        return  # the place is not known
+    kappa, was = 1000.0, fast.COARSE
+    read = _table(kappa, 5, 0, "pair")
+    fast.COARSE = ZERO
+    try:
+        for at in (1000.0, 1000.25, 999.5):
+            bound = fast._pair(read, coarse(e), arb(at), arb(2.0**-40) * arb(e))[0]
+            with ctx.workprec(EXACT):
+                exact = _mean([arb(a) * arb(at) + arb(b) for a, b in read.heads[0].keys], read.values)
+                worst = ZERO
+                for _ in range(60):
+                    d = lambda: arb(e) * source.choice([-1, 1])  # noqa: E731
+                    r = ((arb(at) / (2 * kappa) * (1 + d()) * (1 + d())) * (1 + d()) - arb(0.5)) * (1 + d())
+                    t = r * 2 * kappa * (1 + d()) * (1 + d())
+                    share = 1 / ((1 + (-t).exp() * (1 + 3 * d())) * (1 + d())) * (1 + d())
+                    a, b = (arb(read.values[i]) for i in (2, 3))
+                    worst = max(worst, abs((a + (b - a) * share * (1 + d())) * (1 + d()) - exact), key=_upper)
+            yield worst, bound
+    finally:
+        fast.COARSE = was
+
+
+def halves(e: float, source: random.Random) -> Pairs:
+    """K38: a result that is rounded once more, to numbers e apart relatively; 0 and y are such numbers."""
+    own = fast.Fast(parse(FastActivation.fit("silu", -6, 6, dtype=torch.bfloat16).written()))
+    was = fast.HALVES["bfloat16"]
+    fast.HALVES["bfloat16"] = arb(e), ZERO
+    try:
+        for at in (-1.0, 1.0, 4.0):
+            cell = Cell.of(at, at + 2.0**-20 * e, None)
+            with ctx.workprec(EXACT):
+                exact = arb(at) / (1 + (-arb(at)).exp())
+                true = min(arb(e) * abs(exact), abs(exact - max(at, 0.0)), key=_upper)
+            yield true, fast._reading(own.read, STILL, None, cell)
+    finally:
+        fast.HALVES["bfloat16"] = was
+
+
 RULES = {
     "Taylor": Rule("K5", taylor, 0.95),
     "continuation": Rule("K6", continued, 0.9),
@@ -420,12 +549,17 @@ RULES = {
     "chains": Rule("K29", chains, 0.95),
     "ramps": Rule("K30", ramps, 0.999),
     "one exponential": Rule("K36", readings, 0.2, least=1e-30),
+    "two numbers": Rule("K37", pairs, 0.95),
+    "keys apart": Rule("K38", drifts, 0.1),
+    "half precision": Rule("K38", halves, 0.5),
+    "windows": Rule("K39", windows, 0.1, least=1e-30),
+    "two anchors": Rule("K39", two_anchors, 0.3, least=1e-30),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_covers_errors_of_every_size_and_made_weaker_does_not(name: str) -> None:
-    """K5, K6, K9, K12, K22, K23, K27 to K30, K36, each by itself."""
+    """K5, K6, K9, K12, K22, K23, K27 to K30, K36 to K39, each by itself."""
     rule = RULES[name]
     for e in SIZES:
         with working():

@@ -39,7 +39,7 @@ NORM_CELLS = (12, 32, 96)  # of a norm, for each factor e of the mean square: si
 WIDER = 2.0**-7  # beyond the interval of variances: what the kernel admits at its ends
 ROOM = {torch.float32: 2.0**-14, torch.float64: 2.0**-40}  # and what rounding a variance may add: a few hundred u
 LIVE, READ_STEP = 40.0, 1.0  # of theta: beyond its last anchor by so much a table is flat; cells are halved at need
-FINER, MOST_READ = 6, 1500  # times that cells of a table are halved, and cells: a millisecond each
+FINER, MOST_READ = 9, 1500  # times that cells of a table are halved, and cells: a millisecond each
 TOKENS = 4  # and for heads over tokens, whose bound hardly depends on the part
 
 
@@ -53,7 +53,7 @@ def derive(head: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
     if isinstance(head, NormHead):
         return _norm(head, saved, goal)
     if isinstance(head, FastActivation) or (isinstance(head, AnchorHead) and head.fast):
-        return _fast(head, saved, goal)
+        return _fast(saved, goal)
     if isinstance(head, GateHead) and head.spec.target.pair:
         return _pair(head, saved, goal)
     if isinstance(head, Ramp):
@@ -110,20 +110,19 @@ def _norm(head: NormHead, saved: Saved, goal: float) -> dict[str, Any]:
     return chosen
 
 
-def _fast(head: FastActivation | AnchorHead, saved: Saved, goal: float) -> dict[str, Any]:
+def _fast(saved: Saved, goal: float) -> dict[str, Any]:
     """Cells of theta where the table is live, doubling beyond it and around the gate's turn; finer where that helps."""
     with working():
         fast = Fast(saved)
         (low, high), read = fast.read.ends, fast.read
         edges = [np.array([low, high, 0.0, read.centre])]
-        if isinstance(head, AnchorHead):
-            edges.append(_edges(head))
         if read.gate:
             edges += [sign * NEAR / read.gate for sign in (-1.0, 1.0)]
         if read.values:
             last = read.kappa * (len(read.values) - 1) + LIVE
             far = last + 1.25 ** np.arange(0.0, 400.0)  # beyond all of float32
-            live = np.arange(-last, last + READ_STEP, READ_STEP)
+            step = max(READ_STEP, read.kappa / 4)
+            live = np.arange(-last, last + step, step)
             edges += [read.centre + theta / read.rate for theta in (live, far, -far)]
         return _halved(np.unique(np.clip(np.concatenate(edges), low, high)).tolist(), fast.error, goal)
 
@@ -132,9 +131,10 @@ def _pair(head: GateHead, saved: Saved, goal: float) -> dict[str, Any]:
     """Cells of x - y, fine where the gate turns."""
     with working():
         pair = Pair(saved)
-        ends = [-pair.span, pair.span]
-        edges = np.concatenate([ends, np.linspace(*ends, SMOOTH_CELLS + 1), [0.0], *crossings(SelfSpec.read(head.layer))])
-        return _halved(np.unique(np.clip(edges, *ends)).tolist(), pair.error, goal)
+        low, high = -pair.span, pair.span
+        even, turns = np.linspace(low, high, SMOOTH_CELLS + 1), crossings(SelfSpec.read(head.layer))
+        edges = np.clip(np.concatenate([[low, high, 0.0], even, *turns]), low, high)
+        return _halved(np.unique(edges).tolist(), pair.error, goal)
 
 
 def _halved(edges: list[float], error: Callable[[float, float], float], goal: float) -> dict[str, Any]:

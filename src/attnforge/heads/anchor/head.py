@@ -26,6 +26,7 @@ from ...certificates.schema import PAIR, Whole
 from ...dtypes import DTYPES, SHIPPED, by_name, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
 from ...functions.registry import Univariate, check_domain, from_callable, get, parse
+from ...kernel.alone.fast import MOST
 from ...network import AttentionLayer, Heads, exporting
 from ...progress import shown
 from ...threads import one_thread
@@ -414,7 +415,7 @@ class AnchorHead(CertifiedModule):
 
     @property
     def beyond(self) -> str:
-        return "it has no rule for anchors that are read with one exponential" if self.fast else ""
+        return f"it takes its time beyond {MOST} anchors" if self.fast and self.size > MOST else ""
 
     def core(self, *inputs: Tensor) -> Tensor:
         """The attention itself: one token per scalar, one channel."""

@@ -42,6 +42,7 @@ from ...certificates.rounding import assumptions
 from ...certificates.schema import PAIR, Either, Whole
 from ...dtypes import by_name, dtype_name, shipped
 from ...errors import ArgumentError, CertificateError, PrecisionError
+from ...kernel.alone.heads import MOST
 from ...progress import shown
 from ..construction import self_layer
 from ..slopes import Enclosure
@@ -132,6 +133,10 @@ class ProductHead(CertifiedModule):
         """The product of |x| <= X and |y| <= Y."""
         size_x, size_y = positive("X", X), positive("Y", Y)
         return cls.fit((-size_x, size_x), (-size_y, size_y), eps, **options)
+
+    @property
+    def beyond(self) -> str:
+        return f"it takes its time beyond vectors of {MOST} entries" if (self.width or 1) > MOST else ""
 
     def core(self, *inputs: Tensor) -> Tensor:
         x, y = inputs

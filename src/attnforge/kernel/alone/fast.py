@@ -16,7 +16,7 @@ from typing import Any
 from flint import arb
 
 from ...errors import CertificateError
-from ..balls import ONE, ORDER, ZERO, NotProved, largest, reach, size, up
+from ..balls import ONE, ORDER, ZERO, NotProved, down, largest, reach, size, up
 from ..file import Saved, Tensor, outward
 from ..functions import function
 from ..program import number, whole
@@ -30,6 +30,7 @@ LARGEST, COLD = {"float32": 75.0, "float64": 600.0}, {"float32": 17.0, "float64"
 WIDEST = {"float32": 140.0, "float64": 1200.0}  # as COLD
 #: The dtype in which heads of half precision are computed; their unit roundoff, and what a small result loses.
 WIDER, HALVES = {"bfloat16": "float32"}, {"bfloat16": (arb(2.0**-8), arb(2.0**-126))}
+MOST_TERMS, CLEAR = 4096, 1e-9  # of sums of what is left out; and how far from a roundoff that must be, relatively
 COARSE = arb(2.0**-53)  # of float64, in which coefficients are made
 #: Heads in exact arithmetic, all but: slots of less than 2^-200 are left out, and everything else is enclosed.
 EXACT = Machine(arb(2.0**-100), ZERO, arb(2.0**1015))
@@ -40,7 +41,8 @@ class Read:
     """What a file says is read: a function, the numbers of a table, and the heads that they are.
 
     `apart` is how far the keys of each anchor are from the table's, slope and level, up to what all have in common;
-    `dtype` is the file's, `work` what computes. A skip (weight, bias) is added, and `relative` is as the certificate's.
+    `dtype` is the file's, `work` what computes, `form` how. A skip (weight, bias) is added; `relative` says whether the
+    bound is one of the error over the function's size.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Read:
     apart: tuple[tuple[arb, arb], ...]
     skip: tuple[float, float] = (0.0, 0.0)
     relative: bool = False
+    form: str = "quotient"
+    side: int = 0  # of a window: anchors on each side of its middle
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -91,7 +95,7 @@ class Fast:
             raise CertificateError(f"the file describes nothing that is read fast: {error!r}") from error
         self.machine = MACHINES[read.work]
         self.site = HeadSum(read.heads, (0.0, *read.skip), function(read.name), 0.0, read.work)
-        self.sums = _coefficients(read) if read.values else None
+        self.sums = _coefficients(read) if read.values and read.form == "quotient" else None
 
     def error(self, low: float, high: float) -> float:
         """How far what is computed on a cell is from the function, at most; infinity where nothing is known."""
@@ -123,8 +127,8 @@ def _read(config: Any, saved: Saved) -> Read:
     last = Fraction(count - 1, 2)
     if gate < 0 or (count and not (count > 1 and rate > 0 and kappa > 0)) or not (count or gate):
         raise ValueError("its numbers are not those of a table")
-    if count:
-        _one_quotient(count, kappa, work)
+    if count and form_of(count, kappa, work)[0] != "quotient":
+        raise NotProved("the kernel has a rule for activations that are read as one quotient of polynomials")
     places = [Fraction(i) - last for i in range(count)]
     exact = "float64" if dtype in HALVES else dtype  # keys in half precision are never read, but for exports
     keys = tuple((_kept(Fraction(rate) * k, exact), _kept(-Fraction(kappa) * k * k, exact)) for k in places)
@@ -151,8 +155,8 @@ def _read(config: Any, saved: Saved) -> Read:
     same = tensors.keys() == wanted.keys() and all(_same(tensors[name], *one) for name, one in wanted.items())
     if not same:
         raise CertificateError("the stored queries, keys and outputs are not the numbers that are read")
-    apart = ((ZERO, ZERO),) * count
-    return Read(str(config["function"]), _ends(config, dtype), rate, kappa, centre, gate, tuple(heads), dtype, work, apart)
+    name, apart = str(config["function"]), ((ZERO, ZERO),) * count
+    return Read(name, _ends(config, dtype), rate, kappa, centre, gate, tuple(heads), dtype, work, apart)
 
 
 def _anchors(config: Any, saved: Saved) -> Read:
@@ -165,10 +169,12 @@ def _anchors(config: Any, saved: Saved) -> Read:
     mirrored = config["fast"][4]
     if len(config["fast"]) != 5 or not (rate > 0 and kappa > 0) or {type(mirrored), type(config["relative"])} != {bool}:
         raise ValueError("its table is none")
+    if not all(2.0**-100 < x < 2.0**100 for x in (rate, kappa, rate / kappa)):
+        raise NotProved("the numbers of the table are too large or too small to be rounded relatively")
     _kept(Fraction(centre), dtype)
     keys, values = tensors.pop("layer.groups.0.M_K"), tensors.pop("layer.groups.0.M_V")
     count = whole(keys.shape[1], 2)
-    _one_quotient(count, kappa, dtype)
+    form, side = form_of(count, kappa, dtype)
     numbers, skip = _values(values, (1, count, 1)), (0.0, 0.0)
     if config["skip"]:
         (weight,), (bias,) = _values(tensors.pop("layer.S"), (1, 1)), _values(tensors.pop("layer.s"), (1,))
@@ -189,13 +195,18 @@ def _anchors(config: Any, saved: Saved) -> Read:
                   for (a, b), k in zip(rows, places, strict=True))  # fmt: skip
     head = Head(((1.0, -centre), (0.0, 1.0)), tuple(rows), False, (0.0,) * 3, numbers, 1.0)
     name, ends = str(config["function"]), _ends(config, dtype)
-    return Read(name, ends, rate, kappa, centre, 0.0, (head,), dtype, dtype, apart, skip, config["relative"])
+    relative = config["relative"]
+    return Read(name, ends, rate, kappa, centre, 0.0, (head,), dtype, dtype, apart, skip, relative, form, side)
 
 
-def _one_quotient(count: int, kappa: float, work: str) -> None:
-    """Refuse tables that are read through a window, or by pairs."""
-    if count > MOST or kappa >= COLD[work] or kappa * ((count - 1) / 2) ** 2 > WIDEST[work]:
-        raise NotProved("the kernel has a rule for tables that are read as one quotient of polynomials")
+def form_of(count: int, kappa: float, work: str) -> tuple[str, int]:
+    """How a table is read, and the number of anchors on each side of a window."""
+    if count > MOST:
+        raise NotProved(f"the kernel takes its time beyond {MOST} anchors")
+    if kappa >= COLD[work]:
+        return "pair", 0
+    side = window(kappa, work) if kappa * ((count - 1) / 2) ** 2 > WIDEST[work] else count
+    return ("window", side) if count > 2 * side + 1 else ("quotient", 0)
 
 
 def _values(tensor: Tensor, shape: tuple[int, ...]) -> tuple[float, ...]:
@@ -280,7 +291,11 @@ def _coefficients(read: Read) -> Sums:
 def _reading(read: Read, machine: Machine, sums: Sums | None, cell: Cell) -> arb:
     """What is computed on a cell, less the heads in exact arithmetic (lemmas K36 and K38)."""
     most = size(cell.centre) + cell.radius
-    error, length = (ZERO, ZERO) if sums is None else _quotient(read, machine, sums, cell.centre, cell.radius)
+    if read.form == "quotient":
+        error, length = (ZERO, ZERO) if sums is None else _quotient(read, machine, sums, cell.centre, cell.radius)
+    else:
+        form = _window if read.form == "window" else _pair
+        error, length = form(read, machine, cell.centre, cell.radius)
     slope, bias = (size(arb(x)) for x in read.skip)
     if not most * (1 + arb(read.gate) + arb(read.rate) + slope) + bias < machine.huge:
         return arb.pos_inf()
@@ -313,34 +328,54 @@ def _gated(read: Read, machine: Machine, cell: Cell, error: arb, length: arb) ->
     return inner, bump
 
 
+@dataclass(frozen=True)
+class Near:
+    """A table in exact arithmetic around a cell: weights, the mean in the middle, how far it moves and how large it is;
+    and what keys and masses as they are read, and a motion of theta, do to it at most."""
+
+    weights: list[arb]
+    middle: arb
+    moved: arb
+    length: arb
+    error: arb
+    wide: arb  # of y around the middle of the cell, the motion included
+
+    @classmethod
+    def of(cls, read: Read, y: arb, r: arb, motion: arb) -> Near:
+        """Around |y' - y| <= r, where theta may move by `motion`."""
+        rate, count, head = arb(read.rate), len(read.values), read.heads[-1]
+        wide = r + motion / rate
+        weights = Weights.of(head, y, wide)
+        (_, (thin, about)), _, _ = taylor_head(head, EXACT, weights, y, wide, ZERO)
+        slope = reach([(j + 1) * c for j, c in enumerate(thin[1:-1])], (ORDER + 1) * about[-1], wide)
+        moved, drift = reach([ZERO, *thin[1:-1]], about[-1], wide), ZERO
+        far, places = size(y - arb(read.centre)) + wide, [arb(2 * i - count + 1) / 2 for i in range(count)]
+        off = [_off(read, k) + steep * far + level for k, (steep, level) in zip(places, read.apart, strict=True)]
+        for w, v, d in zip(weights.most, read.values, off, strict=True):
+            drift += w * d.expm1() * (size(arb(v) - thin[0]) + moved)
+        drift *= largest(off).exp()
+        moved += drift
+        return cls(weights.most, thin[0], moved, size(thin[0]) + moved, motion / rate * slope + drift, wide)
+
+
 def _quotient(read: Read, machine: Machine, sums: Sums, y: arb, r: arb) -> tuple[arb, arb]:
     """The error of the computed quotient as the mean of the table, and the size of that."""
     (q, p, odd), (q_all, p_all, odd_all), masses = sums
     u, tiny, divided, rate = machine.u, machine.tiny, QUOTIENT[read.work], arb(read.rate)
-    head, count = read.heads[-1], len(read.values)
+    count = len(read.values)
     theta, own = rate * (y - arb(read.centre)), (count + 8) * COARSE
     rounded = outward(read.rate, read.work, above=True) != read.rate  # when it is made a number of what computes
     motion = machine.gamma(1 + (read.centre != 0) + rounded) * (size(theta) + rate * r)
     motion += (2 + rate) * 2 * tiny - (1 - EXPONENTIAL * u).log()
-    wide = r + motion / rate
-    weights = Weights.of(head, y, wide)
-    (_, (thin, about)), _, _ = taylor_head(head, EXACT, weights, y, wide, ZERO)
-    slope = reach([(j + 1) * c for j, c in enumerate(thin[1:-1])], (ORDER + 1) * about[-1], wide)
-    moved, drift = reach([ZERO, *thin[1:-1]], about[-1], wide), ZERO
-    off = [_off(read, arb(2 * i - count + 1) / 2) + slope_off * (size(theta) / rate + wide) + level_off
-           for i, (slope_off, level_off) in enumerate(read.apart)]  # fmt: skip
-    for w, v, d in zip(weights.most, read.values, off, strict=True):
-        drift += w * d.expm1() * (size(arb(v) - thin[0]) + moved)
-    drift *= largest(off).exp()
-    moved += drift
-    length = size(thin[0]) + moved
+    at = Near.of(read, y, r, motion)
+    moved, length, wide = at.moved, at.length, at.wide
     near, far = (size(theta) - rate * wide).max(ZERO).lower(), size(theta) + rate * wide
     turn = arb(1) if count % 2 else arb(0.5)
     tilt, steep, s = (turn * theta).tanh(), turn * rate * wide, size(1 / (2 * near.cosh())) + tiny
     before = power = ONE
     numerator, denominator, moving = 24 * tiny, 16 * tiny, ZERO
     for j, (a, b, c) in enumerate(zip(p, odd, q, strict=True)):
-        left = size(a + tilt * b - thin[0] * c) + steep * size(b) + moved * size(c)
+        left = size(a + tilt * b - at.middle * c) + steep * size(b) + moved * size(c)
         bend, level = (arb(3.7) * u * j).expm1(), size(a) + size(b)
         above = machine.gamma(2 * j + 5) * level + (arb(4.2) + divided) * u * size(b)
         above += arb(1.01) * own * (p_all[j] + odd_all[j])
@@ -356,7 +391,7 @@ def _quotient(read: Read, machine: Machine, sums: Sums, y: arb, r: arb) -> tuple
     if not (floor > 0 and room * (sum(q_all, ZERO) + sum(p_all, ZERO) + sum(odd_all, ZERO)) < machine.huge):
         return arb.pos_inf(), length
     quotient = (numerator + length * denominator) / floor
-    return motion / rate * slope + drift + quotient + divided * u * (length + quotient) + tiny, length
+    return at.error + quotient + divided * u * (length + quotient) + tiny, length
 
 
 def _least(read: Read, masses: list[arb], near: arb, far: arb) -> arb:
@@ -371,3 +406,92 @@ def _least(read: Read, masses: list[arb], near: arb, far: arb) -> arb:
     below = (1 + (-2 * near).exp()) ** degree * (1 if odd else 1 + (-near).exp())
     fall = mean / total - degree * far.tanh() - (ZERO if odd else (far / 2).tanh() / 2)
     return total / below * ((far - near) * fall.min(ZERO)).exp()
+
+
+# -- tables of many anchors, or of cold ones (lemma K38) ---------------------------------------------------------------
+
+
+def _left_out(kappa: float, first: int, off: arb) -> arb:
+    """What anchors that are i >= first from the nearest weigh, at most, where that is 1/2 + off away at most."""
+    k, total = arb(kappa), ZERO
+    for i in range(first, first + MOST_TERMS):
+        total += (-k * (i * i - i * (1 + 2 * off))).exp()
+        ratio = (2 * k * (off - i)).exp()  # of the next term to this one, and less for all others
+        left = total * ratio / (1 - ratio)
+        if ratio < 1 and left < total * 2.0**-60:
+            return 2 * (total + left).upper()
+    return arb.pos_inf()
+
+
+@functools.lru_cache(maxsize=256)
+def window(kappa: float, work: str) -> int:
+    """The smallest window that leaves out less than a roundoff, as evaluation finds it."""
+    u = MACHINES[work].u
+    for side in range(1, MOST):
+        weight = _left_out(kappa, side + 1, ZERO)
+        if weight < u * (1 - arb(CLEAR)):
+            return side
+        if not weight > u * (1 + arb(CLEAR)):
+            raise NotProved("what a window leaves out is a roundoff, as near as can be told")
+    return MOST
+
+
+def _places(read: Read, y: arb, wide: arb) -> tuple[float, float]:
+    """Between which anchors, counted from the first, a cell lies; beyond the table at its ends."""
+    last, step = len(read.values) - 1, arb(read.rate) / (2 * arb(read.kappa))
+    at, far = step * (y - arb(read.centre)) + arb(last) / 2, step * wide
+    return min(max(down(at - far), 0.0), float(last)), min(max(up(at + far), 0.0), float(last))
+
+
+def _motion(read: Read, machine: Machine, y: arb, r: arb, steps: int, inside: arb) -> arb:
+    """How far theta may move by rounding the position and, `steps` times, the distance from an anchor: `inside`, in
+    theta, within the table, and beyond its last window as much more as theta is."""
+    rate, kappa = arb(read.rate), arb(read.kappa)
+    theta = size(rate * (y - arb(read.centre))) + rate * r
+    beyond = (theta - kappa * (len(read.values) - 1 - 2 * read.side)).max(ZERO)
+    found = machine.gamma(2 + (read.centre != 0)) * theta + machine.gamma(steps) * (inside + beyond)
+    return (1 + arb(2.0**-20)) * found + 8 * (1 + kappa) * machine.tiny - (1 - EXPONENTIAL * machine.u).log()
+
+
+def _window(read: Read, machine: Machine, y: arb, r: arb) -> tuple[arb, arb]:
+    """The error of a table read through a window, and its size."""
+    tiny, side, kappa, values = machine.tiny, read.side, arb(read.kappa), [arb(v) for v in read.values]
+    motion = _motion(read, machine, y, r, 3, arb(1.01) * kappa)
+    at, off = Near.of(read, y, r, motion), motion / (2 * kappa)
+    lost = _left_out(read.kappa, side + 1, off)
+    length = at.length + lost * _spread(values)
+    first, last = _places(read, y, at.wide)
+    inside, error, worst = side <= first and last <= len(values) - 1 - side, ZERO, ZERO
+    for k, (w, v) in enumerate(zip(at.weights, values, strict=True)):
+        away = math.floor(max(abs(k - first), abs(k - last)) + 0.51)  # from the nearest anchor
+        if away <= 2 * side + 1:  # others are in no window
+            beside = min(side, away) if inside else side  # of the window's middle, which is the nearest anchor inside
+            own = COARSE * 4 * (kappa * beside**2 + 5)  # of its mass, made in float64, and the product with the value
+            step = (1 + machine.gamma(2 * (side + away) + 3)) * (1 + own) - 1
+            worst, error = worst.max(step), error + w * step * (size(v) + length)
+    most = 8 * side * largest([length, *map(size, values)])
+    if not (off < 0.005 and lost < 0.5 and worst < 0.5 and most < machine.huge):
+        return arb.pos_inf(), length
+    error = error / ((1 - lost) * (1 - worst)) + (8 * side + 16) * tiny * (1 + length) * (kappa * side * side).exp()
+    error += QUOTIENT[read.work] * machine.u * (length + error) + tiny
+    return at.error + lost * _spread(values) + error, length
+
+
+def _pair(read: Read, machine: Machine, y: arb, r: arb) -> tuple[arb, arb]:
+    """The error of a table of which two anchors are read, and its size."""
+    u, kappa, values = machine.u, arb(read.kappa), [arb(v) for v in read.values]
+    motion = _motion(read, machine, y, r, 4, arb(2.02) * kappa)
+    at, off = Near.of(read, y, r, motion), motion / (2 * kappa)
+    lost = _left_out(read.kappa, 1, off - arb(0.5)) * _spread(values)
+    length, (first, last) = at.length + lost, _places(read, y, at.wide)
+    rises = [size(b - a) for a, b in itertools.pairwise(values)]
+    rise = largest(rises[max(math.floor(first - 0.01), 0) : math.floor(last + 0.01) + 1] or rises[-1:])
+    if not (off < 0.005 and 8 * largest([length, rise, *map(size, values)]) < machine.huge):
+        return arb.pos_inf(), length
+    error = (EXPONENTIAL + arb(5.3) + QUOTIENT[read.work]) * u * rise
+    return at.error + lost + error + arb(1.01) * u * (length + error) + 4 * (1 + rise) * machine.tiny, length
+
+
+def _spread(values: list[arb]) -> arb:
+    """How far two values are apart at most."""
+    return 2 * largest([size(v - values[0]) for v in values])

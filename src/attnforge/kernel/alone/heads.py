@@ -118,10 +118,7 @@ def _entries(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
             made = [_channel(kind, table, c, count) for c in range(count) for table in one]
         else:
             raise ValueError(f"{name} does not fit its heads")
-        shape, flat = [], made
-        while isinstance(flat, list):
-            shape, flat = [*shape, len(flat)], flat[0]
-        found[name] = Tensor(tensor.dtype, tuple(shape), tuple(_numbers(made)))
+        found[name] = Tensor(tensor.dtype, _shape(made), tuple(_numbers(made)))
     return found
 
 
@@ -140,6 +137,10 @@ def _copied(rows: list[Any], c: int, count: int) -> list[Any]:
     if len(own) != count:
         raise ValueError("a table does not have a row for each entry")
     return [*own, *([x * (i == c) for x in last] for i in range(count))]
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return (len(x), *_shape(x[0])) if isinstance(x, list) else ()
 
 
 def _numbers(x: Any) -> list[float]:
