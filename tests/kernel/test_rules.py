@@ -553,7 +553,7 @@ RULES = {
     "keys apart": Rule("K38", drifts, 0.1),
     "half precision": Rule("K38", halves, 0.5),
     "windows": Rule("K39", windows, 0.1, least=1e-30),
-    "two anchors": Rule("K39", two_anchors, 0.2, least=1e-30),
+    "two anchors": Rule("K39", two_anchors, 0.02, least=1e-30),
 }  # fmt: skip
 
 
