@@ -45,6 +45,8 @@ PROVED = {
     **dict.fromkeys(
         ("anchor", "gate", "product", "token", "norm", "fast", "chain", "theorem-ramp"), "attnforge.compiler.alone"
     ),
+    **dict.fromkeys(("theorem-universal", "theorem-cells"), "attnforge.theorems.derivation"),
+    "blackbox-grid": "attnforge.blackbox.derivation",
 }  # fmt: skip
 
 def load(path: str | Path) -> Any:

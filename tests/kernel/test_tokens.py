@@ -19,7 +19,7 @@ from attnforge.kernel.balls import up, working
 from attnforge.kernel.file import Saved, Tensor, parse
 from attnforge.kernel.prove import Prover, prove
 from attnforge.kernel.rounding import MACHINES, Machine
-from attnforge.kernel.tokens import _lambert
+from attnforge.kernel.tokens import lambert
 from attnforge.kernel.values import Blind, values
 from attnforge.programs.positions import prepared
 from attnforge.programs.program import Builder, Program
@@ -97,7 +97,7 @@ def test_scopes_are_those_of_the_heads() -> None:
 def test_the_constant_of_a_maximum() -> None:
     with working():
         for n in (2, 3, 10, 100, 10**6):
-            found = _lambert(n)
+            found = lambert(n)
             assert found * found.exp() >= arb(n - 1) / arb.const_e() and found < 1 + arb(n).log()
 
 

@@ -34,6 +34,7 @@ from ..certificates.rounding import TINY, UNIT, assumptions, exp_ulps, gamma, un
 from ..certificates.schema import Either, Whole
 from ..dtypes import Array, dtype_name, rounded, stored
 from ..errors import ArgumentError, CertificateError, PrecisionError
+from ..kernel.sampled.hypothesis import of_grid, steep, words
 from ..network import AttentionLayer
 from .result import FORM, About, Held, TableApproximation, inside, stored_layer, table_head
 from .target import VALUE_ULPS, Target, digest
@@ -263,7 +264,15 @@ class GridApproximation(TableApproximation):
             f"values of f within {VALUE_ULPS:g} roundoffs",
         )
         assumed = (*trusted, *assumptions())
-        return replace(measured, kind="certified", bound=bound, terms=terms, lemmas=("E3", "A5"), assumptions=assumed)
+        steps = [cells + 1 for cells in self.grid.cells]
+        return replace(
+            measured, kind="certified", bound=bound, terms=terms, lemmas=("E3", "A5"), assumptions=assumed,
+            hypothesis=words(steep(self.lipschitz), of_grid(steps), self.about.unit),
+        )  # fmt: skip
+
+    @property
+    def beyond(self) -> str:
+        return super().beyond if self.lipschitz is None else ""
 
     def _check_structure(self) -> None:
         """The query must be (x - c, 1), the output must be read as it is."""

@@ -168,7 +168,7 @@ class Approximation(CertifiedModule):
 
     @property
     def beyond(self) -> str:
-        return "the target is known by samples and by its steepness"
+        return "the black box is known by samples alone, and what was measured is no bound"
 
     @property
     def _step(self) -> int:

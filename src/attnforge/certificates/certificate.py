@@ -69,6 +69,9 @@ class Certificate:
     `proof` says what the bound comes from: the "analysis" of the compiler, or the "kernel", which proves it a second
     time from what is stored. `kernel` is the bound that the kernel proves, None where it was not run or has no rule;
     then `remark` says why, and `word`, as everything that is printed, says "by the analysis alone".
+
+    `hypothesis` says of which functions a bound speaks that was made from samples: every one that has them and is no
+    steeper than stated. Whether the target is one of these is the user's word; everything else is proved.
     """
 
     kind: Kind
@@ -89,6 +92,7 @@ class Certificate:
     remark: str = field(default="", compare=False)
     program: str = field(default="", compare=False)
     verified: bool = field(default=False, compare=False)
+    hypothesis: str = field(default="", compare=False)  # files of earlier versions do not say it
 
     def __post_init__(self) -> None:
         if self.kind not in ("certified", "calibrated", "exact"):
@@ -134,6 +138,7 @@ class Certificate:
         ledger = [[m.site, m.margin if m.margin < math.inf else None, m.needed, m.eaten, m.note] for m in self.margins]
         more: dict[str, Any] = {"margins": ledger} if ledger else {}
         more |= {"domain": self.domain} if self.domain else {}
+        more |= {"hypothesis": self.hypothesis} if self.hypothesis else {}
         return {
             "kind": self.kind,
             "bound": self.bound,
@@ -176,6 +181,7 @@ class Certificate:
                     for s, m, w, e, n in data.get("margins", ())
                 ),
                 domain=str(data.get("domain", "")),
+                hypothesis=str(data.get("hypothesis", "")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(f"this is not the description of a certificate: {error}") from error
@@ -190,6 +196,7 @@ class Certificate:
             head = f"{self.word}: |network - target| <= {upper_text(self.bound, 4)}{unit}"
         doubt = ", text not verified: the target is the program below" if self.program and not self.verified else ""
         lines = [head, f"target {self.target} on {self.domain or repr(self.box)}, {self.dtype}{doubt}"]
+        lines += [self.hypothesis] if self.hypothesis else []
         if self.margins:
             rows = [(m.site, f"{m.margin:.5g}", f"{m.needed:.5g}", f"{m.eaten:.3g}", m.note) for m in self.margins]
             lines += ["", *aligned(("head", "ahead by", "needed", "eaten by errors", "note"), rows)]

@@ -409,6 +409,8 @@ def check(path: str | Path) -> Certificate:
         raise CertificateError(f"{name}: no certificate can be computed for this file: {error}") from error
     if any(getattr(stated, field) != getattr(found, field) for field in ("kind", "target", "box", "dtype", "relative")):
         raise CertificateError(f"{name}: the stated certificate speaks of another target, box, dtype, unit")
+    if stated.hypothesis and stated.hypothesis != found.hypothesis:
+        raise CertificateError(f"{name}: the stated certificate speaks of other functions than: {found.hypothesis}")
     if found.bound is not None and (stated.bound is None or found.bound > stated.bound):
         raise CertificateError(
             f"{name}: the file states the bound {stated.bound}, but only {found.bound:.6e} can be proved"

@@ -38,5 +38,8 @@ def settled(
         if net.derivation is not None and not isinstance(error, NotProved):
             raise  # the file's own choices do not fit it
         return replace(certificate, proof="analysis", kernel=None, remark=str(error))
+    if found.hypothesis != certificate.hypothesis:
+        said = f"the kernel's proof has another hypothesis than the analysis: {found.hypothesis!r}"
+        return replace(certificate, proof="analysis", kernel=None, remark=said)
     net.derivation = chosen
     return replace(certificate, proof="kernel" if found.bound <= bound else "analysis", kernel=found.bound, remark="")

@@ -125,7 +125,7 @@ def _read(header: dict[str, Any], arrays: dict[str, Any]) -> Program:
         ops.append(_op(i, entry, arrays, tokens, ops))
     if not ops or [op.word for op in ops].count("input") != 1 or ops[0].word != "input":
         raise ValueError("its first operation, and no other, must be the input")
-    low, high = _box(header["box"])
+    low, high = ends(header["box"])
     if len(low) != tokens * ops[0].width:
         raise ValueError(f"its box has {len(low)} entries, its input {tokens * ops[0].width}")
     output = whole(header["output"], 0)
@@ -232,7 +232,7 @@ def _listed(value: Any, shape: tuple[int, ...], hidden: bool) -> Any:
     return [_listed(entry, shape[1:], hidden) for entry in value]
 
 
-def _box(data: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def ends(data: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     low, high = (tuple(number(x) for x in _flat(data[key])) for key in ("lower", "upper"))
     if len(low) != len(high) or any(a > b for a, b in zip(low, high, strict=True)):
         raise ValueError("its box is not one")

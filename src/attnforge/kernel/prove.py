@@ -34,6 +34,8 @@ from .program import Column, Form, Program, exact
 from .programs.prove import prove_program
 from .roots import Squares, Sum, halved, sum_of
 from .rounding import MACHINES, Machine, affine_rounding
+from .sampled.prove import FAMILIES as SAMPLED
+from .sampled.prove import prove_sampled
 from .scalar import Head, HeadSum, Table
 from .tokens import RULES, Rule, keep, norm
 from .values import Blind, Entry, Value, values
@@ -44,12 +46,14 @@ ALONE = {"chain": chained, "theorem-ramp": ramped}
 @dataclass(frozen=True)
 class Proof:
     """What was proved: |network - program| <= bound on the box, in the dtype, rounding included; for a head whose file
-    says that its bound is relative, <= bound |program|."""
+    says that its bound is relative, <= bound |program|. With a hypothesis it is for every function of which that is so.
+    """
 
     bound: float
     dtype: str
     families: tuple[str, ...]
     leaves: int = 1
+    hypothesis: str = ""
 
 
 def prove(saved: Saved, chosen: Any = None) -> Proof:
@@ -70,6 +74,8 @@ def prove(saved: Saved, chosen: Any = None) -> Proof:
             return Proof(*prove_fast(saved, saved.header.get("derivation") if chosen is None else chosen))
         if is_pair(saved):
             return Proof(*prove_pair(saved, saved.header.get("derivation") if chosen is None else chosen))
+        if saved.header.get("family") in SAMPLED:
+            return Proof(*prove_sampled(saved, saved.header.get("derivation") if chosen is None else chosen))
         return Prover.of(saved, chosen).prove()
 
 

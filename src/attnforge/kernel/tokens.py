@@ -282,7 +282,7 @@ def maximum(program: Program, layer: Layer, place: Place, machine: Machine, tabl
             raise CertificateError(f"{own.name} have a sharpness of {beta}")
         betas.append(beta)
     own.absent("b_K", "b_V")
-    soft = _lambert(n)
+    soft = lambert(n)
 
     def rule(errors: Errors, found: list[Value], out: Errors) -> None:
         for c, (column, beta) in enumerate(zip(columns, betas, strict=True)):
@@ -301,12 +301,13 @@ def maximum(program: Program, layer: Layer, place: Place, machine: Machine, tabl
     return rule
 
 
-def _lambert(n: int) -> arb:
+def lambert(n: int) -> arb:
     """An F with (n - 1) e^(-F - 1) <= F: no less than W0((n - 1)/e)."""
-    guess = 0.0
-    for _ in range(200):
-        guess = 0.5 * guess + 0.5 * (n - 1) * math.exp(-guess - 1)
-    found = arb(guess * (1 + 1e-9))
+    low, high = 0.0, math.log(n)  # as large as that F is in any case
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if (n - 1) * math.exp(-middle - 1) <= middle else (middle, high)
+    found = arb(high * (1 + 1e-12))
     while not (n - 1) * (-found - 1).exp() <= found:
         found = found * 2
     return found

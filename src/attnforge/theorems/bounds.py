@@ -58,6 +58,7 @@ from ..heads.anchor.bound import AnchorWeights, anchor_bound
 from ..heads.gate.bound import GateDomain, gate_error
 from ..heads.gate.target import Lines
 from ..heads.stored import ROOM, SelfSpec, refuse_beyond
+from ..heads.token.bound import UNDERFLOW
 from .grid import Grid, Modulus
 from .result import Ledger, finite
 
@@ -784,7 +785,8 @@ def hats_ledger(asked: Hats, stored: Mapping[str, Array], dtype: torch.dtype, me
         Term("grid", "interpolation", float(up(asked.modulus(reach) * (1 + 1e-12))), points),
         Term("selection", "rounding", float(up(rounding + lost + moved, 16))),
     )
-    return Ledger("f", terms, ("A2", "E2" if asked.softmax else "E1", "R5"), measured=measured)
+    dead = (UNDERFLOW,) if asked.tokens else ()
+    return Ledger("f", terms, ("A2", "E2" if asked.softmax else "E1", "R5"), dead, measured=measured)
 
 
 @dataclass(frozen=True, eq=False)
@@ -872,4 +874,5 @@ def cells_ledger(
         Term("cells", "leak", float(up(others))),
         Term("head", "rounding", float(up(rounding, 8))),
     )
-    return Ledger("f", terms, ("E4", "R5"), measured=measured)
+    dead = (UNDERFLOW,) if asked.tokens or depth < math.inf else ()
+    return Ledger("f", terms, ("E4", "R5"), dead, measured=measured)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..box import Box
 from ..errors import ArgumentError, DomainError
+from ..kernel.sampled.hypothesis import steep, words
 from .result import finite_values, number
 
 Modulus = Callable[[float], float]
@@ -47,6 +48,20 @@ class Sampled:
         raise ArgumentError(
             "this network was read from a file, which holds the samples of f and not f itself: evaluate f beside it"
         )
+
+
+def beyond_of(modulus: Modulus | None) -> str:
+    """Why the kernel cannot prove what a modulus makes of samples, "" where it can."""
+    known = modulus is None or isinstance(modulus, LipschitzModulus)
+    return "" if known else "its modulus of continuity is a Python function, which no file can hold"
+
+
+def hypothesis_of(modulus: Modulus | None, points: str) -> str:
+    """Of which functions a bound speaks that was made from samples at such points."""
+    if modulus is None:
+        return ""
+    known = isinstance(modulus, LipschitzModulus)
+    return words(steep(modulus.slope) if known else "modulus(|x - y|)", points)  # type: ignore[attr-defined]
 
 
 def slope_of(modulus: Modulus | None) -> float:

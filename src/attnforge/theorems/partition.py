@@ -22,10 +22,23 @@ from torch import Tensor, nn
 from ..box import Box
 from ..dtypes import Array, by_name, shipped, stored
 from ..errors import ArgumentError
+from ..kernel.sampled.hypothesis import of_cells, of_centres
 from ..network import AttentionLayer, Heads
 from ..progress import shown
 from .bounds import DEAD, CellRow, cells_ledger
-from .grid import SUSPECTS, Function, Modulus, Sampled, evaluated, modulus_of, on_box, refuse_between, slope_of
+from .grid import (
+    SUSPECTS,
+    Function,
+    Modulus,
+    Sampled,
+    beyond_of,
+    evaluated,
+    hypothesis_of,
+    modulus_of,
+    on_box,
+    refuse_between,
+    slope_of,
+)
 from .ramps import nearest
 from .result import Construction, Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, number, tensor, whole
 from .slots import Registers, depth_of, over_slots, read_as_is, weights_of
@@ -189,6 +202,17 @@ class MaxAffine(Construction):
 
     def example_input(self) -> tuple[Tensor, ...]:
         return (self.points(2)[:2],)
+
+    @property
+    def beyond(self) -> str:
+        return beyond_of(self.asked.modulus)
+
+    @property
+    def hypothesis(self) -> str:
+        if not isinstance(self.cells, int):
+            return hypothesis_of(self.asked.modulus, of_centres(len(self.cells)))
+        counts = [len(set(axis.tolist())) for axis in self.asked.centres.T]
+        return hypothesis_of(self.asked.modulus, of_cells(counts))
 
     def ledger(self) -> Ledger:
         found = dict(zip(("W_Q", "b_Q", "W_K", "W_V"), self.tables(), strict=True))

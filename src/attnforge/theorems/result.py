@@ -187,6 +187,11 @@ class Construction(CertifiedModule):
     def beyond(self) -> str:
         return "the target is a function that no file can hold"
 
+    @property
+    def hypothesis(self) -> str:
+        """Of which functions the bound speaks, where it was made from samples of one."""
+        return ""
+
     def recertify(self) -> Certificate:
         tensors = self.state_dict()
         kinds = {x.dtype for x in tensors.values()}
@@ -204,6 +209,7 @@ class Construction(CertifiedModule):
         return Certificate(
             "certified", total(term.value for term in found.terms), name, found.target, self.box, found.terms,
             measured=found.measured, lemmas=found.lemmas, assumptions=(*assumptions(), *found.assumptions),
+            hypothesis=self.hypothesis,
         )  # fmt: skip
 
     @property

@@ -24,6 +24,7 @@ from ..box import Box
 from ..certificates.rounding import unit
 from ..dtypes import Array, by_name, shipped, stored
 from ..errors import ArgumentError
+from ..kernel.sampled.hypothesis import of_grid
 from ..network import AttentionLayer, Heads
 from ..progress import shown
 from .bounds import DEAD, LARGEST_HAT_ERROR, AnchorRow, Hats, hat_error, hats_ledger
@@ -32,8 +33,10 @@ from .grid import (
     Grid,
     Modulus,
     Sampled,
+    beyond_of,
     evaluated,
     grid_of,
+    hypothesis_of,
     modulus_of,
     on_box,
     refuse_steeper,
@@ -339,6 +342,14 @@ class Universal(Construction):
     def hat_error(self) -> float:
         """How far a computed hat can be from the hat function, on the box."""
         return hat_error(self.asked, self.net.stored(), self.dtype)
+
+    @property
+    def beyond(self) -> str:
+        return beyond_of(self.asked.modulus)
+
+    @property
+    def hypothesis(self) -> str:
+        return hypothesis_of(self.asked.modulus, of_grid(self.grid.counts))
 
     def ledger(self) -> Ledger:
         measured = None if isinstance(self.f, Sampled) else self.largest_error(256)
