@@ -44,6 +44,7 @@ from mutants import (  # noqa: E402
     EDITS,
     changed_at,
     edited,
+    envelope_error,  # noqa: F401
     file_mutants,
     leaves_of,
     module_of,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import attnforge as af
+from attnforge.blackbox.grid import GridApproximation
 from attnforge.certificates.certified import WRONG, CertifiedModule, family_of, rebuilt
 from attnforge.certificates.schema import require
 from attnforge.compiler.alone import derive as derive_head
@@ -32,11 +33,15 @@ from attnforge.programs.interpret import values
 from attnforge.programs.program import Program
 from attnforge.rasp.network.compiled import CompiledProgram
 from attnforge.report.heads import target_of
+from attnforge.theorems.derivation import derive as derive_theorem
+from attnforge.theorems.partition import MaxAffine
 from attnforge.theorems.ramps import Ramp
+from attnforge.theorems.universal import Universal
 
 POINTS = 20_000  # at which the error of a mutant is measured
 FEWER = 1_000  # of a plain transformer, where a point takes a hundred times as long
 PLAIN_EFFORT = 8  # parts of the box that the derivation of a plain transformer looks at
+ROOM = 1e-9  # what float64 makes of distances and of functions between samples, generously
 USED = 0.7  # how often an entry that is not 0 is changed: nearly all of a plain transformer's are
 EDITS: dict[str, Callable[[float, float], float]] = {
     "times 1.01": lambda x, other: x * 1.01,
@@ -231,8 +236,40 @@ def plain_error(plain: PlainTransformer) -> float:
     return worst
 
 
+@torch.no_grad()
+def envelope_error(net: CertifiedModule) -> float:
+    """How far a network made from samples is from a function that has them and is no steeper than its file says, at the
+    worst: the largest and the least of all such functions are looked at. 0 where there is none."""
+    if isinstance(net, GridApproximation):
+        places, samples, slope = net.grid.points(0, net.grid.count), net.reference.double(), net.lipschitz
+    elif isinstance(net, (MaxAffine, Universal)):
+        given = net.asked
+        places = given.centres if isinstance(net, MaxAffine) else net.grid.points().numpy()
+        samples, slope = torch.from_numpy(given.samples), getattr(given.modulus, "slope", None)
+    else:
+        raise CertificateError("the file holds no samples")
+    if slope is None:
+        raise CertificateError("the file states no constant")
+    v, x = torch.as_tensor(places).reshape(len(places), -1), points_of(net.box, net.dtype, FEWER)
+    low, high = net.box.lower.reshape(-1), net.box.upper.reshape(-1)
+    apart = torch.cdist(v, v, compute_mode="donot_use_mm_for_euclid_dist")
+    rises = (samples[:, None] - samples[None]).abs().amax(-1)
+    if not bool((rises <= slope * apart * (1 + ROOM) + ROOM).all()):
+        return 0.0  # no function has these samples: all that is said of such is so
+    rows = x.unsqueeze(-2) if isinstance(net, MaxAffine) and len(net.box.shape) == 1 else x
+    found = net.core(rows).double().reshape(len(x), -1)
+    if not bool(torch.isfinite(found).all()):
+        return math.inf
+    inside = x.double().reshape(len(x), -1).clamp(low, high)
+    away = slope * torch.cdist(inside, v, compute_mode="donot_use_mm_for_euclid_dist")[..., None]
+    ends = (samples + away).amin(1), (samples - away).amax(1)
+    return max(float((found - end).abs().max()) for end in ends) * (1 - ROOM)
+
+
 def error_of(module: CertifiedModule) -> float:
     """The largest error of the network of a file."""
+    if isinstance(module, (GridApproximation, MaxAffine, Universal)):
+        return envelope_error(module)
     return plain_error(module) if isinstance(module, PlainTransformer) else head_error(module)
 
 
@@ -244,7 +281,9 @@ def chosen_for(module: CertifiedModule, saved: Saved, goal: float) -> dict[str, 
     try:
         if isinstance(module, PlainTransformer):
             return derive_plain(module, saved, goal, PLAIN_EFFORT)
-        return derive_head(module, saved, goal)
+        if isinstance(module, (MaxAffine, Universal)):
+            return derive_theorem(module, saved)
+        return {} if isinstance(module, GridApproximation) else derive_head(module, saved, goal)
     except AttnforgeError as problem:
         raise CertificateError("no derivation can be made for these weights") from problem
 
@@ -269,7 +308,7 @@ def file_mutants(net: CertifiedModule, count: int, source: random.Random) -> Ite
         yield kind, verdict(lambda: prove(mutant, chosen).bound, error)  # noqa: B023
         yield f"{kind}, fresh", verdict(fresh, error)
     right = error_of(module_of(saved))
-    for _ in range(count):
+    for _ in range(count if chosen else 0):
         path = somewhere(chosen, source)
         wrong = changed_at(chosen, path, source)
         if wrong.get("outputs") == chosen.get("outputs"):  # else `check` refuses it before the kernel is asked

@@ -34,7 +34,7 @@ FLOAT32, FLOAT64 = MACHINES["float32"], MACHINES["float64"]
 
 def test_every_lemma_names_functions_that_exist() -> None:
     page = (ROOT / "docs" / "kernel.md").read_text("utf-8")
-    named = re.findall(r"`kernel\.((?:(?:alone|plain|programs)\.)?\w+)\.([\w.]+)`", page)
+    named = re.findall(r"`kernel\.((?:(?:alone|plain|programs|sampled)\.)?\w+)\.([\w.]+)`", page)
     assert len(named) > 15
     for module, path in named:
         found = importlib.import_module(f"attnforge.kernel.{module}")

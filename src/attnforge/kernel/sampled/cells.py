@@ -1,4 +1,4 @@
-"""One head over centres (lemmas K37, K38 and K40): files of the family "theorem-cells"."""
+"""One head over centres (lemmas K40, K41 and K43): files of the family "theorem-cells"."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def prove_cells(saved: Saved, chosen: Any) -> tuple[arb, str, str]:
 
 
 def beyond(machine: Machine, d: arb, slots: int) -> arb:
-    """E G of lemma K40: by how much slots that are selected are behind the nearest, in the mean of computed weights."""
+    """E G of lemma K43: by how much slots that are selected are behind the nearest, in the mean of computed weights."""
     return (lambert(slots) + 2 * d) / (1 - machine.u)
 
 

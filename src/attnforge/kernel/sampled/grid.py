@@ -1,4 +1,4 @@
-"""One head over a grid of a box (lemmas K37 and K39): files of the family "blackbox-grid"."""
+"""One head over a grid of a box (lemmas K40 and K42): files of the family "blackbox-grid"."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _keys(low: list[fmpq], steps: list[fmpq], counts: list[int], middle: list[fl
 
 
 def nearby(machine: Machine, kappa: arb, d: arb, axes: int) -> arb:
-    """B of lemma K39: E|x - v|^2 for the weights as computed is at most B times the sum of the squares of the steps."""
+    """B of lemma K42: E|x - v|^2 for the weights as computed is at most B times the sum of the squares of the steps."""
     colder, warmer, lifted = kappa * (1 - machine.u), kappa * (1 + machine.u), (2 * d).exp()
     rest = ZERO
     cells = [arb(i, 0).union(arb(i + 1)) / (2 * PARTS) for i in range(PARTS)]
@@ -141,6 +141,6 @@ def _ways(axes: int, most: int) -> int:
 
 
 def weighty(machine: Machine, kappa: arb, d: arb, axes: int, slots: int) -> int:
-    """How many grid points can weigh more than u / 8 slots at one place of the box, at most (lemma K39)."""
+    """How many grid points can weigh more than u / 8 slots at one place of the box, at most (lemma K42)."""
     most = (2 * d + (8 * slots / machine.u).log()) / ((1 - machine.u) * kappa)
     return _ways(axes, math.ceil(float(most.upper())) + 1) if most < COUNTED / max(axes, 1) else slots

@@ -1,4 +1,4 @@
-"""Hats of every coordinate, then a selection among grid points (lemmas K37, K38 and K41): files of the family
+"""Hats of every coordinate, then a selection among grid points (lemmas K40, K41 and K44): files of the family
 "theorem-universal"."""
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def prove_hats(saved: Saved, chosen: Any) -> tuple[arb, str, str]:
 
 def between(beta: arb, off: arb, d: arb) -> arb:
     """The largest of t^2 + z s, z = 1 - 2t the difference of two neighbouring hats, s the share of the further one: at
-    most E|x - v|^2 of the two grid points around x, in steps (lemma K41)."""
+    most E|x - v|^2 of the two grid points around x, in steps (lemma K44)."""
     found = ZERO
     for i in range(PARTS):
         z, last = arb(i) / PARTS, arb(i + 1) / PARTS  # the share falls with z
@@ -106,7 +106,7 @@ def _hat_error(
     tensors: dict[str, Tensor], machine: Machine, given: hypotheses.Hypothesis, counts: list[int], tokens: int,
     sides: Sides, edges: Any, dtype: str,
 ) -> arb:  # fmt: skip
-    """How far computed hats are from hat functions, on the box (lemma K41); takes the tensors of the first layer."""
+    """How far computed hats are from hat functions, on the box (lemma K44); takes the tensors of the first layer."""
     start, D, hats = "net.first.groups.0.", len(counts), sum(counts)
     ramps, after = hats - D, hats + tokens
     query, bias = (tensors.pop(start + name) for name in ("W_Q", "b_Q"))

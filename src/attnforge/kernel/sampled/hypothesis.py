@@ -92,7 +92,7 @@ def steepness(config: Any) -> float:
 
 def steep(lipschitz: float) -> str:
     """By how much a function with such a constant changes between x and y."""
-    return f"{lipschitz!r} |x - y|"
+    return f"{float(lipschitz)!r} |x - y|"
 
 
 def stated(config: Any, points: str) -> Hypothesis:

@@ -1,4 +1,4 @@
-"""A softmax over constant slots that selects the nearest of some points (lemmas K37 and K38), and layers that only move
+"""A softmax over constant slots that selects the nearest of some points (lemmas K40 and K41), and layers that only move
 numbers: gathering, positions, registers. These are asked to be what they should, entry by entry."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def first(entries: Entries) -> dict[tuple[int, ...], float]:
 
 
 def gathered(tensors: dict[str, Tensor], prefix: str, dtype: str, tokens: int, width: int) -> None:
-    """A layer that gives every token the channels of all, and its position: exact, or refused (lemma K38)."""
+    """A layer that gives every token the channels of all, and its position: exact, or refused (lemma K41)."""
     n, both, after = tokens, width + tokens, tokens * width + tokens
     start = f"{prefix}gather.groups.0."
     omega = -tensors[start + "b_K"].numbers[0]
@@ -76,7 +76,7 @@ def gathered(tensors: dict[str, Tensor], prefix: str, dtype: str, tokens: int, w
 
 def own_rows(rows: Table, tokens: int, before: int) -> tuple[list[Table], float | None]:
     """Keys for every cell and token, of which a token's own position selects its own: these, token by token, without
-    the part that reads positions; and how far below all others are, None where there are no others (lemma K38)."""
+    the part that reads positions; and how far below all others are, None where there are no others (lemma K41)."""
     if not tokens:
         return [rows], None
     if len(rows) % tokens or any(len(row) != before + tokens for row in rows):
@@ -89,7 +89,7 @@ def own_rows(rows: Table, tokens: int, before: int) -> tuple[list[Table], float 
 
 
 def unseen(machine: Machine, dtype: str, depth: float | None, logit: arb, terms: int) -> None:
-    """Refuse unless slots whose logits are `depth` lower, beside logits of such a size, weigh an exact 0 (K38)."""
+    """Refuse unless slots whose logits are `depth` lower, beside logits of such a size, weigh an exact 0 (K41)."""
     if depth is None:
         return
     gamma = machine.gamma(terms + 4)
@@ -100,7 +100,7 @@ def unseen(machine: Machine, dtype: str, depth: float | None, logit: arb, terms:
 
 
 def loosened(machine: Machine, error: arb) -> arb:
-    """d of lemma K37: logits that err by `error`, exponentials that err by their own."""
+    """d of lemma K40: logits that err by `error`, exponentials that err by their own."""
     return error * (1 + 2 * machine.u) - (1 - EXPONENTIAL * machine.u).log()
 
 
@@ -112,7 +112,7 @@ def averaged(machine: Machine, slots: int, heavy: int, light: arb, most: arb) ->
 
 
 def logit_errors(machine: Machine, slots: Slots, wanted: Sequence[Sequence[arb]], sides: Sides) -> tuple[arb, arb]:
-    """How far computed logits are from those of the wanted keys, and how large they are, at most (lemma K37)."""
+    """How far computed logits are from those of the wanted keys, and how large they are, at most (lemma K40)."""
     reach = [size(arb(a) - arb(m)).max(size(arb(b) - arb(m))) for (a, b), m in zip(sides, slots.middle, strict=True)]
     reach.append(arb(1))
     off, most = ZERO, ZERO
@@ -141,7 +141,7 @@ def values_error(values: Table, added: Sequence[float], wanted: Table, outputs: 
 def settled(
     machine: Machine, given: Hypothesis, square: arb, off: arb, most: arb, rounding: arb, added: Sequence[float]
 ) -> arb:
-    """The bound, from the mean square distance of what is selected (lemma K37)."""
+    """The bound, from the mean square distance of what is selected (lemma K40)."""
     last = largest([arb(abs(x)) for x in added])
     total = given.error(square.sqrt()) + off + rounding
     return total + (machine.u * (most + rounding + last) if any(added) else ZERO)
