@@ -34,8 +34,7 @@ from .program import Column, Form, Program, exact
 from .programs.prove import prove_program
 from .roots import Squares, Sum, halved, sum_of
 from .rounding import MACHINES, Machine, affine_rounding
-from .sampled.prove import FAMILIES as SAMPLED
-from .sampled.prove import prove_sampled
+from .sampled.prove import SAMPLED, prove_sampled
 from .scalar import Head, HeadSum, Table
 from .tokens import RULES, Rule, keep, norm
 from .values import Blind, Entry, Value, values
@@ -66,16 +65,17 @@ def prove(saved: Saved, chosen: Any = None) -> Proof:
         if words.speaks(saved):
             chosen = saved.header.get("derivation") if chosen is None else chosen
             saved = words.unfolded(saved)
-        if saved.header.get("family") == "program":
+        family, given = saved.header.get("family"), saved.header.get("derivation") if chosen is None else chosen
+        if family == "program":
             return Proof(*prove_program(saved, chosen))
-        if saved.header.get("family") == "norm":
-            return Proof(*prove_norm(saved, saved.header.get("derivation") if chosen is None else chosen))
+        if family == "norm":
+            return Proof(*prove_norm(saved, given))
         if is_fast(saved):
-            return Proof(*prove_fast(saved, saved.header.get("derivation") if chosen is None else chosen))
+            return Proof(*prove_fast(saved, given))
         if is_pair(saved):
-            return Proof(*prove_pair(saved, saved.header.get("derivation") if chosen is None else chosen))
-        if saved.header.get("family") in SAMPLED:
-            return Proof(*prove_sampled(saved, saved.header.get("derivation") if chosen is None else chosen))
+            return Proof(*prove_pair(saved, given))
+        if family in SAMPLED:
+            return Proof(*prove_sampled(saved, given))
         return Prover.of(saved, chosen).prove()
 
 

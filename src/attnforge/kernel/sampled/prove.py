@@ -15,7 +15,7 @@ from .cells import prove_cells
 from .grid import prove_grid
 from .hats import prove_hats
 
-FAMILIES: dict[str, Callable[[Saved, Any], tuple[arb, str, str]]] = {
+SAMPLED: dict[str, Callable[[Saved, Any], tuple[arb, str, str]]] = {
     "blackbox-grid": prove_grid, "theorem-cells": prove_cells, "theorem-universal": prove_hats,
 }  # fmt: skip
 
@@ -24,7 +24,7 @@ def prove_sampled(saved: Saved, chosen: Any) -> tuple[float, str, tuple[str, ...
     """The bound, the dtype, what it is, one part, and the hypothesis."""
     family = str(saved.header["family"])
     try:
-        found, dtype, hypothesis = FAMILIES[family](saved, chosen)
+        found, dtype, hypothesis = SAMPLED[family](saved, chosen)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, ZeroDivisionError) as error:
         raise CertificateError(f"the file holds no samples, or a derivation that does not fit: {error!r}") from error
     bound = up(found)
