@@ -62,12 +62,11 @@ def prove(saved: Saved, chosen: Any = None) -> Proof:
     """
     with working():
         saved = straightened(saved)
-        if words.speaks(saved):
-            chosen = saved.header.get("derivation") if chosen is None else chosen
-            saved = words.unfolded(saved)
-        family, given = saved.header.get("family"), saved.header.get("derivation") if chosen is None else chosen
+        given = saved.header.get("derivation") if chosen is None else chosen
+        saved = words.unfolded(saved) if words.speaks(saved) else saved
+        family = saved.header.get("family")
         if family == "program":
-            return Proof(*prove_program(saved, chosen))
+            return Proof(*prove_program(saved, given))
         if family == "norm":
             return Proof(*prove_norm(saved, given))
         if is_fast(saved):
@@ -76,7 +75,7 @@ def prove(saved: Saved, chosen: Any = None) -> Proof:
             return Proof(*prove_pair(saved, given))
         if family in SAMPLED:
             return Proof(*prove_sampled(saved, given))
-        return Prover.of(saved, chosen).prove()
+        return Prover.of(saved, given).prove()
 
 
 @dataclass(frozen=True)
