@@ -64,8 +64,7 @@ def prove(saved: Saved, chosen: Any = None) -> Proof:
         saved = straightened(saved)
         given = saved.header.get("derivation") if chosen is None else chosen
         saved = words.unfolded(saved) if words.speaks(saved) else saved
-        family = saved.header.get("family")
-        if family == "program":
+        if (family := saved.header.get("family")) == "program":
             return Proof(*prove_program(saved, given))
         if family == "norm":
             return Proof(*prove_norm(saved, given))

@@ -304,8 +304,7 @@ def maximum(program: Program, layer: Layer, place: Place, machine: Machine, tabl
 def lambert(n: int) -> arb:
     """An F with (n - 1) e^(-F - 1) <= F: no less than W0((n - 1)/e)."""
     low, high = 0.0, math.log(n)  # as large as that F is in any case
-    for _ in range(60):
-        middle = 0.5 * (low + high)
+    for middle in (0.5 * (low + high) for _ in range(60)):
         low, high = (low, middle) if (n - 1) * math.exp(-middle - 1) <= middle else (middle, high)
     found = arb(high * (1 + 1e-12))
     while not (n - 1) * (-found - 1).exp() <= found:
