@@ -276,10 +276,24 @@ def ball(value: Fraction) -> arb:
 
 def _known(result: arb, scale: Fraction, powers: dict[str, Fraction]) -> Fraction:
     """scale * product of atom ** power, which lies in the ball."""
+    result = _within_reach(result)
     if result.is_exact():
         return _middle(result)
     mantissa, exponent = result.rad().man_exp()
     return within_range(_made(_middle(result), int(exponent) + int(mantissa).bit_length(), scale, powers))
+
+
+def _within_reach(result: arb) -> arb:
+    """The ball, if it is one of float64; told by exponents alone: as a fraction, exp(1e9) would have 10^9 digits."""
+    mantissa, exponent = result.mid().man_exp()
+    top = int(exponent) + int(mantissa).bit_length() if mantissa else _NONE
+    if top > 1025:
+        raise ArgumentError("a constant overflows float64 (beyond 1.8e308)")
+    if mantissa and top < -2 * _BITS:
+        if 0 not in result:
+            raise ArgumentError("a constant underflows float64 (below 4.9e-324 but not 0)")
+        return arb(0, abs(result).upper())
+    return result
 
 
 def _spelled(value: Fraction) -> str | None:
