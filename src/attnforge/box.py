@@ -26,9 +26,9 @@ class Box:
     >>> Box.cube(-1, 1, shape=(3, 2)).shape
     (3, 2)
 
-    The order of the names is the order of the input columns. Bounds are exact float64 numbers; `outward`
-    widens them to the next number of a smaller dtype, so that `float32(0.8)`, which is larger than 0.8, is
-    inside a box that ends at 0.8.
+    The order of the names is the order of the input columns. Bounds are exact float64 numbers; `outward` widens them to
+    the next number of a smaller dtype, so that `float32(0.8)`, which is larger than 0.8, is inside a box that ends at
+    0.8.
     """
 
     names: tuple[str, ...] | None

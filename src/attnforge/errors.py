@@ -1,7 +1,7 @@
 """The errors attnforge raises on purpose.
 
-Every message says what was expected, what was given, where, and what to do. One base class,
-`AttnforgeError`, catches them all; each error is also the builtin a Python programmer would try first.
+Every message says what was expected, what was given, where, and what to do. One base class, `AttnforgeError`, catches
+them all; each error is also the builtin that a Python programmer would try first.
 """
 
 from __future__ import annotations

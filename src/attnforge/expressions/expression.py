@@ -14,8 +14,8 @@ the box of its variables; rewrites that need a sign (powers distributed over non
 product, abs, max) are made where the ranges prove it, and only there.
 
 Nodes have operators, so that a Python function written for numbers, numpy or torch can be traced by calling it:
-`lambda x, y: np.sin(x * y) + x**2` works as it is. What needs a number at once (an if, int, float)
-raises `UnsupportedOperation` and says what to write instead.
+`lambda x, y: np.sin(x * y) + x**2` works as it is. What needs a number at once (an if, int, float) raises
+`UnsupportedOperation` and says what to write instead.
 """
 
 from __future__ import annotations

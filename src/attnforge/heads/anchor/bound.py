@@ -7,11 +7,9 @@ cell with centre m and radius r, with w_k the weights at m, s_k = a_k - E_w a an
 
 The numerator is a power series in t whose coefficients are moments of the weights and the Taylor coefficients of g
 (rigorous, from `functions.registry`), so its largest value is a short sum. Everything here runs in float64 and pays for
-its own rounding:
-logits at the centre are computed without error (two-sum, two-product), and what remains is one relative error of at
-most
-`OWN` units per weight, which the bound includes. Rounding of the head's own evaluation is lemma A5,
-`rounding.softmax_rounding`.
+its own rounding: logits at the centre are computed without error (two-sum, two-product), and what remains is one
+relative error of at most `OWN` for each weight, which the bound includes. Rounding of the head's own evaluation is
+lemma A5, `rounding.softmax_rounding`.
 """
 
 from __future__ import annotations
