@@ -31,6 +31,15 @@ def counted(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
+def shortened(text: str, most: int, mark: str = "...") -> str:
+    """A text of at most so many characters: of a longer one the beginning, and a mark.
+
+    >>> shortened("sin(x*y)", 8), shortened("sin(x*y) + 1", 8)
+    ('sin(x*y)', 'sin(x...')
+    """
+    return text if len(text) <= most else text[: most - len(mark)] + mark
+
+
 def is_whole(value: object, least: int = 0, most: int | None = None) -> bool:
     """Whether a value is a whole number of at least `least` and at most `most`; True and False are not."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable, without loading the compiler
 
+from ..arguments import shortened
 from ..box import Box
 from ..dtypes import SHIPPED, dtype_name, transformed, underlying
 from ..errors import (
@@ -222,7 +223,7 @@ class CertifiedModule(nn.Module):
         if found is None or found.weights != weights_hash(self):
             return f"{type(self).__name__}(on {self.box!r}, {dtype_name(self.dtype)}, no certificate{more})"
         bound = f"bound {upper_text(found.bound)}" if found.bound is not None else f"measured {found.measured:.3g}"
-        target = found.target if len(found.target) <= SHOWN else found.target[: SHOWN - 3] + "..."
+        target = shortened(found.target, SHOWN)
         return f"{type(self).__name__}({target} on {self.box!r}, {found.dtype}, {bound}{more})"
 
     def guard(self, *inputs: Tensor) -> None:

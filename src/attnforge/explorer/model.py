@@ -319,14 +319,10 @@ def _program_text(net: CompiledProgram) -> tuple[Line, ...]:
 
 
 def _plain(net: PlainTransformer) -> Model:
-    """The blocks as heads over all rows; 1/sqrt(head dimension) is a power of two, and goes into W_Q exactly."""
+    """The blocks as heads over all rows."""
     spec, layers, units = net.spec, [], []
     for b, (block, row) in enumerate(zip(net.blocks, net.heads, strict=True)):
-        attention = cast(PlainBlock, block).attention
-        count, d = attention.num_heads, attention.head_dim
-        q, k, v = (part.detach().unflatten(0, (count, d)).transpose(1, 2) for part in attention.in_proj_weight.chunk(3))
-        out = attention.out_proj.weight.detach().T.unflatten(0, (count, d))
-        heads = Heads("tokens", W_Q=q / math.sqrt(d), W_K=k, W_V=v, W_O=out, causal=net.causal, purpose=f"block {b}")
+        heads = cast(PlainBlock, block).as_heads(net.causal, f"block {b}")
         layers.append(PageLayer((heads,), net.channels, residual=True))
         for h, head in enumerate(row):
             if head.purpose:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..arguments import shortened
 from ..certificates.certificate import upper_text
 from ..certificates.certified import CertifiedModule
 from ..conversion.site import SiteModule
@@ -111,7 +112,7 @@ def scene(given: CertifiedModule | SiteModule) -> dict[str, Any]:
         place, found = f"{given.path}: ", replace(found, remark=f"{found.remark} {SITE}".strip())
     bound = None if certificate.bound is None else upper_text(certificate.bound)
     data = {
-        "title": _short(place + (found.title or certificate.target)),
+        "title": shortened(place + (found.title or certificate.target), LONGEST, "…"),
         "family": net.family,
         "dtype": dtype_name(found.dtype),
         "handed": found.handed,
@@ -146,10 +147,6 @@ def scene(given: CertifiedModule | SiteModule) -> dict[str, Any]:
     }
     return {**data, "numbers": packed.count, "weightCount": packed.weights, "mostNumbers": MOST_NUMBERS,
             "weights": packed.text(), "places": packed.places_text()}  # fmt: skip
-
-
-def _short(title: str) -> str:
-    return title if len(title) <= LONGEST else title[: LONGEST - 1] + "…"
 
 
 def _layer(layer: PageLayer, packed: PackedTensors) -> dict[str, Any]:

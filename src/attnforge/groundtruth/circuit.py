@@ -18,16 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..arguments import shortened
 from ..certificates.certificate import Certificate
 from ..certificates.certified import CertifiedModule
 from ..compiler.compiled import CompiledNetwork
 from ..errors import ArgumentError, CertificateError, UnsupportedOperation
 from ..export.lens import Lens
 from ..export.plain.build import source_of
-from ..export.plain.source import Source, column_name
-from ..export.plain.transformer import PlainTransformer, network_of
+from ..export.plain.source import Source, column_name, width_of
+from ..export.plain.transformer import PlainBlock, PlainTransformer, network_of
 from ..export.verification import InputDomain, TokenDomain, domain
-from ..network import AttentionLayer, Heads
+from ..network import Heads
 from ..rasp.network.compiled import CompiledProgram, token_rows
 from ..rasp.network.data import value_json
 from ..theorems.result import Construction
@@ -253,7 +254,7 @@ def _memory(net: CertifiedModule, source: Source, where: InputDomain) -> Circuit
     reads, writes = [], []
     for number, layer in enumerate(source.layers):
         groups = layer.heads()
-        width = _width(layer)
+        width = width_of(layer)
         skip = torch.zeros(held.shape[0], width, dtype=net.dtype) if layer.S is None else layer.S.detach()
         layers.append(CircuitLayer(tuple(groups), skip, None if layer.s is None else layer.s.detach()))
         outs = [_nonzero(group.W_O, -2) for group in groups]  # (head or 1, column)
@@ -284,7 +285,7 @@ def _memory(net: CertifiedModule, source: Source, where: InputDomain) -> Circuit
     outputs, leaving = _outputs(net, source.names[-1], held)
     first = np.arange(len(names)) < entering
     return Circuit(
-        "memory", _target(net), tuple(layers), tuple(spots), tuple(names), table, puts, first, leaving,
+        "memory", net.certificate.target, tuple(layers), tuple(spots), tuple(names), table, puts, first, leaving,
         _inputs(net, where, source.inputs), outputs, where, net.certificate, net.state_dict(),
         lambda *inputs: _begun(source, net.dtype, inputs), lambda Z: Z[..., :1, :] if source.first_row else Z,
     )  # fmt: skip
@@ -303,10 +304,6 @@ def _begun(source: Source, dtype: torch.dtype, inputs: Sequence[Tensor]) -> Tens
     if source.constants is None:
         return x
     return torch.cat([x, source.constants.expand(*x.shape[:-2], *source.constants.shape)], -1)
-
-
-def _width(layer: AttentionLayer) -> int:
-    return layer.heads()[0].W_O.shape[-1] if layer.heads() else cast(Tensor, layer.S).shape[-1]
 
 
 def _nonzero(table: Tensor, over: int | None = None) -> Mask:
@@ -339,7 +336,7 @@ def _plain(plain: PlainTransformer, tier: str, lens: Lens | None) -> Circuit:
         origin = None  # a theorem's file, or bare layers: heads go by their purposes
     for b, row in enumerate(spec.heads):
         if lens is None:
-            group = _block(cast(Any, plain.blocks[b]).attention, spec.stream, len(row), plain.causal)
+            group = cast(PlainBlock, plain.blocks[b]).as_heads(plain.causal)
         else:
             group = _hooked(weights, b, plain.causal)
         groups.append(CircuitLayer((group,), None, weights.get(f"blocks.{b}.attn.b_O")))
@@ -367,8 +364,8 @@ def _plain(plain: PlainTransformer, tier: str, lens: Lens | None) -> Circuit:
         columns = tuple(Channel(*channel) for channel in shown.channels)
     outputs, leaving = _outputs(origin or plain, (), held)
     return Circuit(
-        tier, _target(plain), tuple(groups), tuple(spots), columns or _columns(plain, embedded, _some(writes)),
-        read, writes, embedded, leaving,
+        tier, plain.certificate.target, tuple(groups), tuple(spots),
+        columns or _columns(plain, embedded, _some(writes)), read, writes, embedded, leaving,
         _inputs(origin or plain, domain(plain), spec.inputs), outputs, domain(plain), plain.certificate,
         weights if lens is not None else plain.state_dict(),
         (lambda ids: weights["embed.W_E"][lens.ids(ids)] + weights["pos_embed.W_pos"]) if lens is not None and spec.ids
@@ -377,16 +374,6 @@ def _plain(plain: PlainTransformer, tier: str, lens: Lens | None) -> Circuit:
                                              readout, bias),
         isinstance(plain, Variant) and plain.mixed,
     )  # fmt: skip
-
-
-def _block(attention: Any, stream: int, heads: int, causal: bool) -> Heads:
-    """A block of PyTorch's attention as a group of heads."""
-    width = stream // heads
-    q, k, v = (
-        part.detach().reshape(heads, width, stream).transpose(-2, -1) for part in attention.in_proj_weight.chunk(3)
-    )
-    out = attention.out_proj.weight.detach().T.reshape(heads, width, stream)
-    return Heads("tokens", W_Q=q / math.sqrt(width), W_K=k, W_V=v, W_O=out, causal=causal)
 
 
 def _without_zeros(group: Heads) -> Heads | None:
@@ -439,7 +426,7 @@ def _meaning(net: CertifiedModule | None, place: tuple[int, int, int], purpose: 
     layer, group, head = place
     if layer < 0:  # a head that a variant has added: its purpose begins with its role
         role = purpose.split(":")[0]
-        return role if role in ROLES else "construction", "", _short(purpose)
+        return role if role in ROLES else "construction", "", shortened(purpose, WORDS)
     if isinstance(net, CompiledNetwork):
         step = net.layout.steps[layer // 2]
         for site, seat in step.groups[group].members:
@@ -447,26 +434,20 @@ def _meaning(net: CertifiedModule | None, place: tuple[int, int, int], purpose: 
                 single = len(seat.writes) == 1 and net.program.ops[site.op].width > 1
                 op = column_name(net.layout, *step.after[seat.writes[0]]) if single else operation(net, site.op)
                 part = f", head {head - seat.first + 1} of {seat.heads}" if seat.heads > 1 else ""
-                return FAMILY_ROLES.get(site.family, "construction"), op, _short(f"{op} ({site.family}{part})")
+                note = shortened(f"{op} ({site.family}{part})", WORDS)
+                return FAMILY_ROLES.get(site.family, "construction"), op, note
     if isinstance(net, CompiledProgram):
         seat_of = net.layout.layers[layer].heads[group]
         node = net.facts.sop(seat_of.op)
         op = node.name or node.label.strip("'")
-        return seat_of.kind, op, _short(f"{seat_of.kind}: {op} = {node!r}" if node.name else f"{seat_of.kind}: {op}")
-    return "construction", "", _short(purpose or "a head of the construction")
+        meaning = f"{seat_of.kind}: {op} = {node!r}" if node.name else f"{seat_of.kind}: {op}"
+        return seat_of.kind, op, shortened(meaning, WORDS)
+    return "construction", "", shortened(purpose or "a head of the construction", WORDS)
 
 
 def operation(net: CompiledNetwork, op: int) -> str:
     """What an operation of a compiled network is called."""
     return net.program.labels[op] or f"%{op} {net.program.ops[op].word}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= WORDS else text[: WORDS - 3] + "..."
-
-
-def _target(net: CertifiedModule) -> str:
-    return net.certificate.target
 
 
 def _inputs(net: CertifiedModule, where: InputDomain, names: Sequence[str]) -> Inputs:

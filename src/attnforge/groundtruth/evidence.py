@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import counted, whole
+from ..arguments import counted, shortened, whole
 from ..errors import CertificateError
 from ..progress import stages
 from ..threads import one_thread
@@ -398,8 +398,7 @@ def _require_same(manifest: Manifest, circuit: Circuit) -> None:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 90 else f"{text[:87]}..."
+    return shortened(repr(value), 90)
 
 
 def _replay(name: str, node: Element, moves: Sequence[Witness], points: Tensor, circuit: Circuit) -> None:

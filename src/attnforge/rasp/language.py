@@ -33,6 +33,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from ..arguments import shortened
 from ..errors import ArgumentError, AttnforgeError, DomainError, UnsupportedOperation
 from .values import LARGEST, Value, canonical, is_numeric, mean, shown
 
@@ -754,8 +755,7 @@ def _brief(function: object) -> str:
     """A function as a line says it: a large table by its number of rows, a long text by its beginning."""
     if isinstance(function, Table) and len(function.rows) > ROWS:
         return f"{{{len(function.rows)} rows}}"
-    text = _function_text(function)
-    return text if len(text) <= BRIEF else text[: BRIEF - 3] + "..."
+    return shortened(_function_text(function), BRIEF)
 
 
 def value_text(value: Value) -> str:

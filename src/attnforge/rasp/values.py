@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ..arguments import shortened
 from ..errors import ArgumentError
 
 #: None, a number, a string, or a tuple of values.
@@ -49,8 +50,7 @@ def mean(values: list[Value]) -> Value:
 
 def shown(value: object, most: int = 60) -> str:
     """The value as Python writes it, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return shortened(repr(value), most)
 
 
 def sorted_values(values: set[Value]) -> tuple[Value, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..arguments import shortened
 from ..certificates.certificate import upper_text
 from ..charts.chart import Fan, Figure, Level, Panel, Series, Spans, error_panel
 from ..dtypes import Array
@@ -265,7 +266,7 @@ def _interval(interval: tuple[float, float]) -> str:
 
 
 def _short(name: str, width: int = 34) -> str:
-    return name if len(name) <= width else name[: width - 1] + "…"
+    return shortened(name, width, "…")
 
 
 def slots_figure(data: SlotsPicture) -> Figure:

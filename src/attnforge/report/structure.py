@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import shortened
 from ..certificates.certificate import total
 from ..compiler.compiled import CompiledNetwork
 from ..heads.families import rule_of
@@ -121,4 +122,4 @@ def title(net: CompiledNetwork) -> str:
         used = dict.fromkeys(_operation(program.ops[site.op]) for site in net.layout.sites)
         within = f", with {', '.join(used)}" if used else ""
         text = f"{program.source}: {' to '.join(sizes)}{within}"
-    return text if len(text) <= LONGEST_TITLE else text[: LONGEST_TITLE - 1] + "…"
+    return shortened(text, LONGEST_TITLE, "…")

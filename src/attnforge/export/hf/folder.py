@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ...arguments import shortened
 from ...certificates.certificate import Certificate, upper_text
 from ...certificates.certified import WRONG, CertifiedModule
 from ...certificates.storage import MAX_HEADER
@@ -50,7 +51,7 @@ def card(
     found = net.certificate
     lines = [
         "---", "library_name: transformers", "tags:", "- attnforge", "- attention-only", "- certified", "---", "",
-        f"# {_title(found.target)}", "",
+        f"# {shortened(found.target, TITLE)}", "",
         "An attention-only transformer: softmax attention and affine maps, no activation, no norm. Its weights were "
         "compiled, not trained.", "",
         "## Target", "", "```text", found.target, "```", "", *_box(found), "",
@@ -86,10 +87,6 @@ def draw(net: CertifiedModule, path: Path) -> str | None:
         return None
     save(picture, path, force=True)
     return path.name
-
-
-def _title(target: str) -> str:
-    return target if len(target) <= TITLE else f"{target[: TITLE - 3]}..."
 
 
 def _cell(text: str) -> str:

@@ -155,6 +155,14 @@ class PlainBlock(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return x + self.attend(x, mask)[0]
 
+    def as_heads(self, causal: bool, purpose: str = "") -> Heads:
+        """What is added to x, as heads over tokens: 1/sqrt(head dimension), a power of two, goes into W_Q exactly."""
+        count, d = self.attention.num_heads, self.attention.head_dim
+        into = self.attention.in_proj_weight.detach().chunk(3)
+        q, k, v = (part.unflatten(0, (count, d)).transpose(1, 2) for part in into)
+        out = self.attention.out_proj.weight.detach().T.unflatten(0, (count, d))
+        return Heads("tokens", W_Q=q / math.sqrt(d), W_K=k, W_V=v, W_O=out, causal=causal, purpose=purpose)
+
     def attend_from(self, x: Tensor, registers: Tensor, used: list[int], mask: Tensor | None) -> Tensor:
         """What the heads `used` add to the tokens x (batch, token, channel), with registers before them in every row
         of the batch: their keys and values are made once, and nothing is made of what they would see."""

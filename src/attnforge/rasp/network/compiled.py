@@ -132,6 +132,13 @@ class TokenNetwork(CertifiedModule):
         """The values that logits stand for, without padding."""
         raise NotImplementedError
 
+    def stored_config(self) -> dict[str, Any]:
+        """What `stored_network` reads besides tensors, and the domain."""
+        return {
+            "domain": domain_json(self.domain), "layout": self.layout.to_json(),
+            "purposes": [group.purpose for group in self.network.groups()], "dtype": dtype_name(self.dtype),
+        }  # fmt: skip
+
     def marked(self, values: Any) -> Any:
         """Values of one sequence behind the marker of the domain, where it has one."""
         return values if self.domain.bos is None else [self.domain.bos, *values]
@@ -363,11 +370,8 @@ class CompiledProgram(TokenNetwork):
         return "\n".join([*lines, "", str(self.certificate)])
 
     def config(self) -> dict[str, Any]:
-        return {
-            "program": program_json(self.program), "domain": domain_json(self.domain), "layout": self.layout.to_json(),
-            "purposes": [group.purpose for group in self.network.groups()], "dtype": dtype_name(self.dtype),
-            **({"beside": [program_json(output) for output in self.beside]} if self.beside else {}),
-        }  # fmt: skip
+        beside = {"beside": [program_json(output) for output in self.beside]} if self.beside else {}
+        return {"program": program_json(self.program), **self.stored_config(), **beside}
 
     @classmethod
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> CompiledProgram:

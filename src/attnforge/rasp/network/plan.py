@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from ...arguments import shortened
 from ...certificates.rounding import UNIT
 from ...dtypes import Array
 from ...errors import DomainError
@@ -607,8 +608,8 @@ class _Planner:
 
 
 def _label(kind: str, node: SOp) -> str:
-    text = node.name or node.label.strip("'")
-    return f"{kind}: {text if len(text) <= WORDS else text[: WORDS - 3] + '...'}"
+    name = node.name or node.label.strip("'")
+    return f"{kind}: {shortened(name, WORDS)}"
 
 
 def _default(value: Value, facts: Facts, node: SOp, feature: Feature) -> float:

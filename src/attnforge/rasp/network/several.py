@@ -11,12 +11,11 @@ from typing import Any, cast
 from torch import Tensor
 
 from ...certificates.certificate import Certificate, Kind
-from ...dtypes import dtype_name
 from ...errors import ArgumentError, CertificateError, closest
 from ...network import AttentionLayer, AttentionOnly
 from ..language import SOp
 from .compiled import CompiledProgram, TokenNetwork, Trace, decoded, stored_network
-from .data import OUTPUTS, domain_json, program_json, read_domain, read_program
+from .data import OUTPUTS, program_json, read_domain, read_program
 from .facts import Facts, domain_of
 from .layout import ProgramLayout
 from .normal import normal
@@ -114,11 +113,8 @@ class CompiledPrograms(TokenNetwork):
         return "\n".join([*lines, f"on {self.domain!r}", str(self.size), "", str(self.certificate)])
 
     def config(self) -> dict[str, Any]:
-        return {
-            "programs": {name: program_json(program) for name, program in self.programs.items()},
-            "order": list(self.programs), "domain": domain_json(self.domain), "layout": self.layout.to_json(),
-            "purposes": [group.purpose for group in self.network.groups()], "dtype": dtype_name(self.dtype),
-        }  # fmt: skip
+        programs = {name: program_json(program) for name, program in self.programs.items()}
+        return {"programs": programs, "order": list(self.programs), **self.stored_config()}
 
     @classmethod
     def rebuild(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> CompiledPrograms:
