@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "attnforge"
 CODE = (
     *sorted(ROOT.glob("heads/*/bound.py")), *sorted(ROOT.glob("heads/*/rule.py")), ROOT / "heads/rule.py",
-    *(ROOT / f"programs/{name}.py" for name in ("affine", "enclose")), ROOT / "compiler/propagation.py",
+    *(ROOT / f"programs/{name}.py" for name in ("affine", "enclose")),
+    *(ROOT / f"compiler/{name}.py" for name in ("propagation", "adjoint")),
     ROOT / "certificates/rounding.py", ROOT / "theorems/bounds.py", ROOT / "incontext/certificate.py",
     ROOT / "blackbox/grid.py", ROOT / "functions/queries.py", ROOT / "export/plain/certificate.py",
 )  # fmt: skip
@@ -82,6 +83,11 @@ READ: dict[str, dict[str, tuple[int, str]]] = {
     "programs/enclose.py": {
         "_weights": (3, "the margin: 8 U for each channel, for each unit of the logits, and 16 more"),
         "_logits": (1, "4 U of their size for each channel, token and symbol are added to the reach of logits"),
+    },
+    "compiler/adjoint.py": {
+        "_normalise": (1, "times slow, divided by slip"),
+        "steepest": (2, "1 - 4 U is exact, the quotient times it is below; times 1 + 2^-20"),
+        "_attention": (2, "1 - low and 1 - high in shares, times 1 + unit"),
     },
     "compiler/propagation.py": {"_norm": (3, "1 - g is at least 1/2; what is passed on is times 1 + 2^-36")},
     "certificates/rounding.py": {

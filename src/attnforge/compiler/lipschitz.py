@@ -23,6 +23,7 @@ from ..programs.enclose import ranges
 from ..programs.ops import Input
 from ..programs.positions import reads as values_read
 from .propagation import Propagation, outward_cells
+from .trace import Trace
 
 FIRST = 64  # cells of the first pass: all of them at once cost little more than one
 EFFORT = 1500  # cells that are looked at before giving up: a second for a formula of nine variables
@@ -100,8 +101,8 @@ def _derivatives(propagation: Propagation, low: Array, high: Array) -> SlopeBoun
     program, count, inputs = layout.program, len(low), low[0].size
     with np.errstate(invalid="ignore", over="ignore"):
         found = ranges(program, low, high)
-        errors: list[dict[Column, Array]] = []
-        propagation.errors(found, errors)
+        trace = Trace([], [], {})
+        propagation.errors(found, trace)
     state: State = {}
     for value, channel in layout.first:
         start = np.zeros((count, program.tokens, inputs))
@@ -113,7 +114,7 @@ def _derivatives(propagation: Propagation, low: Array, high: Array) -> SlopeBoun
         seen = _through(skip_of(reading.layer(2 * number), len(step.before))[0], step.before, step.columns, state)
         carry = skip_of(reading.layer(2 * number + 1), len(step.columns))[0][:, : len(step.carried)]
         state = _through(carry, step.columns, step.carried, seen)
-        known = errors[2 * number]
+        known = trace.reads[number]
         for site in step.sites:
             rule, arguments, tangents = rule_of(site.family), [], []
             for v in values_read(program, site.op):

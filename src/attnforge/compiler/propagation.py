@@ -33,21 +33,23 @@ from ..programs.enclose import Range, cells, ranges
 from ..programs.ops import Apply, Constant
 from ..programs.positions import reads as values_read
 from ..programs.program import Program
+from .adjoint import behind
 from .layout import Layout, Step
+from .trace import Arising, Errors, Trace
 
 #: Relative errors of sums of positive terms (channel), and what is counted for these (cell, token, channel).
 Sums = tuple[Array, Array] | None
-Errors = dict[Column, Array]  # column -> (cell, token, source); the last source is the affine maps
 
 
 @dataclass(frozen=True)
 class Outcome:
     """Errors of the output on each cell: split by source at the worst output, what a relative tolerance allows there,
-    and the largest error of any output."""
+    the largest error of any output, and how many times larger the forward rules alone would have it."""
 
     parts: Array
     allowance: Array
     largest: Array
+    gain: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,13 +84,26 @@ class StoredMap:
         out = np.einsum("ctbs,bw->ctws", coming, weight)
         size = np.maximum(np.abs(low), np.abs(high))
         reach = (size + total) @ weight + np.abs(self.bias)
-        own = size @ self.off + self.off_bias + self.rounded(low, high, total)
-        shrinks = ((weight > 0) & (weight < 1)).any(0) | (terms > 0)  # what gets smaller, or is rounded, may underflow
-        out[..., -1] += own + np.where(shrinks, (terms + 1) * self.tiny, 0.0)
-        out[..., -1] += 2.0**-1074 * (self.off > 0).sum(0)  # what numpy may lose of the products with `off`
+        out[..., -1] += self.own(low, high, size, total)
         out[~((1 + gamma(terms, self.u)) * reach * (1 + len(weight) * 2.0**-50) < self.most)] = np.inf  # sums overflow
+        return out * self._widened(terms, out.shape[-1])[:, None]
+
+    def own(self, low: Array, high: Array, size: Array, total: Array) -> Array:
+        """Errors that arise here, (cell, token, column): stored numbers are off, for numbers of `size`, and sums of
+        numbers that are within `total` of [low, high] are rounded."""
+        weight, terms = np.abs(self.weight), roundings(self.weight, self.bias)
+        shrinks = ((weight > 0) & (weight < 1)).any(0) | (terms > 0)  # what gets smaller, or is rounded, may underflow
+        found = size @ self.off + self.off_bias + self.rounded(low, high, total)
+        found = found + np.where(shrinks, (terms + 1) * self.tiny, 0.0)
+        found = found + 2.0**-1074 * (self.off > 0).sum(0)  # what numpy may lose of the products with `off`
+        return found * self._widened(terms, 1)
+
+    def _widened(self, terms: Array, sources: int) -> Array:
+        """What sums of so many sources may lose, relatively; selections lose nothing."""
+        weight = np.abs(self.weight)
+        shrinks = ((weight > 0) & (weight < 1)).any(0) | (terms > 0)
         exact = (terms == 0) & ~shrinks & ~self.off.any(0) & (self.off_bias == 0)  # selections: nothing is rounded
-        return out * np.where(exact, 1.0, 1 + (len(weight) + out.shape[-1] + 8) * 2.0**-52)[:, None]
+        return np.where(exact, 1.0, 1 + (len(weight) + sources + 8) * 2.0**-52)
 
     def rounded(self, low: Array, high: Array, coming: Array) -> Array:
         """What rounding adds (lemmas R2 and R8), from ranges (..., column) and how far computed numbers are off."""
@@ -180,6 +195,11 @@ class Reading(ABC):
         those of what it reads."""
         return None
 
+    def arises(self, number: int, errors: Errors, found: list[Range]) -> Arising | None:
+        """The affine map before a step, and the errors that arise in it; `errors` are those of what it reads. Nothing
+        where columns are carried on by other numbers than ones, or where that is not known."""
+        return None
+
     def undropped(
         self, before: Sequence[Column], after: Sequence[Column], errors: Errors, found: list[Range]
     ) -> Errors:
@@ -266,6 +286,19 @@ class StoredLayers(Reading):
         counted = map.rounded(low, high, coming)[..., columns]
         return g * (1 + drift) + drift, counted + np.maximum(np.abs(low), np.abs(high)) @ off + off_bias
 
+    def arises(self, number: int, errors: Errors, found: list[Range]) -> Arising | None:
+        steps, map = self.layout.steps, self._maps[2 * number]
+        before = self.layout.last if number == len(steps) else steps[number].before
+        after = self.layout.output if number == len(steps) else steps[number].columns
+        if number < len(steps) and (self._maps[2 * number + 1].off.any() or self._maps[2 * number + 1].off_bias.any()):
+            return None
+        total = np.stack([errors[column].sum(-1) for column in before], -1) * (1 + 2.0**-40)
+        low, high = bounds_of(found, before)
+        born = map.own(low, high, np.maximum(np.abs(low), np.abs(high)) + total, total)
+        none = {column: np.zeros((*born.shape[:2], 1)) for column in after}
+        lost = self.undropped(before, after, none, found)
+        return Arising(map.weight, map.off, born + np.stack([lost[column][..., 0] for column in after], -1))
+
     def carry(self, number: int, seen: Errors, found: list[Range]) -> Errors:
         step, index = self.layout.steps[number], 2 * number + 1
         if index not in self._maps:
@@ -298,11 +331,18 @@ class Propagation:
         self.reading, self.layout, self.setting = reading, reading.layout, reading.setting
         self.local = reading.bounds
 
-    def run(self, found: list[Range], rtol: float = 0.0) -> Outcome:
-        """The error of the output on each cell; infinite on a cell where nothing can be said."""
+    def run(self, found: list[Range], rtol: float = 0.0, backwards: bool = True) -> Outcome:
+        """The error of the output on each cell; infinite on a cell where nothing can be said. `backwards` looks at it
+        from the output as well (lemma H8)."""
         program = self.layout.program
         with np.errstate(invalid="ignore", over="ignore"):
-            rows = self.errors(found)
+            trace = Trace([], [], {})
+            rows = self.errors(found, trace)
+            forward = rows.sum(-1).max((1, 2))
+            seen = behind(self.layout, self.reading, found, trace) if backwards else None
+            if seen is not None:  # where forward rules say nothing, as of sums that overflow, nothing holds
+                less = (seen.sum(-1) < rows.sum(-1)) & np.isfinite(rows.sum(-1))
+                rows = np.where(less[..., None], seen, rows)
             output = found[program.output]
             least = output.least if program.output_rows == "all" else output.least[:, :1]
             cells, sources = len(rows), rows.shape[-1]
@@ -314,27 +354,28 @@ class Propagation:
         for r in found:
             blind |= ~np.all(np.isfinite(r.low) & np.isfinite(r.high), axis=(1, 2))
         parts[blind], largest[blind] = np.inf, np.inf
-        return Outcome(parts, allowance, largest)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return Outcome(parts, allowance, largest, np.nan_to_num(forward / largest, nan=1.0))
 
-    def errors(self, found: list[Range], seen: list[Errors] | None = None) -> Array:
-        """The errors of the outputs, (cell, token, channel, source); `seen` collects those of every step's reads."""
+    def errors(self, found: list[Range], trace: Trace | None = None) -> Array:
+        """The errors of the outputs, (cell, token, channel, source); `trace` keeps what is found on the way."""
         layout, reading = self.layout, self.reading
         state = reading.start(found, len(layout.sites) + 1)
+        trace = Trace([], [], {}) if trace is None else trace
+        trace.states.append(state)
         squares: dict[int, Squared] = {}
         for number, step in enumerate(layout.steps):
             before, reads = state, reading.reads(number, state, found)
-            if seen is not None:
-                seen.append(reads)
+            trace.reads.append(reads)
             state = reading.carry(number, reads, found)
             for site in step.sites:
                 values = values_read(layout.program, site.op)
                 ranges = [found[value] for value in values]
                 inputs = [np.stack([reads[v, c] for c in range(layout.program.ops[v].width)], 2) for v in values]
                 sums = partial(reading.sums, number, values[0], before, found)
-                out = self._site(site, ranges, inputs, squares, sums)
+                out, trace.added[site.op] = self._site(site, ranges, inputs, squares, sums)
                 state |= {(site.op, c): out[:, :, c] for c in range(out.shape[2])}
-            if seen is not None:
-                seen.append(state)
+            trace.states.append(state)
         last = reading.reads(len(layout.steps), state, found)
         output = np.stack([last[column] for column in layout.output], 2)
         return output if layout.program.output_rows == "all" else output[:, :1]
@@ -342,8 +383,9 @@ class Propagation:
     def _site(
         self, site: Site, ranges: list[Range], inputs: list[Array], squares: dict[int, Squared],
         sums: Callable[[], Sums],
-    ) -> Array:  # fmt: skip
-        """The error of a site's result: what comes in, passed on, and what its own heads add. Remembers squares."""
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """The error of a site's result: what comes in, passed on, and what its own heads add, which is said apart.
+        Remembers squares."""
         rule, local, mine = rule_of(site.family), self.local[site.op], self.layout.order[site.op]
         moved = self.reading.moved(site, inputs, ranges)
         out, added = rule.passes(site, self.setting, local, ranges, moved.inputs)
@@ -361,7 +403,7 @@ class Propagation:
             total = e.sum(-1)
             outside |= np.any(~((inner_low - total >= low) & (inner_high + total <= high)), axis=(1, 2))
         out[outside] = np.inf
-        return out
+        return out, added
 
     def _norm(
         self, site: Site, e: Array, r: Range, rounded: Callable[[], Sums], squares: Mapping[int, Squared]
@@ -419,6 +461,7 @@ FIRST = 64  # cells of the first pass: all of them at once cost little more than
 EFFORT = 2000  # cells that are looked at before giving up: some tenths of a second for a formula
 BATCH = 24  # worst cells that are split in one round, for the same reason
 TRIES = 3  # coordinates that are tried for a split: those that the error depends on most
+WORTH = 1.05  # times: cells are looked at from the output where that gains so much on some cell of the first pass
 
 
 @dataclass(frozen=True)
@@ -436,8 +479,8 @@ class NetworkBound:
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells of the box and what is known on each: error parts, what is allowed, and how much each coordinate
-    matters."""
+    """Cells of the box and what is known on each: error parts, what is allowed, how much each coordinate matters, and
+    what looking from the output gained."""
 
     low: Array
     high: Array
@@ -445,6 +488,7 @@ class Cells:
     allowance: Array
     largest: Array
     influence: Array
+    gain: Array
 
     @property
     def excess(self) -> Array:
@@ -467,7 +511,7 @@ def network_bound(
     """Upper bounds of the error; cells are split until it is at most goal + rtol |target|, or `effort` are looked
     at."""
     known = _evaluate(propagation, *outward_cells(propagation.layout.program, first, propagation.setting.dtype), rtol)
-    evaluated = len(known.low)
+    evaluated, backwards = len(known.low), bool((known.gain > WORTH).any())
     hopeless = not np.isfinite(known.excess).all() and _infinite_at_a_point(propagation, known, rtol)
     while not hopeless:
         excess = known.excess
@@ -476,7 +520,7 @@ def network_bound(
             break
         chosen = np.argsort(excess)[::-1][:BATCH]
         chosen = chosen[excess[chosen] >= (max(goal, 0.5 * worst) if np.isfinite(worst) else worst)]
-        children, count = _split(propagation, known.pick(chosen), rtol)
+        children, count = _split(propagation, known.pick(chosen), rtol, backwards)
         evaluated += count
         keep = np.ones(len(excess), dtype=bool)
         keep[chosen] = False
@@ -508,13 +552,13 @@ def outward_cells(program: Program, count: int, dtype: torch.dtype) -> tuple[Arr
     return low, high
 
 
-def _evaluate(propagation: Propagation, low: Array, high: Array, rtol: float) -> Cells:
+def _evaluate(propagation: Propagation, low: Array, high: Array, rtol: float, backwards: bool = True) -> Cells:
     """What is known on each of the cells."""
     with np.errstate(invalid="ignore", over="ignore"):
         found = ranges(propagation.layout.program, low, high)
-    outcome = propagation.run(found, rtol)
+    outcome = propagation.run(found, rtol, backwards)
     parts = np.where(np.isfinite(outcome.parts), outcome.parts, np.inf)
-    return Cells(low, high, parts, outcome.allowance, outcome.largest, influence(found))
+    return Cells(low, high, parts, outcome.allowance, outcome.largest, influence(found), outcome.gain)
 
 
 def influence(found: list[Range]) -> Array:
@@ -531,7 +575,7 @@ def influence(found: list[Range]) -> Array:
     return total
 
 
-def _split(propagation: Propagation, known: Cells, rtol: float) -> tuple[Cells, int]:
+def _split(propagation: Propagation, known: Cells, rtol: float, backwards: bool) -> tuple[Cells, int]:
     """Each cell halved along one of the few coordinates that matter most, and how many cells were looked at for
     that."""
     low, high = known.low, known.high
@@ -549,7 +593,7 @@ def _split(propagation: Propagation, known: Cells, rtol: float) -> tuple[Cells, 
         highs += [left_high, flat_high]
     all_low = np.stack(lows, 1).reshape(-1, *shape)  # (cell, try and side) flattened
     all_high = np.stack(highs, 1).reshape(-1, *shape)
-    found = _evaluate(propagation, all_low, all_high, rtol)
+    found = _evaluate(propagation, all_low, all_high, rtol, backwards)
     excess = found.excess.reshape(count, order.shape[1], 2)
     best = np.argmin(excess.sum(-1), -1)  # not the larger child alone: a split may pay only together with the next
     index = ((rows * order.shape[1] + best)[:, None] * 2 + np.arange(2)).ravel()

@@ -381,7 +381,7 @@ def _attention(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     first = np.where(shown, value.low[:, None], np.inf).min(2)
     last = np.where(shown, value.high[:, None], -np.inf).max(2)
     with np.errstate(invalid="ignore", over="ignore"):
-        least, most = _weights(*_logits(op, reads[0], reads[1], mask))
+        least, most = attention_weights(op, reads[0], reads[1])
         middle = np.where(mask > -np.inf, 0.5 * (least + most), 0.0)
         middle = middle / middle.sum(-1, keepdims=True)
         moves = np.where(mask > -np.inf, up(np.maximum(most - middle, middle - least)), 0.0)
@@ -400,6 +400,11 @@ def _attention(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
         return Range(np.maximum(first, below), np.minimum(last, above))
     slope = np.einsum("cij,cjks->ciks", np.nan_to_num(middle), value.tilt.slope) * good[..., None]
     return _made(first, last, Tilt(slope, below, above))
+
+
+def attention_weights(op: Attention, query: Range, key: Range) -> tuple[Array, Array]:
+    """Enclosures (cell, query, key) of the weights of an attention head."""
+    return _weights(*_logits(op, query, key, op.logit_mask(key.low.shape[1])))
 
 
 def _logits(op: Attention, query: Range, key: Range, mask: Array) -> tuple[Array, Array]:
