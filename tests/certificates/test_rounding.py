@@ -16,6 +16,7 @@ from attnforge.certificates.rounding import (
     TINY,
     UNIT,
     assumptions,
+    floor2,
     gamma,
     largest_mean,
     refuse_reduced_precision,
@@ -218,6 +219,17 @@ def test_the_bound_of_two_terms_is_reached_and_that_of_many_is_much_below_the_ge
     weight = np.where(np.arange(100) % 2, -1.5, 1.5)[:, None]
     found = signed_sums(weight, np.zeros(1), np.ones(100), np.ones(100), u)[0]
     assert found < 0.45 * gamma(100, u) * 150
+
+
+def test_rounding_to_nearest_errs_by_half_a_unit_of_the_power_of_two_below() -> None:
+    rng, u = np.random.default_rng(0), unit(torch.float32)
+    x = np.abs(rng.normal(size=2000)) * 10.0 ** rng.uniform(-30, 30, 2000)
+    assert (np.abs(x.astype(np.float32).astype(float) - x) <= u * floor2(x)).all()
+    assert (np.abs(x.astype(np.float32).astype(float) - x) > 0.98 * u * floor2(x)).any()
+    for many in (1, 2**20):  # cells: entry by entry, and with too many entries for that
+        low = np.full((many, 3), 0.9)
+        found = signed_sums(np.full((3, 1), 0.7), np.zeros(1), low, low, u)
+        assert np.ptp(found) == 0 and (3.5 if many == 1 else 5.0) * u < found[0, 0] < (3.51 if many == 1 else 5.1) * u
 
 
 def test_squares_of_extreme_numbers_are_not_lost() -> None:

@@ -108,11 +108,25 @@ def exp_up(x: float) -> float:
     return float(up(math.exp(x), 4 + 2 * abs(x)))
 
 
+def floor2(x: Array) -> Array:
+    """The largest power of two that is not above x >= 0, for numbers that are not subnormal: a number that rounds to
+    nearest errs by at most u of that.
+
+    >>> floor2(np.array([1.0, 1.9, 2.0, 0.3, np.inf])).tolist()
+    [1.0, 1.0, 2.0, 0.25, inf]
+    """
+    bits = np.maximum(x, 2.0**-1022).view(np.int64) & np.int64(0x7FF0000000000000)  # the exponent alone
+    return bits.view(np.float64)
+
+
+FINE = 2**19  # numbers that are looked at one by one, some 50 ms; sums of more are charged with u of themselves
+
+
 def signed_sums(weight: Array, bias: Array, low: Array, high: Array, u: float) -> Array:
     """What rounding adds to x @ weight + bias, computed in any order from computed x in [low, high] (lemma R8).
 
-    Every addition errs by u of a partial sum; one of k terms is at most that of all positive terms or of all negative
-    ones, and at most sqrt(k) times the root of the sum of their squares.
+    Every addition errs by u of a partial sum, cut to a power of two; one of k terms is at most that of all positive
+    terms or of all negative ones, and at most sqrt(k) times the root of the sum of their squares.
     """
     positive, negative = np.maximum(weight, 0.0), np.maximum(-weight, 0.0)
     above, below = np.maximum(high, 0.0), np.maximum(-low, 0.0)
@@ -125,18 +139,25 @@ def signed_sums(weight: Array, bias: Array, low: Array, high: Array, u: float) -
     usual = np.all((numbers == 0) | ((numbers > 2.0**-400) & (numbers < 2.0**200)))  # what else is squared may be lost
     # and so of what is read, but not beyond 2^-250; a root of squares is at most the sum
     root = np.fmin(np.sqrt(np.maximum(*squares)) + 2.0**-250, most) if usual else most
-    terms = (weight != 0).sum(0) + (bias != 0)
+    count = (weight != 0).sum(0) + (bias != 0)
     mantissa, _ = np.frexp(np.abs(weight))
     size = np.maximum(above, below)
-    products = size @ np.where(mantissa == 0.5, 0.0, np.abs(weight))  # of powers of two they are exact
+    rounded = np.where(mantissa == 0.5, 0.0, np.abs(weight))  # products with powers of two are exact
     whole = size @ np.abs(weight) + np.abs(bias)
+    # of what is computed: partial sums err themselves, and what is compared with a power of two was rounded here
+    drift, wider = gamma(count, u) * whole, 1 + (len(weight) + 32) * 2.0**-50
+    if most.size * max(len(weight), 1) <= FINE:
+        found = (floor2(size[..., None] * rounded * wider) * (rounded > 0)).sum(-2)
+        for k in range(2, int(count.max(initial=1)) + 1):
+            partial = (np.fmin(most, root * np.sqrt(float(k))) + drift) * wider
+            found = found + np.where(k <= count, floor2(partial), 0.0)
+        return up(u * found, 2 * len(weight) + 32)
     # partial sums of 2, ..., cut terms by their squares, the others by all terms: right for every cut
     share = np.nan_to_num(most / np.where(root > 0, root, 1.0), nan=1.0)
-    cut = np.clip(np.clip(share, 1, 2.0**20) ** 2, 1, np.maximum(terms, 1)).astype(int)
-    roots = np.concatenate([[0.0, 0.0], np.cumsum(np.sqrt(np.arange(2.0, terms.max(initial=1) + 1)))])
-    partial = root * roots[cut] + np.maximum(terms - cut, 0) * most
-    second = np.maximum(terms - 1, 0) * gamma(terms, u) * whole
-    return up(u * (products + partial + second), 2 * len(weight) + 32)
+    cut = np.clip(np.clip(share, 1, 2.0**20) ** 2, 1, np.maximum(count, 1)).astype(int)
+    roots = np.concatenate([[0.0, 0.0], np.cumsum(np.sqrt(np.arange(2.0, count.max(initial=1) + 1)))])
+    partial = root * roots[cut] + np.maximum(count - cut, 0) * most
+    return up(u * (size @ rounded + partial + np.maximum(count - 1, 0) * drift), 2 * len(weight) + 32)
 
 
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
