@@ -229,7 +229,7 @@ def test_rounding_to_nearest_errs_by_half_a_unit_of_the_power_of_two_below() -> 
     for many in (1, 2**20):  # cells: entry by entry, and with too many entries for that
         low = np.full((many, 3), 0.9)
         found = signed_sums(np.full((3, 1), 0.7), np.zeros(1), low, low, u)
-        assert np.ptp(found) == 0 and (3.5 if many == 1 else 5.0) * u < found[0, 0] < (3.51 if many == 1 else 5.1) * u
+        assert np.ptp(found) == 0 and (3.5 if many == 1 else 5.0) * u < found[0, 0] < (3.51 if many == 1 else 5.4) * u
 
 
 def test_squares_of_extreme_numbers_are_not_lost() -> None:

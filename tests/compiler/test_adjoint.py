@@ -10,8 +10,8 @@ import torch
 
 import attnforge as af
 from attnforge.compiler.adjoint import BACK, Influence, behind, derivatives
+from attnforge.compiler.course import Course
 from attnforge.compiler.propagation import Propagation
-from attnforge.compiler.trace import Trace
 from attnforge.functions.registry import get
 from attnforge.programs.enclose import Range, ranges
 from attnforge.programs.ops import (
@@ -120,12 +120,12 @@ def test_signs_are_kept_where_forward_rules_lose_them() -> None:
     slopes = layers[4].weight @ layers[2].weight
     with torch.no_grad():
         net.network.layers[0].s += 1e-4 * slopes[0].sign()  # tanh' is close to 1 here
-    propagation, trace = Propagation(net.reading(0.1)), Trace([], [], {})
+    propagation, course = Propagation(net.reading(0.1)), Course([], [], {})
     low = np.full((1, 1, 3), -0.1)
     with np.errstate(invalid="ignore"):
         found = ranges(net.program, low, -low)
-        forward = propagation.errors(found, trace)
-        backward = behind(net.layout, propagation.reading, found, trace)
+        forward = propagation.errors(found, course)
+        backward = behind(net.layout, propagation.reading, found, course)
         outcome = propagation.run(found)
     assert backward is not None and outcome.largest[0] <= backward.sum() * (1 + 1e-9) and outcome.gain[0] > 1.5
     with torch.no_grad():

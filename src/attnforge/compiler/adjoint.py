@@ -17,19 +17,18 @@ import numpy as np
 
 from ..certificates.rounding import up
 from ..dtypes import Array
+from ..functions.directed import U
 from ..functions.queries import lookup
 from ..functions.univariate import Univariate
 from ..programs.enclose import RULES as ENCLOSURES
 from ..programs.enclose import Range, attention_weights, normalised_size
 from ..programs.ops import Apply, Attention, MaxTokens, Mix, Normalise, Op, Product, Softmax, meant_within
 from ..programs.positions import reads as values_read
+from .course import Arising, Course
 from .layout import Layout
-from .trace import Arising, Trace
 
 if TYPE_CHECKING:
     from .propagation import Reading
-
-U = 2.0**-53
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +219,7 @@ WORK = 2**31  # products of numbers on all cells: about two seconds; a network t
 ROOM = 2**22  # numbers at a time, so that several arrays of them stay below 200 MB
 
 
-def behind(layout: Layout, reading: Reading, found: list[Range], trace: Trace) -> Array | None:
+def behind(layout: Layout, reading: Reading, found: list[Range], course: Course) -> Array | None:
     """The errors of the outputs, (cell, token, channel, source), from what arises at each place and how far the outputs
     move with it; None where the affine maps of a reading are not known as maps, or would take too long."""
     cells, tokens = found[0].low.shape[:2]
@@ -228,28 +227,28 @@ def behind(layout: Layout, reading: Reading, found: list[Range], trace: Trace) -
     widths = [len(layout.first), *(len(step.columns) for step in layout.steps), len(layout.output)]
     if cells * outputs * tokens * sum(a * b for a, b in pairwise(widths)) > WORK:
         return None
-    arising = [reading.arises(number, state, found) for number, state in enumerate(trace.states)]
+    arising = [reading.arises(number, state, found) for number, state in enumerate(course.states)]
     if any(each is None for each in arising):
         return None
     count = max(1, ROOM // (outputs * tokens * max(widths)))
     blind = np.zeros(cells, dtype=bool)  # where forward rules say nothing of some number on the way
-    for errors in (*trace.states, *trace.reads):
+    for errors in (*course.states, *course.reads):
         for error in errors.values():
             blind |= ~np.isfinite(error).all((1, 2))
     parts = []
     for start in range(0, cells, count):
         part = slice(start, start + count)
-        few = Trace(
-            [{c: e[part] for c, e in state.items()} for state in trace.states],
-            [{c: e[part] for c, e in reads.items()} for reads in trace.reads],
-            {op: e[part] for op, e in trace.added.items()},
+        few = Course(
+            [{c: e[part] for c, e in state.items()} for state in course.states],
+            [{c: e[part] for c, e in reads.items()} for reads in course.reads],
+            {op: e[part] for op, e in course.added.items()},
         )
         mine = [Arising(each.weight, each.off, each.born[part]) for each in arising if each is not None]
         parts.append(_behind(layout, mine, [Range(r.low[part], r.high[part]) for r in found], few))
     return np.where(blind[:, None, None, None], np.inf, np.concatenate(parts))
 
 
-def _behind(layout: Layout, arising: list[Arising], found: list[Range], trace: Trace) -> Array:
+def _behind(layout: Layout, arising: list[Arising], found: list[Range], course: Course) -> Array:
     """`behind` for as many cells as fit into memory.
 
     A number computed up to some place and exact from there on is, like what is computed, within the forward errors of
@@ -267,7 +266,7 @@ def _behind(layout: Layout, arising: list[Arising], found: list[Range], trace: T
         columns = layout.last if number == len(layout.steps) else layout.steps[number].before
         if not number:
             break
-        step, reads = layout.steps[number - 1], trace.reads[number - 1]
+        step, reads = layout.steps[number - 1], course.reads[number - 1]
         at = {column: i for i, column in enumerate(columns)}
         middle = np.zeros((*after.middle.shape[:3], len(step.columns)))
         radius = np.zeros_like(middle)
@@ -280,7 +279,7 @@ def _behind(layout: Layout, arising: list[Arising], found: list[Range], trace: T
             op = program.ops[site.op]
             mine = [at[site.op, c] for c in range(op.width)]
             one = Influence(after.middle[..., mine], after.radius[..., mine])
-            parts[..., order[site.op]] += np.einsum("cotw,ctw->co", one.size, trace.added[site.op])
+            parts[..., order[site.op]] += np.einsum("cotw,ctw->co", one.size, course.added[site.op])
             values = values_read(program, site.op)
             ranges, spots = [], []
             for v in values:
@@ -294,7 +293,7 @@ def _behind(layout: Layout, arising: list[Arising], found: list[Range], trace: T
                 total.middle[..., spot], total.radius[..., spot] = there.middle, there.radius
         after = total
     parts[..., -1] += sum(
-        np.einsum("cot,ct->co", after.size[..., i], trace.states[0][column].sum(-1))
+        np.einsum("cot,ct->co", after.size[..., i], course.states[0][column].sum(-1))
         for i, column in enumerate(layout.first)
     )
     with np.errstate(invalid="ignore"):

@@ -22,8 +22,8 @@ from ..programs.affine import Column
 from ..programs.enclose import ranges
 from ..programs.ops import Input
 from ..programs.positions import reads as values_read
+from .course import Course
 from .propagation import Propagation, outward_cells
-from .trace import Trace
 
 FIRST = 64  # cells of the first pass: all of them at once cost little more than one
 EFFORT = 1500  # cells that are looked at before giving up: a second for a formula of nine variables
@@ -101,8 +101,8 @@ def _derivatives(propagation: Propagation, low: Array, high: Array) -> SlopeBoun
     program, count, inputs = layout.program, len(low), low[0].size
     with np.errstate(invalid="ignore", over="ignore"):
         found = ranges(program, low, high)
-        trace = Trace([], [], {})
-        propagation.errors(found, trace)
+        course = Course([], [], {})
+        propagation.errors(found, course)
     state: State = {}
     for value, channel in layout.first:
         start = np.zeros((count, program.tokens, inputs))
@@ -114,7 +114,7 @@ def _derivatives(propagation: Propagation, low: Array, high: Array) -> SlopeBoun
         seen = _through(skip_of(reading.layer(2 * number), len(step.before))[0], step.before, step.columns, state)
         carry = skip_of(reading.layer(2 * number + 1), len(step.columns))[0][:, : len(step.carried)]
         state = _through(carry, step.columns, step.carried, seen)
-        known = trace.reads[number]
+        known = course.reads[number]
         for site in step.sites:
             rule, arguments, tangents = rule_of(site.family), [], []
             for v in values_read(program, site.op):

@@ -34,8 +34,8 @@ from ..programs.ops import Apply, Constant
 from ..programs.positions import reads as values_read
 from ..programs.program import Program
 from .adjoint import behind
+from .course import Arising, Course, Errors
 from .layout import Layout, Step
-from .trace import Arising, Errors, Trace
 
 #: Relative errors of sums of positive terms (channel), and what is counted for these (cell, token, channel).
 Sums = tuple[Array, Array] | None
@@ -336,10 +336,10 @@ class Propagation:
         from the output as well (lemma H8)."""
         program = self.layout.program
         with np.errstate(invalid="ignore", over="ignore"):
-            trace = Trace([], [], {})
-            rows = self.errors(found, trace)
+            course = Course([], [], {})
+            rows = self.errors(found, course)
             forward = rows.sum(-1).max((1, 2))
-            seen = behind(self.layout, self.reading, found, trace) if backwards else None
+            seen = behind(self.layout, self.reading, found, course) if backwards else None
             if seen is not None:  # where forward rules say nothing, as of sums that overflow, nothing holds
                 less = (seen.sum(-1) < rows.sum(-1)) & np.isfinite(rows.sum(-1))
                 rows = np.where(less[..., None], seen, rows)
@@ -357,25 +357,25 @@ class Propagation:
         with np.errstate(divide="ignore", invalid="ignore"):
             return Outcome(parts, allowance, largest, np.nan_to_num(forward / largest, nan=1.0))
 
-    def errors(self, found: list[Range], trace: Trace | None = None) -> Array:
-        """The errors of the outputs, (cell, token, channel, source); `trace` keeps what is found on the way."""
+    def errors(self, found: list[Range], course: Course | None = None) -> Array:
+        """The errors of the outputs, (cell, token, channel, source); `course` keeps what is found on the way."""
         layout, reading = self.layout, self.reading
         state = reading.start(found, len(layout.sites) + 1)
-        trace = Trace([], [], {}) if trace is None else trace
-        trace.states.append(state)
+        course = Course([], [], {}) if course is None else course
+        course.states.append(state)
         squares: dict[int, Squared] = {}
         for number, step in enumerate(layout.steps):
             before, reads = state, reading.reads(number, state, found)
-            trace.reads.append(reads)
+            course.reads.append(reads)
             state = reading.carry(number, reads, found)
             for site in step.sites:
                 values = values_read(layout.program, site.op)
                 ranges = [found[value] for value in values]
                 inputs = [np.stack([reads[v, c] for c in range(layout.program.ops[v].width)], 2) for v in values]
                 sums = partial(reading.sums, number, values[0], before, found)
-                out, trace.added[site.op] = self._site(site, ranges, inputs, squares, sums)
+                out, course.added[site.op] = self._site(site, ranges, inputs, squares, sums)
                 state |= {(site.op, c): out[:, :, c] for c in range(out.shape[2])}
-            trace.states.append(state)
+            course.states.append(state)
         last = reading.reads(len(layout.steps), state, found)
         output = np.stack([last[column] for column in layout.output], 2)
         return output if layout.program.output_rows == "all" else output[:, :1]

@@ -42,9 +42,9 @@ from ...certificates.certificate import Certificate
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import gamma, up
 from ...compiler.compiled import CompiledNetwork
+from ...compiler.course import Course, Errors
 from ...compiler.layout import Layout, Step
 from ...compiler.propagation import EFFORT, Propagation, Reading, network_bound, outward_cells, roundings
-from ...compiler.trace import Errors, Trace
 from ...dtypes import Array, dtype_name, rounded, stored
 from ...errors import AttnforgeError, CertificateError, PrecisionError
 from ...heads.families import rule_of
@@ -448,14 +448,14 @@ def reaches(net: CompiledNetwork) -> list[Array | None]:
     with np.errstate(invalid="ignore", over="ignore"):
         found = ranges(program, *outward_cells(program, net.grid, net.dtype))
         analysis = Propagation(net.reading())
-        trace = Trace([], [], {})
-        analysis.errors(found, trace)
+        course = Course([], [], {})
+        analysis.errors(found, course)
         sizes: list[Array | None] = []
         for i, step in enumerate(net.layout.steps):
             wanted = list(range(len(step.carried), len(step.after)))
             layer = analysis.reading.layer(2 * i + 1)
-            coming = {column: error.sum(-1) for column, error in trace.reads[i].items()}
-            some = written_sizes(net.layout, i, layer, wanted, coming, trace.states[i + 1], found).max(0)
+            coming = {column: error.sum(-1) for column, error in course.reads[i].items()}
+            some = written_sizes(net.layout, i, layer, wanted, coming, course.states[i + 1], found).max(0)
             every = np.full((some.shape[0], len(step.after)), np.inf)
             every[:, wanted] = np.where(np.isnan(some), np.inf, some)
             sizes += [None, every]

@@ -22,7 +22,7 @@ import numpy as np
 from ...certificates.certificate import Certificate
 from ...certificates.rounding import TINY, UNIT, exp_ulps, gamma, up
 from ...compiler.compiled import CompiledNetwork
-from ...compiler.trace import Errors
+from ...compiler.course import Errors
 from ...dtypes import Array, dtype_name, stored
 from ...errors import CertificateError, PrecisionError
 from ...export.plain.certificate import FoldedLayers, compiled_certificate

@@ -21,7 +21,7 @@ class Arising:
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Course:
     """What the forward rules found on the way: the errors of every state, from the first one to that which the output
     is read from, those of what heads see, and what the heads of each site add (by the number of its operation)."""
 
