@@ -28,6 +28,7 @@ from attnforge.heads.product.head import ProductHead
 from attnforge.kernel.balls import NotProved, working
 from attnforge.kernel.file import Saved, parse
 from attnforge.kernel.prove import prove
+from attnforge.theorems.ramps import Ramp
 
 CHANGES = [
     lambda x: 1.01 * x, lambda x: x + 1, lambda x: float("nan"), lambda x: 0.0, lambda x: 1e30, lambda x: 1e-30,
@@ -286,12 +287,29 @@ def test_a_description_that_does_not_fit_its_head_is_refused_or_covered() -> Non
         type(swapped).rebuild(swapped.config(), swapped.state_dict())
 
 
-@pytest.mark.parametrize("variant", ["warm", "gate"])
-def test_a_ramp_is_proved_and_its_changes_are_covered_or_refused(variant: str) -> None:
-    ramp = theorems.ramp(torch.tensor([1.0, -2.0]), 0.3, -1, 1, 16, variant=variant, radius=2.0)
+W, EACH = torch.tensor([1.0, -2.0]), torch.tensor([[1.0, -2.0], [0.5, 1.0]])
+RAMPS: dict[str, Callable[[], Ramp]] = {
+    "warm": lambda: theorems.ramp(W, 0.3, -1, 1, 16, variant="warm", radius=2.0),
+    "gate": lambda: theorems.ramp(W, 0.3, -1, 1, 16, variant="gate", radius=2.0, channels=2),
+    "paper": lambda: theorems.ramp(W, 0.3, -1, 1, 7, radius=2.0, G=1, channels=3),
+    "tokens": lambda: theorems.ramp(W.double(), 0.3, -1, 1.3, 6, radius=2.0, form="tokens"),
+    "tokens, causal": lambda: theorems.ramp(W, 0.3, -1, 1.3, 6, radius=2.0, form="tokens", causal=True, channels=2),
+    "warm, causal": lambda: theorems.ramp(W, 0.3, -1, 1, 8, variant="warm", radius=2.0, causal=True),
+    "leaky": lambda: theorems.leaky_relu(W, 0.3, 2.0, 9, slope=-0.25),
+    "weights of their own": lambda: theorems.ramp(EACH, [0.3, 0.1], -1, 1, 6, radius=2.0),
+    "heads": lambda: theorems.ramp_heads(W, 0.3, -1, 1, 2, 5, radius=2.0, channels=2),
+    "heads, warm, causal": lambda: theorems.ramp_heads(W, 0.3, -1, 1, 2, 7, radius=2.0, variant="warm", causal=True),
+}
+
+
+@pytest.mark.parametrize("name", RAMPS)
+def test_a_ramp_is_proved_and_its_changes_are_covered_or_refused(name: str) -> None:
+    """Lemmas K30 and K45, in every form."""
+    ramp = RAMPS[name]()
     saved = parse(ramp.written())
-    chosen = derive(ramp, saved, ramp.bound or 0.0)
-    points = torch.cat([ramp.box.sample(2000, dtype=torch.float32), ramp.box.corners(4, torch.float32)])[:, None]
+    chosen, n = derive(ramp, saved, ramp.bound or 0.0), ramp.scalars
+    drawn = torch.cat([ramp.box.sample(2000, dtype=ramp.dtype), ramp.box.corners(4, ramp.dtype)])
+    points = drawn[: len(drawn) // n * n].reshape(-1, n, 2)
 
     @torch.no_grad()
     def error() -> float:
@@ -299,22 +317,37 @@ def test_a_ramp_is_proved_and_its_changes_are_covered_or_refused(variant: str) -
         return float(off.max()) if bool(off.isfinite().all()) else float("inf")
 
     assert not ramp.beyond and error() <= prove(saved, chosen).bound <= 1.1 * (ramp.bound or 0.0)
-    draw, state = random.Random(variant), {key: t.clone() for key, t in ramp.state_dict().items()}
+    draw, state, refused = random.Random(name), {key: t.clone() for key, t in ramp.state_dict().items()}, 0
+    run = sorted(key for key in state if key not in ("w", "t") or ramp.form == "paper")
     for change in CHANGES:
-        key = draw.choice(sorted(k for k in state if k.startswith("net.")))
-        tensor = state[key].clone()
-        at = draw.randrange(tensor.numel())
-        tensor.view(-1)[at] = change(float(tensor.view(-1)[at]))
-        ramp.load_state_dict({**state, key: tensor})
-        try:
-            found = prove(_written(ramp, saved), chosen).bound
-        except CertificateError:
-            continue
-        assert error() <= found
-    paper = theorems.ramp(torch.tensor([1.0, -2.0]), 0.3, -1, 1, 16, radius=2.0)
-    assert paper.beyond and paper.certificate.word == "certified by the analysis alone"
-    with pytest.raises(NotProved):
-        prove(parse(paper.written()), chosen)
+        for key in draw.choices(run, k=2):
+            tensor = state[key].clone()
+            at = draw.randrange(tensor.numel())
+            tensor.view(-1)[at] = change(float(tensor.view(-1)[at]))
+            ramp.load_state_dict({**state, key: tensor})
+            try:
+                found = prove(_written(ramp, saved), chosen).bound
+            except CertificateError:
+                refused += 1
+                continue
+            assert error() <= found
+    assert 1 <= refused < 2 * len(CHANGES)
+    ramp.load_state_dict(state)
+    for change in ({"dtype": "float16"}, {"w": [1.0]}, {"channel": [9]}, {"radius": -1.0}, {"causal": 1}, {"a": 9.0}):
+        header = {**saved.header, "config": {**saved.header["config"], **change}}
+        with pytest.raises(CertificateError):
+            prove(Saved(header, saved.tensors, ""), chosen)
+    for change in ({"t": 1.3}, {"b": 2.5}, {"slope": 0.5}):
+        header = {**saved.header, "config": {**saved.header["config"], **change}}
+        with contextlib.suppress(CertificateError):
+            assert prove(Saved(header, saved.tensors, ""), chosen).bound > 0.2
+
+
+def test_a_ramp_whose_anchors_write_several_channels_says_that_it_is_not_proved() -> None:
+    ramp = theorems.ramp(W, 0.3, -1, 1, 8, radius=2.0, G=[0] * 4 + [1] * 4)
+    assert ramp.beyond and ramp.certificate.word == "certified by the analysis alone"
+    with pytest.raises(NotProved, match="several channels"):
+        prove(parse(ramp.written()), {})
 
 
 def test_a_chain_for_another_function_has_the_difference_in_its_bound() -> None:

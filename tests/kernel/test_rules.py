@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from attnforge.heads.gate.head import GateHead
 from attnforge.heads.token.head import TokenHead
 from attnforge.kernel.alone import chain, fast, norm
 from attnforge.kernel.alone.pair import Pair
-from attnforge.kernel.alone.ramp import ramped
+from attnforge.kernel.alone.ramp import _clip, ramped
 from attnforge.kernel.balls import ZERO, NotProved, hull, reach, supremum, working
 from attnforge.kernel.file import Saved, parse
 from attnforge.kernel.functions import Function, evaluate, function
@@ -344,6 +345,21 @@ def ramps(e: float, source: random.Random) -> Pairs:
                         yield abs(line - own) + arb(e), arb(e)  # and an error of e is seen
 
 
+def knots(e: float, source: random.Random) -> Pairs:
+    """K45: the clip as a function of what heads read themselves, whose knots are rounded; at these, on both sides."""
+    for slope in (None, 0.25, -0.5):
+        shift = Fraction(e) * Fraction(source.randrange(1, 99), 97)
+        found, apart = _clip({"a": -e, "b": 1.5 * e, "slope": slope}, shift)
+        for k, knot in enumerate(found.knots):
+            y = Fraction(knot) + shift
+            kept = min(max(y, -Fraction(e)), Fraction(1.5 * e))
+            meant = kept if slope is None or kept >= 0 else Fraction(slope) * kept
+            with ctx.workprec(EXACT):
+                exact = arb(fmpq(meant.numerator, meant.denominator))
+                pairs = [(abs(evaluate(node, arb(knot), 1)[0] - exact), arb(apart)) for node in found.pieces[k : k + 2]]
+            yield from pairs
+
+
 # -- one exponential ---------------------------------------------------------------------------------------------------
 
 
@@ -548,6 +564,7 @@ RULES = {
     "scales of rows": Rule("K28", scales, 0.95, least=1e-30),
     "chains": Rule("K29", chains, 0.95),
     "ramps": Rule("K30", ramps, 0.999),
+    "knots": Rule("K45", knots, 0.1),
     "one exponential": Rule("K36", readings, 0.2, least=1e-30),
     "two numbers": Rule("K37", pairs, 0.95),
     "keys apart": Rule("K38", drifts, 0.1),
@@ -559,7 +576,7 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_covers_errors_of_every_size_and_made_weaker_does_not(name: str) -> None:
-    """K5, K6, K9, K12, K22, K23, K27 to K30, K36 to K39, each by itself."""
+    """K5, K6, K9, K12, K22, K23, K27 to K30, K36 to K39, K45, each by itself."""
     rule = RULES[name]
     for e in SIZES:
         with working():

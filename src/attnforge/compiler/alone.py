@@ -28,7 +28,6 @@ from ..kernel.alone.pair import Pair
 from ..kernel.balls import NotProved, working
 from ..kernel.file import Saved
 from ..kernel.prove import prove
-from ..network import AttentionLayer
 from ..theorems.ramps import Ramp
 from .derivation import ANCHOR_CELLS, NEAR, SMOOTH_CELLS, crossings, finished
 
@@ -160,17 +159,21 @@ def _ramp(head: Ramp, saved: Saved, goal: float) -> dict[str, Any]:
     """Cells that are fine where heads change over, and doubling beyond the ends of the ramp."""
     if head.beyond:
         raise NotProved(head.beyond)
-    layer, (a, b) = head.layers()[1], (float(head.shape.a), float(head.shape.b))
-    assert isinstance(layer, AttentionLayer)
-    groups, gate, step = layer.heads(), head.temperature == "gate", float(head.step)
-    far = (abs(head.wanted.w).sum() * head.radius + abs(float(head.wanted.t))) * (1 + ROOM[head.dtype]) + step
+    found, gate, step = head.stored(), head.temperature == "gate", float(head.step)
+    shift = float(head.centre) if head.alone else 0.0  # what the heads' own queries take away
+    a, b = float(head.shape.a) - shift, float(head.shape.b) - shift
+    far = found.query(head.wanted).most * (1 + ROOM[head.dtype]) + abs(shift) + step
     beyond = step / 8 * 1.25 ** np.arange(0.0, math.log(8 * far / step + 8) / math.log(1.25) + 8)
     fine = np.linspace(a - step, b + step, 8 * head.keys * head.heads + 17)
-    edges = np.concatenate([fine, a - beyond, b + beyond, [a, b], *(crossings(SelfSpec.read(layer)) if gate else ())])
+    turns = () if found.gate is None else crossings(found.gate)
+    edges = np.concatenate([fine, a - beyond, b + beyond, [a, b, -shift], *turns])
     ends = np.unique(np.concatenate([[-far], edges[(edges > -far) & (edges < far)], [far]]))
-    scope = "self" if gate else "memory"
-    chosen = _chosen([[[1, 0]], [[2, 0]]], [[], [[scope, False]] * len(groups)], 2, 0, groups[0].heads, ends)
-    most = max(len(ends), WORK // sum(group.slots + 1 for group in groups for _ in range(group.heads)))
+    scope, n, count = "self" if gate else "memory", head.scalars, 1 if gate else head.heads
+    states = [[[op, c] for c in range(n)] for op in (1, 2)]
+    chosen = _chosen(states, [[], [[scope, False]]], 2, 0, count, ends)
+    (one,) = chosen["sites"]
+    chosen["sites"] = [{**one, "channel": c, "first": c * count} for c in range(n)]
+    most = max(len(ends), WORK // (count * (head.keys + 1)))
     return finished(saved, chosen, goal, TOKENS, {}, goal, most)
 
 

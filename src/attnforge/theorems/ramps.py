@@ -434,8 +434,17 @@ class Ramp(Construction):
 
     @property
     def beyond(self) -> str:
-        plain = isinstance(self.body, AfterAffine) and not self.causal and self.channels == 1 and not self.shape.slope
-        return "" if plain else "it has a rule for ramps as an affine map and a layer of heads, of one channel, alone"
+        return "" if self.wanted.constant else "it has no rule for ramps whose anchors write several channels"
+
+    @property
+    def alone(self) -> bool:
+        """Whether the heads make y themselves, less the middle of the ramp: one layer in all."""
+        return isinstance(self.body, Slots)
+
+    @property
+    def scalars(self) -> int:
+        """How many y there are: one for each token where these have weights of their own."""
+        return max(len(np.atleast_2d(self.wanted.w)), self.wanted.t.size)
 
     def asks(self) -> dict[str, Any]:
         wanted, held = self.wanted, self.held

@@ -118,7 +118,7 @@ def _entries(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
             made = [_channel(kind, table, c, count) for c in range(count) for table in one]
         else:
             raise ValueError(f"{name} does not fit its heads")
-        found[name] = Tensor(tensor.dtype, _shape(made), tuple(_numbers(made)))
+        found[name] = Tensor(tensor.dtype, shape_of(made), tuple(flat(made)))
     return found
 
 
@@ -139,12 +139,14 @@ def _copied(rows: list[Any], c: int, count: int) -> list[Any]:
     return [*own, *([x * (i == c) for x in last] for i in range(count))]
 
 
-def _shape(x: Any) -> tuple[int, ...]:
-    return (len(x), *_shape(x[0])) if isinstance(x, list) else ()
+def shape_of(x: Any) -> tuple[int, ...]:
+    """The shape of nested lists."""
+    return (len(x), *shape_of(x[0])) if isinstance(x, list) else ()
 
 
-def _numbers(x: Any) -> list[float]:
-    return [number for part in x for number in _numbers(part)] if isinstance(x, list) else [x]
+def flat(x: Any) -> list[float]:
+    """The numbers of nested lists, row by row."""
+    return [number for part in x for number in flat(part)] if isinstance(x, list) else [x]
 
 
 def _token(config: Any, tensors: dict[str, Tensor]) -> Alone:
