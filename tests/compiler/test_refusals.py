@@ -119,6 +119,35 @@ def test_ratios_are_divided_before_they_are_added(name: str) -> None:
     assert net.certificate.verified and np.abs(net.predict(points) - wanted).max() <= net.bound <= eps
 
 
+#: name -> (formula, box, eps, dtype, truth); each was refused, some after half a minute, while sums were rounded first.
+ROOTS = {
+    "cubes": ("(abs(x)**3 + abs(y)**3)**(1/3)", {"x": (-1, 1), "y": (-1, 1)}, 1.2e-3, F32,
+              lambda x, y: (abs(x) ** 3 + abs(y) ** 3) ** (1 / 3)),
+    "cubes, float64": ("(abs(x)**3 + abs(y)**3)**(1/3)", {"x": (-1, 1), "y": (-1, 1)}, 1.2e-6, F64,
+                       lambda x, y: (abs(x) ** 3 + abs(y) ** 3) ** (1 / 3)),
+    "horizon": ("sqrt(1 - 2/r)", {"r": (2, 20)}, 9e-4, F32, lambda r: np.sqrt((r - 2) / r)),
+    "plasma": ("sqrt(1 - p**2/w**2)", {"p": (0, 1), "w": (1, 5)}, 1e-3, F32,
+               lambda p, w: np.sqrt((w - p) * (w + p)) / w),
+    "mass": ("sqrt(cosh(u) - cos(v))", {"u": (-2, 2), "v": (-2, 2)}, 2e-3, F32,
+             lambda u, v: np.sqrt(2 * (np.sinh(u / 2) ** 2 + np.sin(v / 2) ** 2))),
+    "polynomial": ("sqrt(x**2 - 3*x + 2)", {"x": (2, 5)}, 3e-6, F64, lambda x: np.sqrt((x - 1) * (x - 2))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_roots_are_taken_of_factors_and_of_lengths(name: str) -> None:
+    formula, sides, eps, dtype, truth = ROOTS[name]
+    box = Box(sides)
+    net = af.compile(formula, box, eps=eps, dtype=dtype)
+    steps = 10.0 ** (-12 * torch.rand(2000, 1, generator=torch.Generator().manual_seed(0), dtype=F64))
+    corner = box.corners()[torch.arange(2000) % 2**box.dim]
+    near = corner + steps * (box.sample(2000, 2) - corner)  # ever nearer to a corner
+    small = torch.minimum(torch.maximum(box.sample(2000, 3) * steps, box.lower), box.upper)  # and to 0
+    points = torch.cat([box.corners(dtype=dtype), *(p.to(dtype) for p in (near, small))])
+    wanted = truth(*points.double().numpy().T)
+    assert net.certificate.verified and np.abs(net.predict(points) - wanted).max() <= net.bound <= eps
+
+
 @pytest.mark.parametrize("low", [-20.0, -math.pi, 0.1])
 def test_arcs_of_waves_are_folds(low: float) -> None:
     box = Box(x=(low, low + 7))

@@ -117,14 +117,16 @@ def test_quotients_of_what_vanishes_at_0_are_known_there(size: float) -> None:
 
 
 MOVED = {"sin": arb.sin, "exp": arb.exp, "tanh": arb.tanh, "sqrt": arb.sqrt, "log": arb.log,
-         "relu": lambda y: y if y > 0 else arb(0), "power(0.25)": lambda y: y.sqrt().sqrt()}  # fmt: skip
+         "relu": lambda y: y if y > 0 else arb(0), "power(0.25)": lambda y: y.sqrt().sqrt(),
+         "power(1/3)": lambda y: (y.log() / 3).exp() if y > 0 else arb(0),
+         "power(1.5)": lambda y: y * y.sqrt()}  # fmt: skip
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", MOVED)
 def test_functions_move_by_no_more_than_their_lemma_says(name: str, size: float) -> None:
     """K11: arguments that err by up to size, at kinks and at the end of a root, whose slope has no bound."""
-    low = {"sqrt": 0.0, "power(0.25)": 0.0, "log": 0.25}.get(name, -2.0)
+    low = 0.0 if name == "sqrt" or name.startswith("power") else 0.25 if name == "log" else -2.0
     source, exact = random.Random(name), MOVED[name]
     with working():
         table = Table(function(name), [low + k / 16 for k in range(65)])
@@ -254,8 +256,9 @@ def test_affine_sums_round_by_no_more_than_said(size: float) -> None:
         assert affine_rounding(FLOAT32, [0.0, 0.5], 0.0, arb(7)) > 0  # may underflow
 
 
-NAMES = (*registry.names(), "power(-1.5)", "power(2.5)", "expr: sin(y)/y", "expr: (1 - cos(y))/y**2", "leaky_relu(0.2)",
-         "expr: log(1 - y)*(1 - y) + y*log(y)", "piecewise_linear([-1, 0, 1], [0, 1, 0])")  # fmt: skip
+NAMES = (*registry.names(), "power(-1.5)", "power(2.5)", "power(1/3)", "expr: sin(y)/y", "expr: (1 - cos(y))/y**2",
+         "leaky_relu(0.2)", "expr: log(1 - y)*(1 - y) + y*log(y)",
+         "piecewise_linear([-1, 0, 1], [0, 1, 0])")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -389,8 +392,13 @@ def test_roots_of_squares_err_by_lengths(size: float) -> None:
             read = sum((arb(w) * x for w, x in zip(c, p, strict=True)), arb(b)) + side * FLOAT64.gamma(3) * heavy
             exact = sum((arb(w) * x * x for w, x in zip(meant, q, strict=True)), arb(form.bias))
             root = read.sqrt() if read > 0 else arb(0)
-            moved = found.moved(0, up(exact), squares)
+            ends = down(exact), up(exact)
+            moved = found.moved(0, ends, Fraction(1, 2), squares)
             assert abs(root - exact.sqrt()) <= moved
+            for power in (Fraction(1, 4), Fraction(1, 3), Fraction(7, 10)):
+                p = arb(power.numerator) / power.denominator
+                apart = abs(root ** (2 * p) - exact.sqrt() ** (2 * p)) if root > 0 and exact > 0 else arb(0)
+                assert apart <= found.moved(0, ends, power, squares)
             assert moved < 4 * (sum(e, arb(0)) + sum(k, arb(0)) + sum(m, arb(0)).sqrt()) + 1e-13  # of weights up to 4
 
 

@@ -126,7 +126,8 @@ def signed_sums(weight: Array, bias: Array, low: Array, high: Array, u: float) -
     """What rounding adds to x @ weight + bias, computed in any order from computed x in [low, high] (lemma R8).
 
     Every addition errs by u of a partial sum, cut to a power of two; one of k terms is at most that of all positive
-    terms or of all negative ones, and at most sqrt(k) times the root of the sum of their squares.
+    terms or of all negative ones, and at most sqrt(k) times the root of the sum of their squares. Of two terms there
+    is one partial sum, the result.
     """
     positive, negative = np.maximum(weight, 0.0), np.maximum(-weight, 0.0)
     above, below = np.maximum(high, 0.0), np.maximum(-low, 0.0)
@@ -140,6 +141,7 @@ def signed_sums(weight: Array, bias: Array, low: Array, high: Array, u: float) -
     # and so of what is read, but not beyond 2^-250; a root of squares is at most the sum
     root = np.fmin(np.sqrt(np.maximum(*squares)) + 2.0**-250, most) if usual else most
     count = (weight != 0).sum(0) + (bias != 0)
+    most = np.where(count == 2, np.minimum(most, _largest_sum(weight, bias, low, high)), most)
     mantissa, _ = np.frexp(np.abs(weight))
     size = np.maximum(above, below)
     rounded = np.where(mantissa == 0.5, 0.0, np.abs(weight))  # products with powers of two are exact
@@ -158,6 +160,14 @@ def signed_sums(weight: Array, bias: Array, low: Array, high: Array, u: float) -
     roots = np.concatenate([[0.0, 0.0], np.cumsum(np.sqrt(np.arange(2.0, count.max(initial=1) + 1)))])
     partial = root * roots[cut] + np.maximum(count - cut, 0) * most
     return up(u * (size @ rounded + partial + np.maximum(count - 1, 0) * drift), 2 * len(weight) + 32)
+
+
+def _largest_sum(weight: Array, bias: Array, low: Array, high: Array) -> Array:
+    """The largest |x @ weight + bias| for x in [low, high], rounded up."""
+    plus, minus = np.maximum(weight, 0.0), np.minimum(weight, 0.0)
+    least, most = low @ plus + high @ minus + bias, high @ plus + low @ minus + bias
+    size = np.maximum(np.abs(low), np.abs(high)) @ np.abs(weight) + np.abs(bias)
+    return up(np.maximum(np.abs(least), np.abs(most)) + (2 * len(weight) + 4) * 2.0**-53 * size)
 
 
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:

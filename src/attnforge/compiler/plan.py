@@ -164,7 +164,8 @@ def make_plan(
 
 
 def under_roots(program: Program, found: list[Range]) -> frozenset[int]:
-    """The squares whose sum is the argument of a function that is very steep somewhere: a root at 0, 1/y near 0."""
+    """The squares, and squares of squares, whose sum is the argument of a function that is very steep somewhere: a root
+    at 0, 1/y near 0."""
     marked: set[int] = set()
     for op in program.ops:
         if isinstance(op, Apply):
@@ -174,6 +175,8 @@ def under_roots(program: Program, found: list[Range]) -> frozenset[int]:
             if not np.max(lipschitz(op.function, r.low, r.high)) * (high - low) <= STEEP * rise:
                 marked |= set(op.inputs)
     for i in range(len(program.ops) - 1, -1, -1):
-        if i in marked and isinstance(program.ops[i], Linear):
-            marked |= set(program.ops[i].inputs)
+        op = program.ops[i]
+        again = isinstance(op, Apply) and op.function.name == "square" and isinstance(program.ops[op.input], Apply)
+        if i in marked and (isinstance(op, Linear) or again):
+            marked |= set(op.inputs)
     return frozenset(marked)

@@ -23,6 +23,7 @@ from torch import Tensor
 from ..certificates.rounding import TINY, gamma, signed_sums, unit, up
 from ..dtypes import Array, stored
 from ..errors import CertificateError
+from ..functions.queries import exponent_of, power_moves
 from ..heads.families import rule_of
 from ..heads.rule import Local, Moved, Setting, scaled
 from ..heads.site import Site
@@ -408,10 +409,12 @@ class Propagation:
     def _norm(
         self, site: Site, e: Array, r: Range, rounded: Callable[[], Sums], squares: Mapping[int, Squared]
     ) -> Array | None:
-        """The error that the root of a sum of squares passes on (lemma H4): no more than its coordinates err, however
-        small the sum is; None for any other site. `rounded` is what `Reading.sums` says of the argument."""
+        """The error that a root of a sum of squares passes on (lemma H4): that of the length is no more than its
+        coordinates err, however small the sum is, and s^p = length^(2 p); None for any other site. `rounded` is what
+        `Reading.sums` says of the argument."""
         op = self.layout.program.ops[site.op]
-        if not isinstance(op, Apply) or op.function.name != "sqrt" or op.function.source is not None:
+        p = exponent_of(op.function) if isinstance(op, Apply) and op.function.source is None else None
+        if not isinstance(op, Apply) or p is None or not 0 < p < 1:
             return None
         form = self.reading.forms[op.input]
         apart = all(atom in squares and (weight >= 0).all() for atom, weight in form.weight.items())
@@ -438,7 +441,8 @@ class Propagation:
             other = g * reach + slope * (1 + g) + np.sqrt(np.maximum(rest - counted, 0.0) * (1 + g))
             left = np.where(g < 0.5, np.minimum(left, other / (1 - g)), left)
         parts[..., -1] += left
-        return scaled(parts, (length + left) * up)
+        low, high = (np.sqrt(np.maximum(end, 0.0)) for end in (r.low * (2 - up), r.high * up))
+        return scaled(parts, power_moves(2 * p, low, high, (length + left) * up) * up)
 
 
 def bounds_of(found: list[Range], columns: Sequence[Column]) -> tuple[Array, Array]:

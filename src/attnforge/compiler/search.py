@@ -133,9 +133,9 @@ class Search:
 
     def _tighten(self, problem: Problem, task: Task) -> Generator[Task, None, tuple[Attempt, Task]]:
         """Cut shares where they cost most, widen margins where errors leave them; the best attempt and its task."""
-        eps, last = self.tolerance.eps, math.inf
+        eps, last, rounds = self.tolerance.eps, math.inf, ROUNDS
         best: tuple[Attempt, Task] | None = None
-        for _ in range(ROUNDS):
+        while rounds:
             yield task
             now = self._learned()
             if best is None or now.bound.excess < best[0].bound.excess:
@@ -144,10 +144,13 @@ class Search:
                 break  # reached, or what is left is rounding
             last = now.bound.bound
             if math.isfinite(last):
+                rounds -= 1
                 task = replace(task, shares=self._cut(now, task.shares))
-            else:
+            elif task.tactics.margin < LAST_MARGIN:
                 margin = min(16 * task.tactics.margin, LAST_MARGIN)
                 task = replace(task, tactics=replace(task.tactics, margin=margin))
+            else:
+                break
         assert best is not None
         return best
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..dtypes import Array
-from .directed import U, up
+from .directed import U, down, up
 from .registry import enclose, taylor
 from .univariate import Univariate
 
@@ -137,14 +137,14 @@ def _steepest(fn: Univariate, first: Array, last: Array) -> Array:
         inside = a <= b
         if inside.any():
             steepest[inside] = np.maximum(steepest[inside], taylor(fn, a[inside], b[inside], 0).remainder)
-    exponent = _exponent(fn)
+    exponent = exponent_of(fn)
     if exponent is not None and exponent > 1 and exponent.denominator > 1:  # no series at 0, yet steepest far from it
         with np.errstate(over="ignore"):
             steepest = np.minimum(steepest, float(exponent) * last ** float(exponent - 1) * WIDER)
     return steepest
 
 
-def _exponent(fn: Univariate) -> Fraction | None:
+def exponent_of(fn: Univariate) -> Fraction | None:
     """p, for the function y ** p."""
     if fn.name == "sqrt":
         return Fraction(1, 2)
@@ -184,6 +184,16 @@ def spread(fn: Univariate, low: Array, high: Array) -> Array:
     return up(out_high - out_low)[where]
 
 
+def power_moves(p: Fraction, low: Array, high: Array, e: Array) -> Array:
+    """A bound on |a^p - b^p| for a in [low, high], b >= 0 and |a - b| <= e, where p > 0 and low >= 0."""
+    if p == 1:
+        return e
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        at = np.maximum(down(low - e), 0.0) if p < 1 else up(high + e)
+        steep = float(p) * at ** float(p - 1) * e * WIDER
+        return np.fmin(steep, e ** float(p) * WIDER) if p < 1 else steep
+
+
 def modulus(fn: Univariate, e: Array) -> Array:
     """A bound on |fn(a) - fn(b)| for |a - b| <= e that needs no slope, where one is known; else infinite.
 
@@ -194,7 +204,7 @@ def modulus(fn: Univariate, e: Array) -> Array:
         # the root before the half, so that a subnormal e is not halved to 0; 2^-50 covers the two roundings
         half = np.sqrt(e) * math.sqrt(0.5) * (1 + 2.0**-50)
         return 2 * np.arcsin(np.minimum(half, 1.0)) * (1 + 2.0**-45)
-    exponent = _exponent(fn)
+    exponent = exponent_of(fn)
     if exponent is None or not 0 < exponent < 1:
         return np.full(e.shape, np.inf)
     return e ** float(exponent) * WIDER

@@ -57,13 +57,13 @@ _ALIASES = {
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """Formulas between knots, one object for each name; `power` is the exponent of a root, which has a modulus of
+    """Formulas between knots, one object for each name; `power` is below 1 for a root, which has a modulus of
     continuity of its own, and `domain` an interval outside of which there is no value."""
 
     name: str
     knots: tuple[float, ...]
     pieces: tuple[Node, ...]
-    power: float | None = None
+    power: Fraction = Fraction(1)
     domain: tuple[float, float] = (-math.inf, math.inf)
 
     def piece(self, low: float, high: float) -> Node | None:
@@ -97,12 +97,12 @@ def function(text: str) -> Function:
             knots, formulas = PIECES[word]
             return Function(word, knots, tuple(map(parse, formulas)))
         if word in FORMULAS or word in _PRIMITIVES:
-            power = {"sqrt": 0.5}.get(word)
+            power = {"sqrt": Fraction(1, 2)}.get(word, Fraction(1))
             return Function(word, (), (parse(FORMULAS.get(word, f"{word}(y)")),), power, DOMAINS.get(word, REALS))
         raise NotProved(f"the kernel knows no function {text!r}")
     try:
-        return _with_arguments(word, json.loads(f"[{match[2]}]"))
-    except (ValueError, TypeError, RecursionError) as error:
+        return _with_arguments(word, [Fraction(match[2])] if "/" in match[2] else json.loads(f"[{match[2]}]"))
+    except (ValueError, TypeError, RecursionError, ZeroDivisionError) as error:
         raise CertificateError(f"the kernel cannot read the function {text!r}: {error}") from error
 
 
@@ -123,7 +123,7 @@ def _with_arguments(word: str, given: list[Any]) -> Function:
     if word == "power":
         if abs(value) > 1000:
             raise ValueError("the exponent is beyond 1000")
-        root = float(value) if 0 < value < 1 else None
+        root = value if 0 < value < 1 else Fraction(1)
         domain = REALS if value.denominator == 1 else DOMAINS["sqrt"]
         return Function(f"power({argument})", (), (("**", ("y",), ("number", value)),), root, domain)
     if word == "leaky_relu":
@@ -134,7 +134,7 @@ def _with_arguments(word: str, given: list[Any]) -> Function:
 
 
 def _exact(x: Any) -> Fraction:
-    if type(x) not in (int, float) or not math.isfinite(x):
+    if type(x) not in (int, float, Fraction) or not math.isfinite(x):
         raise ValueError(f"{x!r} is not a number")
     return Fraction(x)
 
@@ -322,24 +322,19 @@ def _power(x: Series, p: Fraction) -> Series:
         if whole > 1000:
             raise NotProved(f"the kernel reads powers up to 1000, not {whole}")
         out: arb_series = base**whole
-        if p < 0:
-            if out[0].contains(0):
-                return [arb.nan()] * count
-            out = out.inv()
-        found = coefficients(out, count)
-        if count == 1 and whole % 2 == 0:
-            found = [found[0].nonnegative_part()] if p > 0 else found
-        return found
+        if p < 0 and out[0].contains(0):
+            return [arb.nan()] * count
+        found = coefficients(out.inv() if p < 0 else out, count)
+        return [found[0].nonnegative_part()] if count == 1 and whole % 2 == 0 and p > 0 else found
     if x[0] > 0:
         if p.denominator == 2:
             return _power(coefficients(base.sqrt(), count), Fraction(p.numerator))
         return coefficients((base.log() * _ball(p)).exp(), count)
-    if p < 0:
-        return [arb.nan()] * count
-    if x[0] <= 0:
-        return [ZERO] * count
-    top = x[0].upper()
-    return _unknown(ZERO.union((top.log() * _ball(p)).exp() if top > 0 else arb.nan()), count)
+    if p < 0 or x[0] <= 0:
+        return [ZERO if p > 0 else arb.nan()] * count
+    ends = [(x[0].upper().log() * _ball(q)).exp() if x[0].upper() > 0 else arb.nan() for q in (p, p - 1)]
+    found = _unknown(ZERO.union(ends[0]), count)
+    return [found[0], _ball(p) * ZERO.union(ends[1]) * x[1], *found[2:]] if p > 1 and count > 1 else found
 
 
 def _log(x: Series) -> Series:

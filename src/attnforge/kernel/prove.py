@@ -22,7 +22,7 @@ from .alone.heads import FAMILIES, Scopes, alone
 from .alone.norm import prove_norm
 from .alone.pair import is_pair, prove_pair
 from .alone.ramp import ramped
-from .balls import ZERO, NotProved, down, largest, size, up, working
+from .balls import ONE, ZERO, NotProved, down, hull, largest, size, up, working
 from .derivation import Derivation, Place
 from .file import Saved, outward
 from .functions import Function, function
@@ -33,7 +33,7 @@ from .plain.variant import straightened
 from .program import Column, Form, Program, exact
 from .programs.prove import prove_program
 from .roots import Squares, Sum, halved, sum_of
-from .rounding import MACHINES, Machine, affine_rounding
+from .rounding import MACHINES, Machine, affine_rounding, power_of_two
 from .sampled.prove import SAMPLED, prove_sampled
 from .scalar import Head, HeadSum, Table
 from .tokens import RULES, Rule, keep, norm
@@ -106,7 +106,7 @@ class Prover:
         self.tables: dict[tuple[Function | None, int], Table] = {}
         self.known: dict[tuple[HeadSum, int], tuple[list[float], list[float]]] = {}
         self.by_op: dict[int, Table] = {}
-        self.roots = any(op.word == "apply" and op.function.power == 0.5 for op in program.ops)
+        self.roots = any(op.word == "apply" and op.function.power < 1 for op in program.ops)
         self.squared: set[tuple[int, Column]] = set()  # which layer makes them; what is known of them on a leaf:
         self.squares: Squares = {}
         for layer in layers:
@@ -231,15 +231,16 @@ class Prover:
         out: Errors = [[ZERO] * len(layer.after) for _ in errors]
         if affine.columns:
             for t, row in enumerate(errors):
-                sizes = [found[v][t][c].size for v, c in layer.before]
-                n = len(row)
+                n, ranges = len(row), [found[v][t][c] for v, c in layer.before]
+                seen = [hull(r.low, r.high) + e * arb(0, 1) for r, e in zip(ranges, row, strict=True)]
                 passed = arb_mat(1, n, row) * affine.weight
-                off = arb_mat(1, n, sizes) * affine.off
-                reach = arb_mat(1, n, [s + e for s, e in zip(sizes, row, strict=True)]) * affine.weight
-                for i, column in enumerate(affine.columns):
-                    weights, bias = affine.stored[i]
-                    rounding = self._rounding(number, i, weights, bias, reach[0, i] + affine.bias[i])
-                    keep(self.machine, reach[0, i] + affine.bias[i])
+                off = arb_mat(1, n, [r.size for r in ranges]) * affine.off
+                reach = arb_mat(1, n, [size(x) for x in seen]) * affine.weight
+                for i, (column, (weights, bias)) in enumerate(zip(affine.columns, affine.stored, strict=True)):
+                    terms = [arb(w) * x for w, x in zip((*weights, bias), (*seen, ONE), strict=True) if w != 0]
+                    pair, whole = len(terms) == 2 and all(map(power_of_two, weights)), reach[0, i] + affine.bias[i]
+                    rounding = self._rounding(number, i, weights, bias, size(terms[0] + terms[1]) if pair else whole)
+                    keep(self.machine, whole)
                     out[t][column] = size(passed[0, i] + off[0, i] + affine.off_bias[i] + rounding)
         for rule in self.sites[number]:
             rule(errors, found, out)
@@ -348,7 +349,7 @@ class Prover:
             self.folded.known(place.layer, i, site, table, x, y)
         if op.word == "apply":
             self.by_op.setdefault(place.op, table)
-        summed = self._sum(place.layer, y) if fn is not None and fn.power == 0.5 else None
+        summed = self._sum(place.layer, y) if fn is not None and fn.power < 1 else None
         halves = None
         if self.roots and fn is not None and fn.name == "square" and not self.folded:
             halves = table.errors(halved(site))
@@ -369,8 +370,8 @@ class Prover:
                 if x is None:
                     assert fn is not None
                     passed = _moved(fn, table, first, last, entry_y, e_y)
-                    other = passed if summed is None else summed.moved(t, entry_y.high, self.squares)
-                    passed = other if other < passed else passed
+                    if summed is not None:
+                        passed = passed.min(summed.moved(t, (entry_y.low, entry_y.high), fn.power, self.squares))
                     if halves is not None:
                         steep, rest = (arb(max(part[first:last])) for part in halves)
                         self.squares[t, *key] = e_y, steep, rest + steep * size(arb(place.pivot))
@@ -391,8 +392,8 @@ def _moved(fn: Function, table: Table, first: int, last: int, entry: Entry, erro
         return ZERO
     steep = max(table.slope[first:last])
     found = up(arb(steep) * error) if math.isfinite(steep) else math.inf
-    if fn.power is not None and error < 1e300:  # |a^p - b^p| <= |a - b|^p
-        found = min(found, up((error.log() * arb(fn.power)).exp()))
+    if fn.power < 1 and error < 1e300:  # |a^p - b^p| <= |a - b|^p
+        found = min(found, up(error ** arb(fmpq(fn.power.numerator, fn.power.denominator))))
     if not math.isfinite(found):
         found = up(arb(max(table.high[first:last])) - arb(min(table.low[first:last])))
     return arb(found)

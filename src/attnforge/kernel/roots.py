@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from flint import arb, fmpq
 
@@ -24,13 +25,17 @@ class Sum:
     relative: arb
     lost: arb
 
-    def moved(self, token: int, high: float, squares: Squares) -> arb:
-        """How far the root of the computed column is from that of the sum that is meant, which is at most `high`."""
+    def moved(self, token: int, ends: tuple[float, float], power: Fraction, squares: Squares) -> arb:
+        """How far a power of the computed column is from that of the sum that is meant, which is in [low, high]."""
+        low, high = (arb(max(end, 0.0)).sqrt() for end in ends)
         parts = [(c, squares[token, *column]) for column, c in self.weights.items()]
         length, steep = (size(sum((c * part[i] ** 2 for c, part in parts), ZERO)).sqrt() for i in (0, 1))
         left, g = sum((c * part[2] for c, part in parts), self.lost), self.relative
-        own = g * (arb(max(high, 0.0)).sqrt() + length) + (1 + g) * steep + size((1 + g) * left).sqrt()
-        return length + own / (1 - g)
+        own = g * (high + length) + (1 + g) * steep + size((1 + g) * left).sqrt()
+        far, p = length + own / (1 - g), arb(fmpq(2 * power.numerator, power.denominator))
+        at = low - far if p < 1 else high + far
+        by_slope = size(p * at ** (p - 1) * far) if at > 0 else arb.pos_inf()
+        return by_slope if p >= 1 else by_slope.min(size(far**p))
 
 
 def sum_of(
@@ -41,10 +46,8 @@ def sum_of(
     with positive weights."""
     (weights, bias), parts, drifts = stored, {}, [ZERO]
     for column, w in (*zip(columns, weights, strict=True), (None, bias)):
-        if column is None:
-            meant, off = form.bias, form.off_bias
-        else:
-            meant, off = form.weights.get(column, fmpq(0)), form.off.get(column, fmpq(0))
+        meant = form.bias if column is None else form.weights.get(column, fmpq(0))
+        off = form.off_bias if column is None else form.off.get(column, fmpq(0))
         if w == 0 and meant == 0 and off == 0:
             continue
         away = size(arb(abs(exact(w) - meant) + off))

@@ -17,7 +17,9 @@ u**2 + v**2 - 2*u*v*cos(t) as (u - v)**2 + (2*sqrt(u*v)*sin(t/2))**2, and u**2 +
 "softplus" writes log(exp(u) + exp(v)) as v + softplus(u - v) and exp(u)/(exp(u) + exp(v)) as sigmoid(u - v), whose
 parts are no larger than u and v; "ratio" divides a sum by one of its terms where a function of one ratio is left,
 x**4/(k**4 + x**4) = (x/k)**4/(1 + (x/k)**4), moves powers of a ratio to the function of it where both are smaller then,
-n*log(1 + r/n) = r*log(1 + r/n)/(r/n), and writes u + u*v as u*(1 + v).
+n*log(1 + r/n) = r*log(1 + r/n)/(r/n), and writes u + u*v as u*(1 + v); "root" takes roots of the factors of a sum,
+1 - u**2/v**2 = (v - u)*(v + u)/v**2, of which the first rounds little where it is small, and writes roots of sums of
+positive terms as a length to some power, (u**3 + v**3)**(1/3) = sqrt((u**1.5)**2 + (v**1.5)**2)**(2/3).
 """
 
 from __future__ import annotations
@@ -52,8 +54,9 @@ Factors = list[tuple[Expr, Fraction]]
 class Cuts:
     """Cuts of the nodes of one graph, and the functions that nodes are of them, remembered."""
 
-    def __init__(self, graph: Graph):
-        self.graph = graph
+    def __init__(self, graph: Graph, whole: bool = False):
+        """With `whole` exponents alone, the root of a product is no function of the product: it is taken apart."""
+        self.graph, self.whole = graph, whole
         self._known: dict[Expr, Expr | None] = {}
         self._functions: dict[tuple[Expr, Expr], tuple[Expr, Fraction, Fraction]] = {}
 
@@ -87,14 +90,14 @@ class Cuts:
             absorbing = [s for s in below if isinstance(s, Monomial) and _rest_depends_on(self, node, s)]
             if absorbing:
                 return absorbing[0]
-        scalar = primitive(self.graph, node)[0]
+        scalar = primitive(self.graph, node, self.whole)[0]
         self._known[scalar] = scalar
         return scalar
 
     def function(self, node: Expr, scalar: Expr) -> tuple[Expr, Fraction, Fraction]:
         """(f, a, b) with node = f(a * scalar + b), f an expression in the variable y of a graph of its own."""
         if (node, scalar) not in self._functions:
-            self._functions[node, scalar] = _univariate(self.graph, node, scalar)
+            self._functions[node, scalar] = _univariate(self.graph, node, scalar, self.whole)
         return self._functions[node, scalar]
 
     def groups(self, node: Monomial) -> dict[Expr, Factors]:
@@ -130,14 +133,15 @@ def _rest_depends_on(cuts: Cuts, node: Monomial, scalar: Monomial) -> bool:
     return parts is not node.factors and all(b is scalar or cuts.cut(b) is scalar for b, _ in parts)
 
 
-def primitive(graph: Graph, node: Expr) -> tuple[Expr, Fraction, Fraction]:
-    """(s, a, b): a sum is a * s + b, a product s ** a (b is 0); nodes that differ in a and b only have the same s."""
+def primitive(graph: Graph, node: Expr, whole: bool = False) -> tuple[Expr, Fraction, Fraction]:
+    """(s, a, b): a sum is a * s + b, a product s ** a (b is 0); nodes that differ in a and b only have the same s. With
+    `whole`, a is a whole number for products."""
     if isinstance(node, Sum):
         lead = node.terms[0][1]
         return graph.sum([(term, c / lead) for term, c in node.terms]), lead, node.constant
     if isinstance(node, Monomial):
         content = _content([p for _, p in node.factors])
-        if content.denominator != 1 and any(base.range[0] < 0 for base in node.children):
+        if content.denominator != 1 and (whole or any(base.range[0] < 0 for base in node.children)):
             content = Fraction(1)
         if all(p < 0 for _, p in node.factors):
             content = -content
@@ -204,7 +208,7 @@ def _squared(graph: Graph, cuts: Cuts, term: Expr) -> Expr | None:
 
 def is_bare(graph: Graph, cuts: Cuts, base: Expr) -> bool:
     """Whether the expression is its own scalar, up to scale and offset: no application could be saved on it."""
-    return base is cuts.cut(base) or primitive(graph, base)[0] is cuts.cut(base)
+    return base is cuts.cut(base) or primitive(graph, base, cuts.whole)[0] is cuts.cut(base)
 
 
 def _root(x: Fraction) -> Fraction | None:
@@ -316,7 +320,7 @@ def applies(program: Program) -> list[str]:
     return [op.function.name for op in program.ops if isinstance(op, Apply)]
 
 
-Writing = Literal["product", "log", "plain", "chord", "softplus", "ratio"]
+Writing = Literal["product", "log", "plain", "chord", "softplus", "ratio", "root"]
 WRITINGS: tuple[Writing, ...] = get_args(Writing)
 #: Composites that have a name in the registry, and heads of their own.
 _KNOWN = {"y*sigmoid(y)": "silu", "y*tanh(softplus(y))": "mish"}
@@ -334,7 +338,10 @@ def written(
         roots = with_softplus(cuts.graph, roots)
     if writing == "ratio":
         roots = with_ratios(cuts, roots)
-    writer = _Writer(cuts, box, fuse=writing != "plain", chords=writing == "chord", ratios=writing == "ratio")
+    if writing == "root":
+        cuts = Cuts(cuts.graph, whole=True)
+        roots = with_roots(cuts.graph, roots)
+    writer = _Writer(cuts, box, writing)
     forms = [writer.form(root) for root in roots]
     return writer.emit.program(forms, [root.short() for root in roots], source, several)
 
@@ -399,6 +406,101 @@ def with_ratios(cuts: Cuts, roots: Sequence[Expr]) -> list[Expr]:
     return rebuilt(graph, roots, rewrite=rewrite)
 
 
+_NEAR = 1e-3  # of its largest value: a sum that may be smaller is one whose root multiplies errors
+
+
+def with_roots(graph: Graph, roots: Sequence[Expr]) -> list[Expr]:
+    """Roots of sums as products of roots of their factors, where these are not negative on the box."""
+
+    def rewrite(node: Expr) -> Expr:
+        if not isinstance(node, Monomial):
+            return node
+        parts: Factors = []
+        for base, p in node.factors:
+            found = _factored(graph, base) if isinstance(base, Sum) and p.denominator != 1 else None
+            good = found is not None and all(factor.range[0] >= 0 for factor, _ in found)
+            parts += [(factor, q * p) for factor, q in found] if good and found is not None else [(base, p)]
+        return graph.product(parts)
+
+    return rebuilt(graph, roots, rewrite=rewrite)
+
+
+def _factored(graph: Graph, node: Sum) -> Factors | None:
+    """Factors of a sum: a common denominator, what all terms have in common, and the two of a difference of squares
+    or of a quadratic polynomial; 1 - cos(v) and cosh(u) - cos(v) as squares of half the arguments. None without any."""
+    parts = [(term.factors if isinstance(term, Monomial) else ((term, _ONE),), c) for term, c in node.terms]
+    parts += [((), node.constant)] if node.constant else []
+    bases = dict.fromkeys(base for factors, _ in parts for base, _ in factors if base.range[0] >= 0)
+    common = [(base, min(dict(factors).get(base, Fraction(0)) for factors, _ in parts)) for base in bases]
+    common = [(base, q) for base, q in common if q]
+    rest = graph.product([(node, 1)])
+    if common:
+        inverse = [(base, -q) for base, q in common]
+        terms = [(graph.product([*factors, *inverse]), c) for factors, c in parts]
+        rest = graph.sum(terms)
+    found = _squares_apart(graph, rest) or _halves(graph, rest) if isinstance(rest, Sum) else None
+    return [*common, *(found or [(rest, _ONE)])] if common or found else None
+
+
+def _squares_apart(graph: Graph, node: Sum) -> Factors | None:
+    """a u^2 - c v^2 as (u - k v)(u + k v) a for k^2 = c/a, and a polynomial of degree 2 by its rational zeros."""
+    terms = [*node.terms, *([(graph.number(1), node.constant)] if node.constant else [])]
+    if len(terms) == 2:
+        (one, a), (two, c) = terms if terms[0][1] > 0 else terms[::-1]
+        halves = [_half_whole(graph, term) for term in (one, two)]
+        k = _root(-c / a) if a > 0 > c else None
+        if k is None or halves[0] is None or halves[1] is None:
+            return None
+        ends = [(graph.sum([(halves[0], 1), (halves[1], sign * k)]), _ONE) for sign in (-1, 1)]
+        return [(graph.number(a), _ONE), *ends] if a != 1 else ends
+    if len(node.variables) == 1 and len(node.terms) == 2:
+        (y,) = node.variables
+        held = {term: c for term, c in node.terms}
+        if not {graph.product([(y, 2)]), y} <= held.keys():
+            return None
+        a, b = held[graph.product([(y, 2)])], held[y]
+        root = _root(b * b - 4 * a * node.constant)
+        if root is None:
+            return None
+        ends = []
+        for zero in sorted((-b + sign * root) / (2 * a) for sign in (-1, 1)):
+            sign = 1 if y.range[0] >= zero else -1  # the one that the factor has on the box
+            a *= sign
+            ends.append((graph.sum([(y, sign)], -sign * zero), _ONE))
+        return [(graph.number(a), _ONE), *ends] if a > 0 else None
+    return None
+
+
+def _halves(graph: Graph, node: Sum) -> Factors | None:
+    """b + sum of c cosh(u) - d cos(v) as 2 sum of c sinh(u/2)^2 + d sin(v/2)^2, where the constants add up to 0."""
+    left, parts, rest = node.constant, [], []
+    for term, c in node.terms:
+        factors = term.factors if isinstance(term, Monomial) else ((term, _ONE),)
+        waves = {"cosh": ("sinh", c > 0), "cos": ("sin", c < 0)}
+        one = next((b for b, q in factors if isinstance(b, Call) and q == 1 and b.function.name in waves), None)
+        if isinstance(one, Call) and len(factors) == 1 and waves[one.function.name][1]:
+            half = graph.call(waves[one.function.name][0], graph.sum([(one.argument, Fraction(1, 2))]))
+            parts.append((graph.product([(half, 2)]), 2 * abs(c)))
+            left += c
+        else:
+            rest.append((term, c))
+    return [(graph.sum(parts), _ONE)] if parts and left == 0 and not rest else None
+
+
+def _half(graph: Graph, term: Expr) -> Expr:
+    """u with u^2 = term, of any sign where the term is a square."""
+    whole = _half_whole(graph, term)
+    return graph.product([(term, Fraction(1, 2))]) if whole is None else whole
+
+
+def _half_whole(graph: Graph, term: Expr) -> Expr | None:
+    """u with u^2 = term, where all its exponents are even."""
+    factors = term.factors if isinstance(term, Monomial) else ()
+    if isinstance(term, Number):
+        return term if term.value == 1 else None
+    return graph.product([(b, q / 2) for b, q in factors]) if factors and all(q % 2 == 0 for _, q in factors) else None
+
+
 def _leading(cuts: Cuts, node: Sum) -> tuple[Expr, Expr] | None:
     """(u, v) with node = u * v, where u is a positive term and v, which is near 1, depends on one ratio alone."""
     graph = cuts.graph
@@ -450,8 +552,9 @@ def _chain(graph: Graph, parts: Sequence[Expr]) -> Expr:
 
 
 class _Writer:
-    def __init__(self, cuts: Cuts, box: Box, fuse: bool, chords: bool = False, ratios: bool = False):
-        self.graph, self.cuts, self.fuse, self.chords, self.ratios = cuts.graph, cuts, fuse, chords, ratios
+    def __init__(self, cuts: Cuts, box: Box, writing: Writing):
+        self.graph, self.cuts, self.fuse = cuts.graph, cuts, writing != "plain"
+        self.chords, self.ratios, self.lengths = writing == "chord", writing == "ratio", writing == "root"
         self.emit = Emitter(box)
         self.columns = {name: j for j, name in enumerate(box.names or ())}
         self.forms: dict[Expr, Combination] = {}
@@ -470,6 +573,9 @@ class _Writer:
                 return Affine({(0, self.columns[node.name]): _ONE}, Fraction(0))
             case Sum():
                 return self._sum(node)
+        length = self._length(node) if self.lengths else None
+        if length is not None:
+            return length
         scalar = self.cuts.cut(node)
         if scalar is not None and scalar is not node and not self._better_apart(node, scalar):
             fused = self._fused(node, scalar)
@@ -485,7 +591,7 @@ class _Writer:
     def _better_apart(self, node: Expr, scalar: Expr) -> bool:
         """A bare power of a quotient: x**2/y**2 as two powers and a product is as cheap as (x/y)**2 and less deep.
         Roots of factors err less than the root of a product that is rounded near 0."""
-        if not isinstance(node, Monomial) or primitive(self.graph, node)[0] is not scalar:
+        if not isinstance(node, Monomial) or primitive(self.graph, node, self.cuts.whole)[0] is not scalar:
             return False
         if not self.fuse and _rooted(node):
             return True
@@ -600,6 +706,24 @@ class _Writer:
         new = {s: [t for t, _ in group if t is not s and t not in self.forms] for s, group in groups.items()}
         return [(scalar, group) for scalar, group in groups.items() if len(new[scalar]) > 1]
 
+    def _length(self, node: Expr) -> Combination | None:
+        """(a u + c v + b)**q with positive terms as the length of (sqrt(a u), sqrt(c v), sqrt(b)) to the power 2 q,
+        where the sum may be 0: the length errs much less there than the root of what the sum errs. None for another."""
+        if not isinstance(node, Monomial) or len(node.factors) != 1:
+            return None
+        ((base, q),) = node.factors
+        if not isinstance(base, Sum) or not 0 < q < 1 or base.range[0] > _NEAR * base.range[1] or base.constant < 0:
+            return None
+        if len(base.terms) < 2 or any(c < 0 or term.range[0] < 0 for term, c in base.terms):
+            return None
+        parts = []
+        for term, c in base.terms:
+            half = _half(self.graph, term)
+            form = self._product(half) if isinstance(half, Monomial) else self.form(half)  # no composite with abs in it
+            square = self.emit.apply(form, power(2.0), term.short(), half.short())
+            parts.append((square, c))
+        return self.emit.apply(combined(parts, base.constant), power(q), node.short(), base.short())
+
     # -- products
 
     def _product(self, node: Monomial) -> Combination:
@@ -642,7 +766,8 @@ class _Writer:
                 parts.append(self.graph.product(group))
         for p, factors in bare.items():
             whole_line = p.denominator == 1 or all(base.range[0] >= 0 for base, _ in factors)
-            together = whole_line and (len(bare) > 1 or bool(parts)) and (self.fuse or p.denominator == 1)
+            apart = (self.lengths or not self.fuse) and p.denominator != 1
+            together = whole_line and (len(bare) > 1 or bool(parts)) and not apart
             parts += [self.graph.product(factors)] if together else [self.graph.product([f]) for f in factors]
         return parts
 
@@ -714,13 +839,13 @@ def _rooted(node: Monomial) -> bool:
     return any(p.denominator != 1 and p > 0 for _, p in node.factors)
 
 
-def _univariate(graph: Graph, node: Expr, scalar: Expr) -> tuple[Expr, Fraction, Fraction]:
+def _univariate(graph: Graph, node: Expr, scalar: Expr, whole: bool) -> tuple[Expr, Fraction, Fraction]:
     own = Graph({VARIABLE: WHOLE})
     y = own.variable(VARIABLE)
     replace: dict[Expr, Expr] = {scalar: y}
     for part in reachable([node]):
         if isinstance(part, (Sum, Monomial)) and part is not scalar:
-            base, a, b = primitive(graph, part)
+            base, a, b = primitive(graph, part, whole)
             if base is scalar and isinstance(part, Monomial):
                 replace[part] = own.product([(y, a)])
             elif base is scalar:
