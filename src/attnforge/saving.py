@@ -1,7 +1,8 @@
-"""How files are written: whole or not at all, and over what is there only when asked to."""
+"""How files are written: whole or not at all, and over what is there only when asked to; and their hash."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -106,3 +107,8 @@ def _naming(target: Path) -> Iterator[None]:
             raise
         raise OSError(error.errno, f"cannot write it: {error.strerror}", str(target)) from error
 
+
+def file_hash(path: Path) -> str:
+    """The SHA-256 of a file, of any size."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

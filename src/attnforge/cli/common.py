@@ -23,6 +23,7 @@ from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import ArgumentError, AttnforgeError, CertificateError, PurityError, closest
+from ..extras import require
 from ..progress import stages
 from ..saving import free_file
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from ..box import Box
     from ..certificates.certificate import Certificate
+    from ..certificates.certified import CertifiedModule
 
 # Exit codes: a check, or the machine (a full disk), failed; the command was used wrongly; the user interrupted it (128
 # + SIGINT, as shells count).
@@ -378,6 +380,21 @@ def existing(file: Path) -> Path:
         beside = (p.name for p in file.parent.iterdir() if p.is_file()) if file.parent.is_dir() else ()
         raise ArgumentError(f"there is no file '{file}'{closest(file.name, beside)}")
     return file
+
+
+def require_pages() -> None:
+    """`MissingExtra` where pages cannot be written: found out before the work, not after it."""
+    require("jinja2", "report")
+    require("matplotlib", "report")
+
+
+def keep(net: CertifiedModule, output: Path | None, report: Path | None, force: bool) -> None:
+    """Save a network and write its page, where they are asked for."""
+    if output is not None:
+        net.save(output, force=force)
+    if report is not None:
+        with waiting("writing the page"):
+            net.report(report, force=force)
 
 
 def refuse_overwriting(files: Mapping[str | tuple[str, ...], Path | None], force: bool) -> list[Path]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError
-from ..extras import require
 from .common import (
     BOX,
     COUNT,
@@ -23,7 +22,9 @@ from .common import (
     Shipped,
     box,
     formulas_of,
+    keep,
     refuse_overwriting,
+    require_pages,
     say,
     say_certificate,
     say_json,
@@ -64,19 +65,12 @@ def compile(
         raise ArgumentError("how large may the error be? give --eps, --rtol or both, such as --eps 1e-3")
     where = box(boxes or [])
     written = refuse_overwriting({".safetensors": output, ".html": report}, force)
-    if report is not None:  # found out now, not after the work
-        require("jinja2", "report")
-        require("matplotlib", "report")
+    if report is not None:
+        require_pages()
     start = time.perf_counter()
     net = build(formulas_of(formulas), where, eps, rtol=rtol, dtype=dtype.torch)
     seconds = time.perf_counter() - start
-    if output is not None:
-        net.save(output, force=force)
-    if report is not None:
-        from ..report.network import network_page
-
-        with waiting("writing the page"):
-            network_page(net).save(report, force=force)
+    keep(net, output, report, force)
     if as_json:
         say_json(description(net, seconds, written))
         return

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..extras import require
-from .common import COUNT, NUMBER, AsJson, Named, say, say_json, waiting
+from .common import COUNT, NUMBER, AsJson, Named, require_pages, say, say_json, waiting
 
 if TYPE_CHECKING:
     from ..conversion.record import Conversion
@@ -70,8 +69,7 @@ def convert(
     folder = pretrained.find_folder(source)
     lines = None if texts is None else pretrained.read_texts(texts)
     prepare(output, force)
-    require("jinja2", "report")  # found out now, not after the work
-    require("matplotlib", "report")
+    require_pages()
     with waiting(f"reading {source}"):
         tokenizer = None if lines is None else pretrained.read_tokenizer(folder)
         model = pretrained.read_model(folder, None if dtype is None else dtype.torch)

@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError
-from ..extras import require
-from .common import COUNT, AsJson, DType, Force, existing, refuse_overwriting, say, say_json, table, waiting
+from .common import (
+    COUNT,
+    AsJson,
+    DType,
+    Force,
+    existing,
+    keep,
+    refuse_overwriting,
+    require_pages,
+    say,
+    say_json,
+    table,
+    waiting,
+)
 
 if TYPE_CHECKING:
     from ..rasp import Sequences, SOp
@@ -63,20 +75,13 @@ def rasp(
     from ..compiler.pipeline import compile as build
 
     written = refuse_overwriting({".safetensors": output, ".html": report}, force)
-    if report is not None:  # found out now, not after the work
-        require("jinja2", "report")
-        require("matplotlib", "report")
+    if report is not None:
+        require_pages()
     start = time.perf_counter()
     with waiting("compiling"):
         net = build(program, domain, dtype=dtype.torch)
     seconds = time.perf_counter() - start
-    if output is not None:
-        net.save(output, force=force)
-    if report is not None:
-        from ..report.program import program_page
-
-        with waiting("writing the page"):
-            program_page(net).save(report, force=force)
+    keep(net, output, report, force)
     certificate = net.certificate
     if as_json:
         size = {name: value for name, value in vars(net.size).items() if isinstance(value, int | float | str)}

@@ -121,17 +121,7 @@ def _edges(net: CompiledNetwork, site: Site, heads: StoredHeads) -> tuple[float,
 
 def crossings(spec: SelfSpec) -> list[Array]:
     """Edges around the places where two logits of a gate cross."""
-    keys = np.concatenate([spec.b_K[:, None], spec.M_K], 1)
-    slope = np.einsum("hk,hsk->hs", spec.W_Q[:, 0], keys)
-    offset = np.einsum("hk,hsk->hs", spec.b_Q, keys)
-    i, j = np.triu_indices(keys.shape[1], 1)
-    steep, level = (slope[:, i] - slope[:, j]).ravel(), (offset[:, i] - offset[:, j]).ravel()
-    live = np.abs(steep) > 0
-    return [
-        place + sign * NEAR / abs(rate)
-        for rate, place in zip(steep[live], -level[live] / steep[live], strict=True)
-        for sign in (-1.0, 1.0)
-    ]
+    return [place + sign * NEAR / rate for rate, place in zip(*spec.crossings, strict=True) for sign in (-1.0, 1.0)]
 
 
 def derive(

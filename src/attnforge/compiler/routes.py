@@ -12,7 +12,7 @@ import torch
 
 from ..arguments import is_whole
 from ..box import Box, Interval, boxes_of
-from ..certificates.certificate import upper_text
+from ..certificates.certificate import aligned, upper_text
 from ..dtypes import by_name, dtype_name
 from ..errors import ArgumentError, AttnforgeError
 from ..progress import shown
@@ -51,24 +51,12 @@ class Sizes:
 
     def __str__(self) -> str:
         header = ("route", "layers", "heads", "anchors", "parameters", "bound", "note")
-        rows = [
-            (
-                r.name,
-                str(r.layers),
-                _count(r.heads),
-                _count(r.anchors),
-                _count(r.parameters),
-                upper_text(r.bound),
-                r.note,
-            )
-            for r in self.routes
-        ]
-        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-        lines = [
-            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]
-        ]
+        rows = []
+        for r in self.routes:
+            sizes = (_count(size) for size in (r.heads, r.anchors, r.parameters))
+            rows.append((r.name, str(r.layers), *sizes, upper_text(r.bound), r.note))
         title = f"routes for {self.target} at eps = {self.eps:g}, {self.dtype}"
-        return "\n".join([title, lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+        return "\n".join([title, *aligned(header, rows)])
 
 
 @shown("planning")

@@ -35,7 +35,7 @@ from ..errors import ArgumentError, CertificateError
 from ..extras import transformers_without_bars
 from ..functions.registry import parse
 from ..heads.build import computes
-from ..saving import whole_folder
+from ..saving import file_hash, whole_folder
 from .build import scale_of
 from .find import jump_of, norm_of, recognise
 from .folder import model_class, read_config
@@ -245,7 +245,7 @@ def _write(
         plain: Any = copy.deepcopy(model.config)
         plain.architectures = [type(model).__name__]
         plain.save_pretrained(path)
-        config = _file_hash(path / CONFIG)
+        config = file_hash(path / CONFIG)
         if model.can_generate():  # type: ignore[operator]
             model.generation_config.save_pretrained(path)  # type: ignore[union-attr,operator]
     if tokenizer is not None:
@@ -337,7 +337,7 @@ def _header(path: Path) -> dict[str, Any]:
     if header.get("config") is not None:
         if not (path / CONFIG).is_file():
             raise CertificateError(f"'{path}' has no {CONFIG}, which {DESCRIPTION} speaks of")
-        if _file_hash(path / CONFIG) != header["config"]:
+        if file_hash(path / CONFIG) != header["config"]:
             raise CertificateError(f"'{path / CONFIG}' was changed: its hash is not the one in {DESCRIPTION}")
     return header
 
@@ -444,10 +444,6 @@ def _distinct(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _is_pretrained(model: nn.Module) -> bool:
     """Whether a model can `save_pretrained`, found out without loading transformers."""
     return any(kind.__name__ == "PreTrainedModel" for kind in type(model).__mro__)
-
-
-def _file_hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _digest(header: Mapping[str, Any]) -> str:

@@ -6,7 +6,8 @@ see a different key and value at every row; they are spelled out as MatMul, Soft
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from .plain.transformer import PlainTransformer
 if TYPE_CHECKING:
     import onnx
 
+Shape: TypeAlias = tuple[str | int, ...]  # a name for a free size, a number for a fixed one
 FLOATS = {torch.float32: 1, torch.float64: 11}  # onnx.TensorProto.FLOAT and DOUBLE
 
 
@@ -58,6 +60,22 @@ class OnnxGraph:
         if key not in self.constants:
             self.constants[key] = numpy_helper.from_array(array, key)
         return key
+
+    def model(
+        self, inputs: Mapping[str, Shape], output: str, shape: Shape, opset: int, given: int = 0
+    ) -> onnx.ModelProto:
+        """The model of what was added, checked; its inputs are numbers of the dtype, or of the kind that is given."""
+        from onnx import checker, helper
+
+        kind = FLOATS[self.dtype]
+        taken = [helper.make_tensor_value_info(name, given or kind, size) for name, size in inputs.items()]
+        put_out = [helper.make_tensor_value_info(output, kind, shape)]
+        body = helper.make_graph(self.nodes, "attnforge", taken, put_out, list(self.constants.values()))
+        opsets = [helper.make_opsetid("", opset)]
+        version = helper.find_min_ir_version_for(opsets)
+        found = helper.make_model(body, opset_imports=opsets, producer_name="attnforge", ir_version=version)
+        checker.check_model(found)
+        return found
 
     def reshape(self, x: str, *shape: int) -> str:
         return self.node("Reshape", x, self.whole(*shape))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from ..theorems.partition import MaxAffine
 from ..theorems.ramps import Ramp
 from ..theorems.result import Construction
 from .fresh import open_session
-from .graph import FLOATS, OnnxGraph, layer, network, transformer
+from .graph import OnnxGraph, Shape, layer, network, transformer
 from .plain.transformer import PlainTransformer
 from .verification import Artefact, domain
 from .writing import network_of, steps
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     import onnxruntime
 
 OPSET = 23  # the first with the operator Attention
-Shape: TypeAlias = tuple[str | int, ...]  # a name for a free size, a number for a fixed one
 MAX_BYTES = 1 << 31  # the largest file that protobuf can hold
 
 
@@ -198,23 +197,10 @@ def _names(net: CertifiedModule, count: int) -> list[str]:
 
 def _model(graph: OnnxGraph, inputs: dict[str, Shape], out: str, shape: Shape, whole: bool = False) -> onnx.ModelProto:
     """The model of a graph; its inputs are numbers of its dtype, or `whole` ones."""
-    from onnx import TensorProto, checker, helper
+    from onnx import TensorProto, helper
 
-    kind = FLOATS[graph.dtype]
-    given = int(TensorProto.INT64) if whole else kind
     graph.nodes.append(helper.make_node("Identity", [out], ["output"], name="output"))
-    body = helper.make_graph(
-        graph.nodes,
-        "attnforge",
-        [helper.make_tensor_value_info(name, given, size) for name, size in inputs.items()],
-        [helper.make_tensor_value_info("output", kind, shape)],
-        list(graph.constants.values()),
-    )
-    opsets = [helper.make_opsetid("", OPSET)]
-    version = helper.find_min_ir_version_for(opsets)
-    model = helper.make_model(body, opset_imports=opsets, producer_name="attnforge", ir_version=version)
-    checker.check_model(model)
-    return model
+    return graph.model(inputs, "output", shape, OPSET, int(TensorProto.INT64) if whole else 0)
 
 
 # -- traced ---------------------------------------------------------------------------------------------------------

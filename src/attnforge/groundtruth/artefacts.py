@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from ..certificates.certified import CertifiedModule, load
@@ -10,10 +9,10 @@ from ..errors import ArgumentError, CertificateError
 from ..export.hf.folder import load_hf
 from ..export.lens import Lens, load_lens
 from ..export.verification import Artefact, is_lens_file
+from ..saving import file_hash
 from .evidence import Checked, check, manifest
 from .manifest import Manifest
 
-PIECE = 1 << 20  # bytes that are hashed at a time
 WEIGHTS = "model.safetensors"  # what a Hugging Face folder holds its weights in
 
 
@@ -34,11 +33,7 @@ def opened(path: str | Path) -> CertifiedModule | Lens:
 def digest(path: str | Path) -> str:
     """The SHA-256 of a file, or of the weights of a Hugging Face folder."""
     source = Path(path)
-    found = hashlib.sha256()
-    with (source / WEIGHTS if source.is_dir() else source).open("rb") as file:
-        while piece := file.read(PIECE):
-            found.update(piece)
-    return found.hexdigest()
+    return file_hash(source / WEIGHTS if source.is_dir() else source)
 
 
 def place_beside(path: str | Path) -> Path:

@@ -60,6 +60,17 @@ class SelfSpec:
         """(key coordinates, memory slots, value channels): specs of one kind fit into one group of heads."""
         return self.W_Q.shape[2], self.M_K.shape[1], self.W_V.shape[2]
 
+    @property
+    def crossings(self) -> tuple[Array, Array]:
+        """Of every two slots of a head of one number: how fast their logits draw apart, and where they cross."""
+        keys = np.concatenate([self.b_K[:, None], self.M_K], 1)
+        slope = np.einsum("hk,hsk->hs", self.W_Q[:, 0], keys)
+        offset = np.einsum("hk,hsk->hs", self.b_Q, keys)
+        i, j = np.triu_indices(keys.shape[1], 1)
+        steep, level = (slope[:, i] - slope[:, j]).ravel(), (offset[:, i] - offset[:, j]).ravel()
+        live = np.abs(steep) > 1e-300
+        return np.abs(steep[live]), -level[live] / steep[live]
+
     def rounded(self, dtype: torch.dtype) -> SelfSpec:
         """The numbers as a dtype stores them."""
         return SelfSpec(**{f.name: rounded(getattr(self, f.name), dtype) for f in fields(self)})

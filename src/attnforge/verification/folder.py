@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -35,7 +34,7 @@ from ..errors import ArgumentError, AttnforgeError, CertificateError, PrecisionE
 from ..extras import require
 from ..progress import stages
 from ..rasp.network.compiled import CompiledProgram
-from ..saving import write_whole
+from ..saving import file_hash, write_whole
 from ..threads import one_thread
 from . import programs
 from .graph import StoredGraph, model, of_model
@@ -270,7 +269,7 @@ def _written(
         None if made.witness is None else list(made.witness),
         None if made.outputs is None else [list(pair) for pair in made.outputs], {},
     )  # fmt: skip
-    instance.sha256.update({folder: _hash(path) for folder, path in instance.places(root).items()})
+    instance.sha256.update({folder: file_hash(path) for folder, path in instance.places(root).items()})
     return instance
 
 
@@ -286,11 +285,7 @@ def _write_labels(root: Path, instances: list[Instance]) -> None:
 def _whole(root: Path, instance: Instance) -> bool:
     """Whether the files of an instance are as they were written."""
     places = instance.places(root)
-    return all(path.is_file() and _hash(path) == instance.sha256.get(folder) for folder, path in places.items())
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return all(path.is_file() and file_hash(path) == instance.sha256.get(folder) for folder, path in places.items())
 
 
 # -- reading --------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..compiler.compiled import CompiledNetwork
 from ..errors import ArgumentError, CertificateError
-from ..export.graph import FLOATS, OnnxGraph
+from ..export.graph import OnnxGraph
 from ..extras import require
 from ..network import AttentionLayer, AttentionOnly, Heads
 
@@ -49,8 +49,6 @@ def written(
     `masks` says by how much the causal heads of a group (layer, group) put later keys behind.
     """
     require("onnx", "onnx")
-    from onnx import checker, helper
-
     dtype = next(net.parameters()).dtype
     graph = OnnxGraph(dtype)
     Z = "X" if tokens == 1 else graph.reshape("X", 1, tokens, width)
@@ -65,15 +63,7 @@ def written(
         Z = graph.node("MatMul", graph.number(torch.eye(1, tokens, dtype=dtype).unsqueeze(0)), Z, name="first row")
     graph.reshape(Z, 1, outputs)
     graph.nodes[-1].output[0] = "Y"
-    body = helper.make_graph(
-        graph.nodes, "attnforge", [helper.make_tensor_value_info("X", FLOATS[dtype], (1, tokens * width))],
-        [helper.make_tensor_value_info("Y", FLOATS[dtype], (1, outputs))], list(graph.constants.values()),
-    )  # fmt: skip
-    opsets = [helper.make_opsetid("", OPSET)]
-    version = helper.find_min_ir_version_for(opsets)
-    found = helper.make_model(body, opset_imports=opsets, producer_name="attnforge", ir_version=version)
-    checker.check_model(found)
-    return found
+    return graph.model({"X": (1, tokens * width)}, "Y", (1, outputs), OPSET)
 
 
 def _layer(

@@ -259,15 +259,9 @@ def _split(seat: BlockHead, rng: np.random.Generator) -> list[BlockHead]:
 
 def _distractor(inputs: Sequence[int], start: int, rng: np.random.Generator) -> BlockHead:
     """Attends to what tokens hold, by a random form of them, and writes a mean of them where nobody looks."""
-    total, k = start + WRITTEN, 2
-    query, key, value, output = (
-        np.zeros((total, k)),
-        np.zeros((total, k)),
-        np.zeros((total, WRITTEN)),
-        np.zeros((WRITTEN, total)),
-    )
-    size = math.sqrt(SHARP) / max(1.0, math.sqrt(len(inputs)))
-    query[inputs], key[inputs] = _coarse(rng.normal(size=(2, len(inputs), k)) * size)
+    total = start + WRITTEN
+    query, key = _attending(total, inputs, rng)
+    value, output = np.zeros((total, WRITTEN)), np.zeros((WRITTEN, total))
     value[inputs] = _coarse(rng.normal(size=(len(inputs), WRITTEN)))
     output[range(WRITTEN), range(start, total)] = 1.0
     about = free_head("distractor: a mean of inputs that nobody reads", "tokens", tuple(range(start, total)))
@@ -277,13 +271,20 @@ def _distractor(inputs: Sequence[int], start: int, rng: np.random.Generator) -> 
 def _idle(like: BlockHead, inputs: Sequence[int], spare: range, rng: np.random.Generator) -> BlockHead:
     """Attends to tokens, and would write what another head writes, of values that are always 0."""
     total, k = spare.stop, 2
-    query, key, value, output = np.zeros((total, k)), np.zeros((total, k)), np.zeros((total, k)), np.zeros((k, total))
-    size = math.sqrt(SHARP) / max(1.0, math.sqrt(len(inputs)))
-    query[inputs], key[inputs] = _coarse(rng.normal(size=(2, len(inputs), k)) * size)
+    query, key = _attending(total, inputs, rng)
+    value, output = np.zeros((total, k)), np.zeros((k, total))
     value[list(spare)] = _coarse(rng.normal(size=(len(spare), k)))
     columns = np.flatnonzero(np.abs(like.output).sum(0))
     output[:, columns] = _coarse(rng.normal(size=(k, len(columns))))
     return BlockHead(free_head("idle: reads what is always 0", "tokens"), query, key, value, output)
+
+
+def _attending(total: int, inputs: Sequence[int], rng: np.random.Generator) -> tuple[Array, Array]:
+    """Query and key of a head that attends to what columns hold: logits of about SHARP, whatever their number."""
+    query, key = np.zeros((2, total, 2))
+    size = math.sqrt(SHARP) / max(1.0, math.sqrt(len(inputs)))
+    query[inputs], key[inputs] = _coarse(rng.normal(size=(2, len(inputs), 2)) * size)
+    return query, key
 
 
 def _coarse(x: Array) -> Array:

@@ -105,13 +105,7 @@ def gate_error(spec: SelfSpec, target: Lines | Logistic, domain: GateDomain, dty
 
 def _edges(spec: SelfSpec, knots: tuple[float, ...], domain: GateDomain) -> Array:
     """Cell edges: the knots, and ever coarser steps away from where two logits of a head cross."""
-    keys = np.concatenate([spec.b_K[:, None], spec.M_K], 1)
-    slope = np.einsum("hk,hsk->hs", spec.W_Q[:, 0], keys)
-    offset = np.einsum("hk,hsk->hs", spec.b_Q, keys)
-    i, j = np.triu_indices(keys.shape[1], 1)
-    steep, level = (slope[:, i] - slope[:, j]).ravel(), (offset[:, i] - offset[:, j]).ravel()
-    live = np.abs(steep) > 1e-300
-    steep, level = np.abs(steep[live]), (-level[live] / steep[live])
+    steep, level = spec.crossings
     for knot in knots:  # a crossing that only rounding here keeps from a knot is that knot
         level = np.where(np.abs(level - knot) <= 8 * OWN * abs(knot), knot, level)
     steps = NEAR / steep[:, None]

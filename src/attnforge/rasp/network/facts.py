@@ -244,7 +244,7 @@ class Facts:
         sizes = np.array([len(self.values(operand)) for operand in node.operands], dtype=np.int64)
         if math.prod(sizes.tolist()) >= 2**62:  # one number a combination must fit into 64 bits
             raise node.fail("reads ops of too many values to number their combinations: split it, or make them fewer")
-        keys = distinct(_combined(columns, sizes), math.prod(sizes.tolist()))
+        keys = distinct(combined(columns, sizes), math.prod(sizes.tolist()))
         ids = np.unravel_index(keys, tuple(sizes))
         results = self._vectorised(node, ids)
         if results is None:
@@ -401,7 +401,7 @@ class Facts:
             if one not in self._maps:
                 self.values(one)  # a sum of means, whose values nobody has asked for yet
             sizes, keys, results = self._maps[one]
-            wanted = _combined([found[operand] for operand in one.operands], sizes)
+            wanted = combined([found[operand] for operand in one.operands], sizes)
             place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
             fits &= keys[place] == wanted  # what the map was not asked for cannot occur
             found[one] = results[place]
@@ -748,7 +748,7 @@ def _calls(function: object) -> int:
     return CALLS * SHORT // max(SHORT, getattr(function, "cost", 1))
 
 
-def _combined(columns: Sequence[Ids], sizes: Ids) -> Ids:
+def combined(columns: Sequence[Ids], sizes: Sequence[int] | Ids) -> Ids:
     """One number for each row of numbers below `sizes`."""
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column, size in zip(columns, sizes, strict=True):
@@ -772,7 +772,7 @@ def distinct_rows(columns: Sequence[Ids]) -> list[Ids]:
     sizes = [int(column.max()) + 1 for column in columns]
     if math.prod(sizes) >= 2**62:  # one number a row must fit into 64 bits
         return list(np.unique(np.stack(columns, 1), axis=0).T)
-    keys = distinct(_combined(columns, np.array(sizes, dtype=np.int64)), math.prod(sizes))
+    keys = distinct(combined(columns, sizes), math.prod(sizes))
     return list(np.unravel_index(keys, sizes))
 
 

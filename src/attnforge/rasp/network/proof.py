@@ -28,7 +28,7 @@ from ...heads.stored import refuse_endless, require_shapes
 from ...heads.token.bound import DEAD
 from ...network import AttentionLayer, AttentionOnly, Heads
 from ..language import Aggregate, SelectorWidth, SOp
-from .facts import MARKED, Facts, Ids, Mask
+from .facts import MARKED, Facts, Ids, Mask, combined
 from .layout import Feature, HeadRole, ProgramLayout, first_columns, ideal, inexact
 from .normal import ALL, order_free
 
@@ -195,9 +195,7 @@ class _Checker:
         ids = self.facts.joint(wanted) if wanted else []
         sizes = [len(self.facts.values(node)) for node in wanted]
         if wanted and math.prod(sizes) < 2**62:
-            key = np.zeros(len(ids[0]), dtype=np.int64)
-            for column, size in zip(ids, sizes, strict=True):
-                key = key * size + column
+            key = combined(ids, sizes)
             every = math.prod(sizes)
             if every <= MARKED:
                 first = np.full(every, -1)
@@ -408,9 +406,7 @@ class _Checker:
             top = (q.at[part] @ slots.at.T).argmax(1)
             lead, plain = self._ahead(q, slots, top, part)
             lead[np.arange(len(top)), top] = np.inf
-            worst = np.unravel_index(int(lead.argmin()), lead.shape)
-            if lead[worst] < least:
-                least, gap = float(lead[worst]), float(plain[worst])
+            least, gap = _least(lead, plain, least, gap)
             for i, feature in enumerate(written):
                 wanted = ideal(self.facts, feature, q.ids[self._op(feature)][part])
                 off = np.abs(out[top, i] - wanted) + slip[top, i] + inexact(self.facts, feature)
@@ -510,9 +506,7 @@ class _Checker:
                 under = np.where(hit | ~token, np.inf, under)
                 lead, plain = np.where(under < lead, under, lead), np.where(under < lead, bare, plain)
                 beyond = np.minimum(beyond, (logits - off)[row, sink] - pads[part])
-            worst = np.unravel_index(int(lead.argmin()), lead.shape)
-            if lead[worst] < least:
-                least, gap = float(lead[worst]), float(plain[worst])
+            least, gap = _least(lead, plain, least, gap)
             least = min(least, float(beyond.min()))
             if mean:
                 high = np.where(hit, logits + off, -np.inf).max(1)
@@ -656,9 +650,7 @@ class _Checker:
             lead, plain = self._ahead(q, Rows(keys, np.zeros_like(keys), {}), right, part)
             lead = lead - _up(slack[right][:, None] + slack)
             lead[np.arange(len(right)), right] = np.inf
-            worst = np.unravel_index(int(lead.argmin()), lead.shape)
-            if lead[worst] < least:
-                least, gap = float(lead[worst]), float(plain[worst])
+            least, gap = _least(lead, plain, least, gap)
         if not least > 0:
             raise HeadError(
                 f"the read-out: the right value is ahead of the others by {least:.4g}, and must be by more than 0",
@@ -713,6 +705,12 @@ def _apart(x: float, exact: Fraction) -> float:
     """How far a number is from a fraction, rounded upwards."""
     gap = abs(Fraction(x) - exact)
     return float(_up(np.array(float(gap) or 2.0**-1074))) if gap else 0.0
+
+
+def _least(lead: Array, plain: Array, least: float, gap: float) -> tuple[float, float]:
+    """The smallest lead so far, and how large it is without errors."""
+    worst = np.unravel_index(int(lead.argmin()), lead.shape)
+    return (float(lead[worst]), float(plain[worst])) if lead[worst] < least else (least, gap)
 
 
 def _most(x: Array) -> float:
