@@ -30,7 +30,7 @@ from ..heads.site import Site
 from ..heads.stored import StoredHeads, refuse_endless, require_shapes, skip_of
 from ..network import AttentionLayer, AttentionOnly
 from ..programs.affine import Column, Form, affine_map, dropped, folding_error, forms
-from ..programs.enclose import Range, cells, ranges
+from ..programs.enclose import MOST_SYMBOLS, Range, cells, ranges
 from ..programs.ops import Apply, Constant
 from ..programs.positions import reads as values_read
 from ..programs.program import Program
@@ -82,7 +82,7 @@ class StoredMap:
     def errors(self, low: Array, high: Array, coming: Array) -> Array:
         """Errors (cell, token, column, source) of the result, from ranges (..., column) and errors of what is read."""
         weight, terms, total = np.abs(self.weight), roundings(self.weight, self.bias), coming.sum(-1)
-        out = np.einsum("ctbs,bw->ctws", coming, weight)
+        out = weight.T @ coming
         size = np.maximum(np.abs(low), np.abs(high))
         reach = (size + total) @ weight + np.abs(self.bias)
         out[..., -1] += self.own(low, high, size, total)
@@ -465,6 +465,7 @@ FIRST = 64  # cells of the first pass: all of them at once cost little more than
 EFFORT = 2000  # cells that are looked at before giving up: some tenths of a second for a formula
 BATCH = 24  # worst cells that are split in one round, for the same reason
 TRIES = 3  # coordinates that are tried for a split: those that the error depends on most
+LONGEST = 2**24  # numbers in the ranges of all cells together: some two seconds, whatever the network
 WORTH = 1.05  # times: cells are looked at from the output where that gains so much on some cell of the first pass
 
 
@@ -513,7 +514,12 @@ def network_bound(
     propagation: Propagation, goal: float, rtol: float = 0.0, effort: int = EFFORT, first: int = FIRST
 ) -> NetworkBound:
     """Upper bounds of the error; cells are split until it is at most goal + rtol |target|, or `effort` are looked
-    at."""
+    at, or fewer where each of them takes long."""
+    program = propagation.layout.program
+    symbols = program.tokens * program.ops[0].width
+    symbols = symbols if symbols <= MOST_SYMBOLS else 1
+    numbers = program.tokens * symbols * sum(op.width for op in program.ops)
+    effort = min(effort, max(first, LONGEST // numbers))
     known = _evaluate(propagation, *outward_cells(propagation.layout.program, first, propagation.setting.dtype), rtol)
     evaluated, backwards = len(known.low), bool((known.gain > WORTH).any())
     hopeless = not np.isfinite(known.excess).all() and _infinite_at_a_point(propagation, known, rtol)

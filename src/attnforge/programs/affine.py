@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ..dtypes import Array
 from ..functions.directed import dot_up, up
@@ -173,39 +174,67 @@ def is_head(program: Program, i: int) -> bool:
 
 def affine_map(of: list[Form], before: Sequence[Column], after: Sequence[Column]) -> tuple[Array, Array]:
     """The matrix and bias that make the columns `after` out of the atoms `before`, in float64."""
-    rows = {column: i for i, column in enumerate(before)}
     matrix, bias = np.zeros((len(before), len(after))), np.zeros(len(after))
-    for i, (value, channel) in enumerate(after):
-        bias[i] = of[value].bias[channel]
+    places = _places(before)
+    for value, made, channels in _by_value(after):
+        bias[made] = of[value].bias[channels]
         for atom, weight in of[value].weight.items():
-            for k in np.flatnonzero(weight[:, channel]):
-                matrix[rows[atom, int(k)], i] = weight[k, channel]
+            some = weight[:, channels]
+            read = np.flatnonzero(some.any(1))
+            matrix[_grid([places[atom, int(k)] for k in read], made)] = some[read]
     return matrix, bias
 
 
 def folding_error(of: list[Form], before: Sequence[Column], after: Sequence[Column]) -> tuple[Array, Array]:
     """How far `affine_map` can be from the product of the matrices that are meant, entry by entry."""
     matrix, bias = np.zeros((len(before), len(after))), np.array([of[value].error()[c] for value, c in after])
-    rows = {column: i for i, column in enumerate(before)}
-    for i, column, error in _errors(of, after):
-        if column in rows:
-            matrix[rows[column], i] = error
+    places = _places(before)
+    for atom, made, error in _errors(of, after):
+        read = [k for k in np.flatnonzero(error.any(1)) if (atom, int(k)) in places]
+        matrix[_grid([places[atom, int(k)] for k in read], made)] = error[read]
     return matrix, bias
 
 
 def dropped(of: list[Form], before: Sequence[Column], after: Sequence[Column]) -> list[tuple[int, Column, float]]:
     """Which column of `after` should read which atom that is not `before`, since its weight cancels in float64, and
     how large that weight may be."""
-    return [entry for entry in _errors(of, after) if entry[1] not in set(before)]
+    known = set(before)
+    return [
+        (int(made[i]), (atom, int(k)), float(error[k, i]))
+        for atom, made, error in _errors(of, after)
+        for k in np.flatnonzero(error.any(1))
+        if (atom, int(k)) not in known
+        for i in np.flatnonzero(error[k])
+    ]
 
 
-def _errors(of: list[Form], after: Sequence[Column]) -> Iterator[tuple[int, Column, float]]:
-    for i, (value, channel) in enumerate(after):
-        form = of[value]
-        for atom in form.size:
-            error = form.error(atom)[:, channel]
-            for k in np.flatnonzero(error):
-                yield i, (atom, int(k)), float(error[k])
+def _grid(rows: list[int], columns: list[int]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """An index for all of these rows and columns."""
+    return np.array(rows, dtype=np.intp)[:, None], np.array(columns, dtype=np.intp)[None]
+
+
+def _places(columns: Sequence[Column]) -> dict[Column, int]:
+    return {column: i for i, column in enumerate(columns)}
+
+
+def _by_value(columns: Sequence[Column]) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Columns by the value they belong to: the value, their places and their channels."""
+    groups: dict[int, tuple[list[int], list[int]]] = {}
+    for i, (value, channel) in enumerate(columns):
+        made, channels = groups.setdefault(value, ([], []))
+        made.append(i)
+        channels.append(channel)
+    for value, (made, channels) in groups.items():
+        yield value, made, channels
+
+
+def _errors(of: list[Form], after: Sequence[Column]) -> Iterator[tuple[int, list[int], Array]]:
+    """How far weights of an atom may be off: the atom, the places of the columns that are made, (row, column)."""
+    for value, made, channels in _by_value(after):
+        for atom in of[value].size:
+            error = of[value].error(atom)[:, channels]
+            if error.any():
+                yield atom, made, error
 
 
 def _sum_up(a: Array, b: Array) -> Array:

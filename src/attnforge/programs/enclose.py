@@ -259,7 +259,7 @@ def _linear(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     slope, form_low, form_high, form_size = 0.0, op.bias, op.bias, 0.0
     for tilt, weight in zip(tilts, op.weights, strict=True):
         plus, minus = _signs(weight)
-        slope = slope + np.einsum("ctks,kw->ctws", tilt.slope, weight)
+        slope = slope + weight.T @ tilt.slope
         form_low = form_low + tilt.low @ plus + tilt.high @ minus
         form_high = form_high + tilt.high @ plus + tilt.low @ minus
         form_size = form_size + tilt.size @ np.abs(weight)
