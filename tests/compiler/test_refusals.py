@@ -3,6 +3,7 @@
 import itertools
 import math
 import runpy
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -331,3 +332,22 @@ def test_a_plan_is_what_compile_builds(name: str, share: float) -> None:
     assert (size.layers, size.heads, size.anchors, size.parameters, net.bound) in [
         (r.layers, r.heads, r.anchors, r.parameters, math.nextafter(r.bound, math.inf)) for r in routes
     ]
+
+
+@pytest.mark.parametrize(
+    ("formula", "box", "dtype"),
+    [
+        ("sin(x)", (1e30, 1e30), F64), ("tan(x)", (1e30, 1e30), F64), ("cbrt(x)", (0.0, 5e-324), F64),
+        ("log1p(x)", (5e-324, 5e-324), F64), ("abs(x)", (-1e-38, 3e38), F32), ("max(x, 1)", (0.0, 3.4028e38), F32),
+    ],
+)  # fmt: skip
+def test_boxes_at_the_ends_of_a_dtype_are_refused_with_the_promised_error(formula, box, dtype) -> None:
+    with suppress(PrecisionError):
+        assert af.compile(formula, {"x": box}, eps=1e-2, dtype=dtype).bound <= 1e-2
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-320, 1e-280])
+def test_products_below_float64_have_a_bound_above_zero(size: float) -> None:
+    """What is computed is 0, and x*y is not: a bound of 0 was certified once."""
+    box = {"x": (-size, size), "y": (-size, size)}
+    assert all(af.compile(formula, box, eps=1e-2, dtype=F64).bound > 0 for formula in ("x*y", "relu(x)*y"))

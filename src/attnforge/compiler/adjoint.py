@@ -66,8 +66,9 @@ class Influence:
 
 
 def _wide(radius: Array, terms: int) -> Array:
-    """An upper bound of a radius that was computed as a sum of so many terms; 2^-1000 is what products may lose."""
-    return np.where(radius > 0, radius * (1 + (terms + 8) * 2 * U) + 2.0**-1000, 0.0)
+    """An upper bound of a radius that was computed as a sum of so many terms; 2^-1000 is what products may lose, also
+    where they underflow to 0. What is not known stays so."""
+    return radius * (1 + (terms + 8) * 2 * U) + 2.0**-1000
 
 
 def _apply(op: Op, arguments: list[Range], after: Influence) -> list[Influence]:
@@ -297,5 +298,5 @@ def _behind(layout: Layout, arising: list[Arising], found: list[Range], course: 
         for i, column in enumerate(layout.first)
     )
     with np.errstate(invalid="ignore"):
-        parts = np.where(parts > 0, parts * (1 + (len(layout.sites) + 4096) * 2 * U), parts)
+        parts = parts * (1 + (len(layout.sites) + 4096) * 2 * U) + 2.0**-1000  # what products with errors may lose
     return np.where(np.isnan(parts), np.inf, parts).reshape(cells, rows, width, sources)

@@ -53,6 +53,8 @@ def pieces(function: Univariate, low: float, high: float) -> list[float]:
 
 
 def _long(function: Univariate, low: float, high: float) -> bool:
+    if not low < high:
+        return False  # a box of one point
     return low < _middle(low, high) < high and resolving(function, low, high, candidates(function, low, high)) > WAVES
 
 

@@ -72,7 +72,8 @@ class GateError:
 
 def gate_domain(target: GateTarget, lo: float, hi: float, dtype: torch.dtype) -> GateDomain:
     """Where the gate's scalar lives when every input is in [lo, hi], widened to numbers of `dtype`."""
-    low, high = (float(v[0]) for v in round_outward(np.array([lo]), np.array([hi]), dtype))
+    most = torch.finfo(dtype).max  # beyond it there are no numbers of the dtype
+    low, high = (min(max(float(v[0]), -most), most) for v in round_outward(np.array([lo]), np.array([hi]), dtype))
     size = max(abs(low), abs(high))
     if target.pair:
         span = math.nextafter(high - low, math.inf)

@@ -20,6 +20,8 @@ from ..stored import SelfSpec, StoredHeads
 from .bound import Sides, partials, product_error
 from .site import ProductSite
 
+LEAST = 2.0**-1074  # the smallest positive number: what a product of ours loses by underflow is at most half of it
+
 
 @dataclass(frozen=True)
 class ProductLocal(Local):
@@ -71,7 +73,9 @@ class ProductRule(Rule):
         errors = [product_error(_erring(spec, sides, most), sides, setting.dtype) for spec in specs]
         scale = max(abs(v) for v in x) if all(map(proportional, specs)) else None
         # every slot's weight and value, every head's output and both sums may underflow once
+        # and so may what is computed here, which is no zero for that
         lost = 16 * setting.tiny * max(float(np.abs(spec.W_O).sum()) * (1 + spec.M_K.shape[1]) for spec in specs)
+        lost += 2 * LEAST
         intervals = (x,) if len(site.spans) == 1 else (y, x) if site.swapped else (x, y)
         worst = max(errors, key=lambda error: or_endless(error.total))
         return ProductLocal(intervals, worst.total, worst.rounding, scale, lost)
@@ -81,6 +85,7 @@ class ProductRule(Rule):
     ) -> Passed:
         (x, y), (e_x, e_y) = ranges, inputs
         out = x.size[..., None] * e_y + (y.size + e_y.sum(-1))[..., None] * e_x
+        out = out + np.where((e_x > 0) | (e_y > 0), 2 * LEAST, 0.0)
         value, e_value = (y, e_y) if site.swapped else (x, e_x)
         return out, local.share(value.size + e_value.sum(-1))
 
@@ -147,7 +152,8 @@ class SquareRule(ProductRule):
         self, site: ProductSite, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array]
     ) -> Passed:
         (x,), (e,) = ranges, inputs
-        return (2 * x.size + e.sum(-1))[..., None] * e, local.share(x.size + e.sum(-1))
+        passed = (2 * x.size + e.sum(-1))[..., None] * e
+        return passed + np.where(e > 0, LEAST, 0.0), local.share(x.size + e.sum(-1))
 
 
 def _away(ends: tuple[Array, Array], shift: float) -> Array:
