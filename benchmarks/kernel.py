@@ -98,6 +98,30 @@ GATES: dict[str, Callable[..., GateHead]] = {
     "sigmoid": functools.partial(GateHead.sigmoid, -4, 4), "tanh gate": functools.partial(GateHead.tanh, -4, 4),
     "silu": functools.partial(GateHead.silu, -4, 4), "ramp": functools.partial(GateHead.ramp, -1, 2, lo=-3, hi=4),
     "piecewise": functools.partial(GateHead.piecewise_linear, [-1, 0, 0.5, 2], [1, 0, 2, -1]),
+    "larger number": functools.partial(GateHead.max, -2, 3), "smaller number": functools.partial(GateHead.min, 5, 6),
+}  # fmt: skip
+SQUARE = functools.partial(AnchorHead.fit, potential="square", fast=True)
+TABLES = {  # anchors that are read with one exponential, as one quotient, through a window and by pairs
+    "sine": functools.partial(SQUARE, "sin", -3, 3, anchors=16),
+    "gelu": functools.partial(SQUARE, "gelu", -4, 4, anchors=24),
+    "even sine": functools.partial(SQUARE, "sin", -3, 3, anchors=40),
+    "exp": functools.partial(SQUARE, "exp", -2, 2, anchors=31),
+    "relative exp": functools.partial(SQUARE, "exp", -2, 2, anchors=15, relative=True),
+    "window": functools.partial(SQUARE, "sin", -3, 3, anchors=60, kappa=0.5),
+    "cold window": functools.partial(SQUARE, "sin", -3, 3, anchors=40, kappa=8.0),
+    "pair": functools.partial(SQUARE, "sin", -3, 3, anchors=40, kappa=40.0, temperature="cold"),
+}  # fmt: skip
+WEIGHTS = [1.0, -2.0]
+RAMPS: dict[str, Callable[[torch.Tensor], theorems.Ramp]] = {
+    "paper": lambda w: theorems.ramp(w, 0.3, -1, 1, 16, radius=2), "tokens": lambda w: theorems.ramp(
+        w, 0.3, -1, 1, 16, radius=2, form="tokens"),
+    "causal": lambda w: theorems.ramp(w, 0.3, -1, 1, 16, radius=2, form="tokens", causal=True, channels=2),
+    "warm": lambda w: theorems.ramp(w, 0.3, -1, 1, 16, radius=2, variant="warm"),
+    "gate": lambda w: theorems.ramp(w, 0.3, -1, 1, 16, radius=2, variant="gate"),
+    "leaky": lambda w: theorems.leaky_relu(w, 0.3, 2.0, 16),
+    "heads": lambda w: theorems.ramp_heads(w, 0.3, -1, 1, 4, 10, radius=2),
+    "warm heads": lambda w: theorems.ramp_heads(w, 0.3, -1, 1, 4, 10, radius=2, variant="warm", causal=True),
+    "weights of their own": lambda w: theorems.ramp(torch.stack([w, w + 1]), [0.3, 0.1], -1, 1, 16, radius=2),
 }  # fmt: skip
 EFFORT = 200  # parts of the box that the derivation of a mutant looks at: norms need a hundred
 
@@ -157,8 +181,13 @@ def _heads() -> Iterator[tuple[str, CertifiedModule]]:
             yield f"{name}, {goal}", gate(dtype=dtype)
         for x, y in ((-1, 1), (-1, 1)), ((0, 1), (-5, 1)), ((-100, 100), (0.5, 2)), ((-1e-3, 1e-3), (7, 9)):
             yield f"{x} times {y}, {goal}", ProductHead.fit(x, y, dtype=dtype)
+            yield f"vectors in {x} times {y}, {goal}", ProductHead.fit(x, y, width=3, dtype=dtype)
         for name in FAST:
             yield f"fast {name}, {goal}", FastActivation.fit(name, -6, 6, dtype=dtype)
+        for name, table in TABLES.items():
+            yield f"fast anchors, {name}, {goal}", table(dtype=dtype)
+        for name, make in RAMPS.items():
+            yield f"theorem's ramp, {name}, {goal}", make(torch.tensor(WEIGHTS, dtype=dtype))
         for n in (2, 3, 7, 16):
             yield f"mean of {n}, {goal}", TokenHead.mean(n, 2, dtype=dtype)
             yield f"prefix mean of {n}, {goal}", TokenHead.prefix_mean(n, 2, dtype=dtype)
@@ -167,6 +196,8 @@ def _heads() -> Iterator[tuple[str, CertifiedModule]]:
             mixture = torch.randn(n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64).to(dtype)
             yield f"mixture of {n}, {goal}", TokenHead.mix(mixture, 2, dtype=dtype)
             yield f"gather of {n}, {goal}", TokenHead.gather(n, n - 1, 2, dtype=dtype)
+    for name in FAST:
+        yield f"fast {name}, bfloat16", FastActivation.fit(name, -6, 6, dtype=torch.bfloat16)
 
 
 def token_programs() -> Made:
@@ -280,7 +311,9 @@ FILES: dict[str, Callable[[], CertifiedModule]] = {
     "head: relative": functools.partial(AnchorHead.fit, "exp", -2, 2, anchors=24, relative=True),
     "head: relative, negative": functools.partial(AnchorHead.fit, "log", 0.1, 0.5, anchors=9, relative=True),
     **{f"head: {name}": GATES[name] for name in ("relu", "hard tanh", "silu", "ramp", "piecewise")},
+    **{f"head: {name}": GATES[name] for name in ("larger number", "smaller number")},
     "head: product": functools.partial(ProductHead.fit, (0, 1), (-5, 1)),
+    "head: product of a vector": functools.partial(ProductHead.fit, (0, 1), (-5, 1), width=2),
     "head: maximum": functools.partial(TokenHead.max, 3, 2, -1, 1, eps=1e-2),
     "head: minimum": functools.partial(TokenHead.min, 3, 2, -1, 2, eps=1e-2),
     "head: prefix mean": functools.partial(TokenHead.prefix_mean, 3, 2),
@@ -292,8 +325,12 @@ FILES: dict[str, Callable[[], CertifiedModule]] = {
     "fast: tanh": functools.partial(FastActivation.fit, "tanh", -3, 3),
     "fast: gelu": functools.partial(FastActivation.fit, "gelu", -2, 3, anchors=12),
     "fast: mish": functools.partial(FastActivation.fit, "mish", -2, 2, anchors=15),
-    "ramp: warm": functools.partial(theorems.ramp, torch.tensor([1.0, -2.0]), 0.3, -1, 1, 16, variant="warm", radius=2),
-    "ramp: gate": functools.partial(theorems.ramp, torch.tensor([1.0, -2.0]), 0.3, -1, 1, 16, variant="gate", radius=2),
+    "fast: half precision": functools.partial(FastActivation.fit, "gelu", -3, 3, dtype=torch.bfloat16),
+    "fast: anchors": functools.partial(SQUARE, "sin", -2, 3, anchors=9),
+    "fast: relative": functools.partial(SQUARE, "exp", -1, 1, anchors=7, relative=True),
+    "fast: window": functools.partial(SQUARE, "sin", -2, 2, anchors=36, kappa=0.5),
+    "fast: pair": functools.partial(SQUARE, "sin", -2, 2, anchors=10, kappa=18.0, temperature="cold"),
+    **{f"ramp: {name}": functools.partial(make, torch.tensor(WEIGHTS)) for name, make in RAMPS.items()},
     **{f"plain: {name}": functools.partial(exported, name) for name in ("anchor", "gate", "attention", "maximum")},
     "plain: program": functools.partial(exported, "program"),
     **{f"variant: {name}": functools.partial(varied, name) for name in ("anchor", "attention", "program")},

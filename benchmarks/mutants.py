@@ -24,6 +24,7 @@ from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.errors import AttnforgeError, CertificateError
 from attnforge.export.plain.derivation import derive as derive_plain
 from attnforge.export.plain.transformer import PlainTransformer, network_of
+from attnforge.heads.gate.head import GateHead
 from attnforge.heads.norm.head import NormHead
 from attnforge.heads.product.head import ProductHead
 from attnforge.heads.token.head import TokenHead
@@ -50,7 +51,7 @@ EDITS: dict[str, Callable[[float, float], float]] = {
     "zero": lambda x, other: 0.0,
     "swapped": lambda x, other: other,
 }
-KINDS = {"float32": torch.float32, "float64": torch.float64}
+KINDS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
 # -- what is changed ---------------------------------------------------------------------------------------------------
@@ -168,9 +169,20 @@ def head_error(head: CertifiedModule) -> float:
     if isinstance(head, NormHead):
         return _norm_error(head)
     x = points_of(head.box, head.dtype, POINTS)
+    if isinstance(head, ProductHead) and head.width is not None:
+        return _vector_error(head, x)
+    if isinstance(head, Ramp):  # tokens may have weights of their own
+        x = x[: len(x) // head.scalars * head.scalars].reshape(-1, head.scalars, x.shape[-1])
     inputs = x.unbind(-1) if head.box.names else (x,)
     found, exact = head.core(*inputs), _meant(head, x)
     return largest(found, exact, exact.abs() if getattr(head, "relative", False) else 1.0)
+
+
+def _vector_error(head: ProductHead, x: torch.Tensor) -> float:
+    """Of a vector times a number: its entries are points one after the other."""
+    assert head.width is not None
+    rows = torch.stack([x[:, 0].roll(k) for k in range(head.width)], -1)
+    return largest(head.core(rows, x[:, 1]), rows.double() * x[:, 1:].double())
 
 
 def _meant(head: Any, x: torch.Tensor) -> torch.Tensor:
@@ -180,6 +192,8 @@ def _meant(head: Any, x: torch.Tensor) -> torch.Tensor:
         return head.target(x)
     if isinstance(head, ProductHead):
         return exact[:, 0] * exact[:, 1]
+    if isinstance(head, GateHead) and head.spec.target.pair:
+        return exact.amax(-1) if head.name == "max" else exact.amin(-1)
     if not isinstance(head, TokenHead):
         return torch.from_numpy(target_of(head, x[:, 0]))
     about, n = head.config(), head.tokens
