@@ -32,7 +32,6 @@ from ..theorems.ramps import Ramp
 from .derivation import ANCHOR_CELLS, NEAR, SMOOTH_CELLS, crossings, finished
 
 EFFORT = 200  # parts of the box that are looked at: a head has one or two numbers to split
-MOST_ANCHORS = 128  # of a head that is proved: two cells each, seconds
 WORK = 1 << 15  # cells times slots beyond which tables are not made finer: seconds
 NORM_CELLS = (12, 32, 96)  # of a norm, for each factor e of the mean square: sigmoids move by less than 1 on each
 WIDER = 2.0**-7  # beyond the interval of variances: what the kernel admits at its ends
@@ -85,8 +84,8 @@ def derive(head: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
 def _edges(head: AnchorHead | GateHead) -> Array:
     """Edges of cells for the heads of one scalar."""
     if isinstance(head, AnchorHead):
-        if head.size > MOST_ANCHORS:
-            raise NotProved(f"the head has {head.size} anchors, and the kernel takes its time beyond {MOST_ANCHORS}")
+        if head.beyond:
+            raise NotProved(head.beyond)
         inner, wanted = head.cells(), max(ANCHOR_CELLS, int(head.size * max(2.0, head.kappa)))
         return np.append(inner[:: max(1, (len(inner) - 1) // wanted)], [inner[-1], 0.0])
     shape, spec = head.spec.target.shape, SelfSpec.read(head.layer)

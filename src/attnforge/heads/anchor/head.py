@@ -415,7 +415,7 @@ class AnchorHead(CertifiedModule):
 
     @property
     def beyond(self) -> str:
-        return f"it takes its time beyond {MOST} anchors" if self.fast and self.size > MOST else ""
+        return f"it takes its time beyond {MOST} anchors" if self.size > MOST else ""
 
     def core(self, *inputs: Tensor) -> Tensor:
         """The attention itself: one token per scalar, one channel."""
