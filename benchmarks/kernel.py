@@ -564,7 +564,7 @@ def main() -> int:
         console.print(summary(list(acceptance(few, "formula", console))))
         return 0
     kept, parts = json.loads(RESULTS.read_text("utf-8")), Parts(RESULTS, given.resume)
-    wanted = {f"{name}, {goal}" for name in given.names for goal in GOALS} or None
+    wanted = {f"{name}, {goal}" for name in given.names for goal in (*GOALS, "bfloat16")} or None
     for kind in given.only or KINDS:
         chosen = ((name, make) for name, make in KINDS[kind]()
                   if f"{kind}: {name}" not in parts and (wanted is None or name in wanted))  # fmt: skip
