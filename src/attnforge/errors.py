@@ -98,9 +98,12 @@ def _slips(a: str, b: str) -> int:
     return row[-1]
 
 
-def _caret(formula: str, position: int, width: int = 72) -> str:
+LINE = 72  # characters of a formula that are shown around a mistake: they fit a line, indented
+
+
+def _caret(formula: str, position: int) -> str:
     """The part of the formula around `position`, with a caret below it."""
-    start = max(0, min(position - width // 2, len(formula) - width))
-    window = formula[start : start + width].replace("\n", " ").replace("\t", " ")
-    left, right = "..." if start else "", "..." if start + width < len(formula) else ""
+    start = max(0, min(position - LINE // 2, len(formula) - LINE))
+    window = formula[start : start + LINE].replace("\n", " ").replace("\t", " ")
+    left, right = "..." if start else "", "..." if start + LINE < len(formula) else ""
     return f"  {left}{window}{right}\n  {' ' * (len(left) + position - start)}^"

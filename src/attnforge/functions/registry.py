@@ -105,13 +105,16 @@ def ranges(fn: Univariate, lo: Array, hi: Array) -> tuple[Array, Array]:
     return low, high
 
 
-def refined_range(fn: Univariate, lo: float, hi: float, cells: int = 16) -> tuple[float, float]:
+FIRST = 16  # cells of an interval whose range is refined: all of them at once cost little more than one
+
+
+def refined_range(fn: Univariate, lo: float, hi: float) -> tuple[float, float]:
     """Range over one interval by branch and bound: split the cells that can still widen the range seen at points.
 
     Stops when no cell can widen it by more than 1e-9 of itself, or when splitting no longer helps: a cell whose
     enclosure is dominated by rounding or by a pole never settles.
     """
-    ends = np.unique(np.concatenate([np.linspace(lo, hi, cells + 1), [k for k in fn.knots if lo < k < hi]]))
+    ends = np.unique(np.concatenate([np.linspace(lo, hi, FIRST + 1), [k for k in fn.knots if lo < k < hi]]))
     left, right = ends[:-1], ends[1:]
     settled_low, settled_high, before = np.inf, -np.inf, np.inf
     while True:

@@ -48,7 +48,7 @@ class Mean:
     n: int
 
 
-def slope(x: Sequence[float], y: Sequence[float | None], confidence: float = CONFIDENCE) -> Slope:
+def slope(x: Sequence[float], y: Sequence[float | None]) -> Slope:
     """Least squares of log y on log x; the interval is Student's, for the points as they are given.
 
     Several y at one x (seeds) are several points. Two points leave nothing to judge the scatter by: the interval is
@@ -75,11 +75,11 @@ def slope(x: Sequence[float], y: Sequence[float | None], confidence: float = CON
     residual = v - intercept - value * u
     deviation = math.sqrt(float((residual**2).sum()) / (n - 2) / weight)
     # Points on an exact line leave a residual of rounding only; the interval still covers the rounding of the fit.
-    reach = student(confidence, n - 2) * deviation + 8 * n * np.finfo(float).eps * (1 + abs(value))
+    reach = student(CONFIDENCE, n - 2) * deviation + 8 * n * np.finfo(float).eps * (1 + abs(value))
     return Slope(value, value - float(reach), value + float(reach), n, intercept)
 
 
-def mean(values: Sequence[float | None], confidence: float = CONFIDENCE) -> Mean:
+def mean(values: Sequence[float | None]) -> Mean:
     """The mean with Student's interval; None is left out, and one value alone has no interval but the whole line.
 
     >>> found = mean([1.0, 2.0, 3.0])
@@ -93,7 +93,7 @@ def mean(values: Sequence[float | None], confidence: float = CONFIDENCE) -> Mean
     if len(kept) == 1:
         return Mean(centre, -math.inf, math.inf, math.inf, 1)
     spread = math.sqrt(math.fsum((v - centre) ** 2 for v in kept) / (len(kept) - 1))
-    reach = student(confidence, len(kept) - 1) * spread / math.sqrt(len(kept))
+    reach = student(CONFIDENCE, len(kept) - 1) * spread / math.sqrt(len(kept))
     return Mean(centre, centre - reach, centre + reach, spread, len(kept))
 
 
@@ -144,11 +144,11 @@ def rate(quantity: str, predicted: float, fit: Slope, tolerance: float = 0.1, no
     return Finding(quantity, predicted, fit.value, (fit.low, fit.high), verdict, rule, note=note)
 
 
-def growth(quantity: str, predicted: float, fit: Slope, tolerance: float = 0.1, note: str = "") -> Finding:
+def growth(quantity: str, predicted: float, fit: Slope, tolerance: float = 0.1) -> Finding:
     """Does a cost grow with at most the predicted exponent? A slower growth is better than predicted."""
-    found = rate(quantity, predicted, fit, tolerance, note)
+    found = rate(quantity, predicted, fit, tolerance)
     rule = found.rule.replace("the error falls faster", "the cost grows more slowly")
-    return Finding(quantity, predicted, found.measured, found.interval, found.verdict, rule, "at most", note)
+    return Finding(quantity, predicted, found.measured, found.interval, found.verdict, rule, "at most")
 
 
 def bound(quantity: str, pairs: Sequence[tuple[float, float]], better: float = 10.0, note: str = "") -> Finding:
@@ -190,11 +190,11 @@ def equal(
     return Finding(quantity, predicted, found.value, (found.low, found.high), verdict, rule, note=note)
 
 
-def close(quantity: str, predicted: float, measured: float, relative: float, note: str = "") -> Finding:
+def close(quantity: str, predicted: float, measured: float, relative: float) -> Finding:
     """Is a measured number the predicted one, up to a stated relative distance? There is no better, only agreement."""
     verdict = AGREES if abs(measured - predicted) <= relative * abs(predicted) else FAILS
     rule = f"within {100 * relative:g} % of the predicted value: agrees; else: does not hold"
-    return Finding(quantity, predicted, measured, None, verdict, rule, note=note)
+    return Finding(quantity, predicted, measured, None, verdict, rule)
 
 
 def threshold(quantity: str, limit: float, measured: float, at_least: bool = False, note: str = "") -> Finding:

@@ -81,10 +81,10 @@ def figure_of(head: AnchorHead | GateHead | ChainHead) -> Figure:
 
 
 @torch.no_grad()
-def head_picture(head: AnchorHead, points: int = POINTS) -> HeadPicture:
+def head_picture(head: AnchorHead) -> HeadPicture:
     """An anchor head at points that are even between its anchors, evaluated as shipped, compared in float64."""
     ends = head.potential.flat(np.array([head.lo, head.hi]))
-    y = _inside(head.potential.unflat(np.linspace(ends[0], ends[1], points * CROWD)), head)
+    y = _inside(head.potential.unflat(np.linspace(ends[0], ends[1], POINTS * CROWD)), head)
     target, output = head.function.value(y.double()), head.core(y).double()
     error = (output - target) / (target.abs() if head.relative else 1.0)
     kept = _worst(error.abs())
@@ -154,16 +154,16 @@ class SlotsPicture:
 
 
 @torch.no_grad()
-def slots_picture(head: AnchorHead | GateHead | ChainHead, points: int = 2 * POINTS) -> SlotsPicture:
+def slots_picture(head: AnchorHead | GateHead | ChainHead) -> SlotsPicture:
     """A gate near its first kink, or any head of few slots (of a chain the first) on all of its interval."""
-    y = _inside(np.linspace(head.lo, head.hi, points), head)
+    y = _inside(np.linspace(head.lo, head.hi, 2 * POINTS), head)
     place, near = None, y
     if isinstance(head, GateHead) and isinstance(head.spec.target.shape, Lines) and head.sharpness is not None:
         kinks = [k for k in head.spec.target.shape.knots if head.lo <= k <= head.hi]
         if kinks:
             place = kinks[0]
             reach = max(NEAR / head.sharpness, 64 * float(np.spacing(np.float32(place)) if place else 0.0))
-            near = _inside(place + np.linspace(-reach, reach, points), head)
+            near = _inside(place + np.linspace(-reach, reach, 2 * POINTS), head)
     group = head.layer.heads()[0]
     weights = group.weights(near.unsqueeze(-1))
     error = (head.core(near).double() - torch.from_numpy(target_of(head, near))).numpy()

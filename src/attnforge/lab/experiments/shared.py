@@ -23,6 +23,7 @@ CHANNELS = 32  # of the published networks; all but the first should be 0
 NETWORKS = ("cold", "warm", "gate")
 PRECISIONS = ("float64", "float32")  # what networks ship in, the finer one first
 AT_ONCE = 1 << 20  # weights of one evaluation: 8 MB, so that long lines are measured in little memory
+BEYOND = 0.1  # of the range on both sides of it: there a ramp is flat
 BESIDE = (1e-6, 1e-2, 0.06, 0.08, 0.09, 0.1, 0.12, 0.3)  # where to look next to the middle of two anchors, in spacings
 
 
@@ -132,12 +133,12 @@ def rounding_of(m: Construction) -> float:
     return sum(term.value for term in m.certificate.terms if term.source == "rounding")
 
 
-def places(a: float, b: float, p: int, count: int, beyond: float = 0.1) -> Tensor:
+def places(a: float, b: float, p: int, count: int) -> Tensor:
     """Scalars to look at: evenly from below a to above b, and beside the middles between anchors, where ties are."""
     step, width = (b - a) / (p - 1), b - a
     middles = a + step * (torch.linspace(0, p - 2, min(p - 1, count // 16), dtype=torch.float64).round() + 0.5)
     near = [middles + sign * beside * step for beside in BESIDE for sign in (-1, 1)]
-    even = torch.linspace(a - beyond * width, b + beyond * width, count, dtype=torch.float64)
+    even = torch.linspace(a - BEYOND * width, b + BEYOND * width, count, dtype=torch.float64)
     return torch.cat([even, *near])
 
 

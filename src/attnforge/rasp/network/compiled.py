@@ -29,6 +29,7 @@ from .layout import Feature, ProgramLayout
 from .normal import normal
 from .proof import Proof, prove
 
+LISTED = 12  # values of a sequence in a row of a trace: what a line of a terminal holds beside the op's name
 LEMMAS = ("P1", "P2", "P3", "P4", "P5", "P6")
 
 
@@ -455,6 +456,6 @@ def _plain(label: str) -> str:
     return label[1:-1] if label.startswith("'") and label.endswith("'") else label
 
 
-def _list(values: Sequence[Any], most: int = 12) -> str:
-    texts = [f"{v:.6g}" if isinstance(v, float) else shown(v) for v in values[:most]]
-    return " ".join(texts) + (" ..." if len(values) > most else "")
+def _list(values: Sequence[Any]) -> str:
+    texts = [f"{v:.6g}" if isinstance(v, float) else shown(v) for v in values[:LISTED]]
+    return " ".join(texts) + (" ..." if len(values) > LISTED else "")
