@@ -448,6 +448,134 @@ def module(seed: int) -> Case:
     return Case(text, dtype, lambda: af.compile(net, box, eps, dtype=dtype), truth)
 
 
+def sorted_row(a: Numbers, row: list[Any]) -> list[Any]:
+    """A row in order, the largest carried to the end first."""
+    row = list(row)
+    for end in range(len(row) - 1, 0, -1):
+        for i in range(end):
+            row[i], row[i + 1] = a.smaller(row[i], row[i + 1]), a.larger(row[i], row[i + 1])
+    return row
+
+
+def running(a: Numbers, row: list[Any], join: Callable[[Any, Any], Any]) -> list[Any]:
+    found = [row[0]]
+    for x in row[1:]:
+        found.append(join(found[-1], x))
+    return found
+
+
+def weighed(a: Numbers, row: list[Any], shares: dict[int, Fraction]) -> Any:
+    parts = [a.number(share, row[0]) * row[i] for i, share in shares.items()]
+    return sum(parts[1:], parts[0])
+
+
+def between(count: int, after: int, corners: bool) -> list[dict[int, Fraction]]:
+    """The shares of the two neighbours in linear interpolation."""
+    found = []
+    for k in range(after):
+        step = Fraction(count - 1, after - 1) if after > 1 else Fraction(0)
+        at = step * k if corners else max(Fraction(0), Fraction(count, after) * (2 * k + 1) / 2 - Fraction(1, 2))
+        low = min(math.floor(at), count - 1)
+        shares = {low: 1 - (at - low)}
+        high = min(low + 1, count - 1)
+        found.append({**shares, high: shares.get(high, Fraction(0)) + at - low})
+    return found
+
+
+#: What a row may go through: its operation in torch, and its definition.
+Row = tuple[str, Callable[[Tensor], Tensor], Callable[[Numbers, list[Any]], list[Any]]]
+
+
+def order_statistic(rng: np.random.Generator, width: int) -> Row:
+    """An operation on rows that compares, sums or interpolates their entries."""
+    k, down = int(rng.integers(1, width + 1)), bool(rng.random() < 0.5)
+    share = float(rng.choice([0.0, 0.25, 0.5, 1.0, rng.random()]))
+    place = Fraction(share) * (width - 1)
+    low = math.floor(place)
+    near = {low: 1 - (place - low), **({low + 1: place - low} if place > low else {})}
+    after, corners = int(rng.integers(1, 7)), bool(rng.random() < 0.5)
+    goals = [int(g) for g in rng.integers(0, 3, width)]
+    limit = float(rng.choice([0.0, 0.3, 1.0]))
+    lines = between(width, after, corners)
+    found: list[Row] = [
+        ("sort", lambda x: x.sort(-1, descending=down).values, lambda a, r: sorted_row(a, r)[:: -1 if down else 1]),
+        ("topk", lambda x: x.topk(k, -1, largest=down).values,
+         lambda a, r: sorted_row(a, r)[:: -1 if down else 1][:k]),
+        ("kthvalue", lambda x: x.kthvalue(k, -1, keepdim=True).values, lambda a, r: [sorted_row(a, r)[k - 1]]),
+        ("median", lambda x: x.median(-1, keepdim=True).values, lambda a, r: [sorted_row(a, r)[(width - 1) // 2]]),
+        ("quantile", lambda x: x.quantile(share, -1, keepdim=True), lambda a, r: [weighed(a, sorted_row(a, r), near)]),
+        ("cummax", lambda x: x.cummax(-1).values, lambda a, r: running(a, r, a.larger)),
+        ("cummin", lambda x: x.cummin(-1).values, lambda a, r: running(a, r, a.smaller)),
+        ("logcumsumexp", lambda x: x.logcumsumexp(-1),
+         lambda a, r: running(a, r, lambda x, y: y + call(a, "softplus", x - y))),
+        ("interpolation", lambda x: nn.functional.interpolate(
+            x[:, None], size=after, mode="linear", align_corners=corners)[:, 0],
+         lambda a, r: [weighed(a, r, shares) for shares in lines]),
+        ("index_add", lambda x: torch.ones(len(x), 3, dtype=x.dtype).index_add(1, torch.tensor(goals), x),
+         lambda a, r: [sum((x for x, g in zip(r, goals, strict=True) if g == j), a.number(1.0, r[0]))
+                       for j in range(3)]),
+        ("softshrink", lambda x: nn.functional.softshrink(x, limit),
+         lambda a, r: [a.larger(x - limit, 0 * x) - a.larger(-x - limit, 0 * x) for x in r]),
+        ("distances", lambda x: torch.nn.functional.pad(
+            (x[:, :, None] - x[:, None, :]).abs().flatten(1), (0, 1)),
+         lambda a, r: [*(a.primitive("abs", x - y) for x in r for y in r), 0 * r[0]]),
+        ("padded means", lambda x: nn.functional.avg_pool1d(x[:, None], 2, 1, 1, count_include_pad=down)[:, 0],
+         lambda a, r: [weighed(a, r, {i: Fraction(1, 2 if down or 0 < j < width else 1)
+                                      for i in (j - 1, j) if 0 <= i < width}) for j in range(width + 1)]),
+    ]  # fmt: skip
+    return found[int(rng.integers(len(found)))]
+
+
+class Rows(nn.Module):
+    """Operations on rows, after an affine map."""
+
+    def __init__(self, layer: nn.Linear, operations: Sequence[Callable[[Tensor], Tensor]]):
+        super().__init__()
+        self.layer, self.operations = layer, tuple(operations)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        for operation in self.operations:
+            x = operation(x)
+        return x
+
+
+def order(seed: int) -> Case:
+    """Order statistics, running extremes, interpolation, sums at places and padded means, one or two of them."""
+    rng = np.random.default_rng([5, seed])
+    dtype = torch.float32 if rng.random() < 0.5 else torch.float64
+    first, width = int(rng.integers(1, 4)), int(rng.integers(2, 7))
+    layer = nn.Linear(first, width, dtype=torch.float64)
+    simple = rng.random() < 0.5  # of few numbers, so that entries are equal on whole faces of the box
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(rng.integers(-1, 2, (width, first)) if simple
+                                            else rng.normal(size=(width, first))))  # fmt: skip
+        layer.bias.copy_(torch.from_numpy(rng.integers(-1, 2, width) * 0.5 if simple else rng.normal(size=width)))
+    layer = layer.to(dtype)
+    matrix, start = (p.detach().double().tolist() for p in (layer.weight, layer.bias))
+    operations: list[Row] = []
+    wide = width
+    for _ in range(int(rng.integers(1, 3))):
+        operations.append(order_statistic(rng, wide))
+        wide = operations[-1][1](torch.zeros(2, wide)).shape[1]
+        if wide < 2 or wide > 8:
+            break
+    ends = np.array([interval(rng, dtype)[:2] for _ in range(first)])
+    scale = np.abs(ends).max(1)
+    ends[scale > 30] /= scale[scale > 30][:, None]
+    box, net = af.Box.between(ends[:, 0], ends[:, 1]), Rows(layer, [run for _, run, _ in operations]).eval()
+
+    def truth(a: Numbers, row: list[Any]) -> list[Any]:
+        row = [dot(a, w, row, b) for w, b in zip(matrix, start, strict=True)]
+        for _, _, meant in operations:
+            row = meant(a, row)
+        return row
+
+    eps = power(rng, -4, -0.5) if dtype == torch.float32 else power(rng, -8, -1)
+    text = f"linear {first}-{width}, {', '.join(name for name, _, _ in operations)} on {box!r}, eps {eps:.3g}"
+    return Case(text, dtype, lambda: af.compile(net, box, eps, dtype=dtype), truth)
+
+
 class Tokens(nn.Module):
     """Steps on (token, channel): a function of whole sequences."""
 
@@ -585,7 +713,9 @@ def head(seed: int) -> Case:
     return Case(text, dtype, build, lambda a, columns: [call(a, name, columns[0])], relative)
 
 
-KINDS: dict[str, Callable[[int], Case]] = {"formula": formula, "module": module, "tokens": tokens, "head": head}
+KINDS: dict[str, Callable[[int], Case]] = {
+    "formula": formula, "module": module, "tokens": tokens, "head": head, "order": order,
+}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------- what is done to a network
