@@ -2,7 +2,8 @@
 takes; and whether anything that is changed in a file escapes it.
 
 python benchmarks/kernel.py             proves the benchmark's formulas, the demonstration's networks, every family of
-                                        heads and token programs, in float32 and float64; writes results/kernel.json
+                                        heads, networks made from samples and token programs, in float32 and float64;
+                                        writes results/kernel.json
 python benchmarks/kernel.py --resume    the same, and goes on where it was stopped
 python benchmarks/kernel.py --quick     a few formulas
 python benchmarks/kernel.py --only head one kind of network; the results keep the others
@@ -43,6 +44,7 @@ from formulas import FORMULAS  # noqa: E402
 from mutants import (  # noqa: E402
     EDITS,
     changed_at,
+    chosen_for,
     edited,
     envelope_error,  # noqa: F401
     file_mutants,
@@ -57,7 +59,6 @@ from resume import Parts  # noqa: E402
 import attnforge as af  # noqa: E402
 from attnforge import rasp, theorems  # noqa: E402
 from attnforge.certificates.certified import WRONG, CertifiedModule  # noqa: E402
-from attnforge.compiler.alone import derive as derive_head  # noqa: E402
 from attnforge.compiler.compiled import CompiledNetwork  # noqa: E402
 from attnforge.compiler.derivation import derive  # noqa: E402
 from attnforge.compiler.pipeline import compile_program  # noqa: E402
@@ -200,6 +201,65 @@ def _heads() -> Iterator[tuple[str, CertifiedModule]]:
         yield f"fast {name}, bfloat16", FastActivation.fit(name, -6, 6, dtype=torch.bfloat16)
 
 
+def swapped(X: torch.Tensor) -> torch.Tensor:
+    """A sequence map whose outputs depend on the other token: 1-Lipschitz for two tokens."""
+    return X.flip(-2).sin()
+
+
+def norm(x: torch.Tensor) -> torch.Tensor:
+    """The length of a token."""
+    return x.norm(dim=-1, keepdim=True)
+
+
+def corner(x: torch.Tensor) -> torch.Tensor:
+    """The sum of sizes: a corner in every coordinate."""
+    return abs(x).sum(-1)
+
+
+def samples() -> Made:
+    """Networks made from samples and a constant: hats and cells of the theorems, black boxes on grids."""
+    for goal, (dtype, _) in GOALS.items():
+        for name, make in _samples():
+            yield f"{name}, {goal}", functools.partial(make, dtype=dtype)
+
+
+def _samples() -> Iterator[tuple[str, Callable[..., CertifiedModule]]]:
+    two, one = af.Box.cube(-1, 1, shape=(2, 1)), af.Box.cube(0, 3, shape=(1, 1))
+    for form in ("paper", "tokens"):
+        for spacing, anchors in ((0.5, 17), (0.1, 65)):
+            for make in (theorems.two_layer, theorems.attention_then_softmax):
+                said = f"{make.__name__} of {anchors} anchors, {form}, spacing {spacing}"
+                yield said, functools.partial(
+                    make, swapped, two, spacing, lipschitz=1.0, anchors=anchors, form=form
+                )
+        yield f"two_layer of 9 anchors, one token, {form}", functools.partial(
+            theorems.two_layer, torch.sin, one, 0.05, lipschitz=1.0, anchors=9, form=form
+        )
+        for attention in ("self", "cross"):
+            for cells in (36, 900):
+                yield f"{cells} cells of sequences, {attention}, {form}", functools.partial(
+                    theorems.max_affine, swapped, two, cells, lipschitz=1.0, attention=attention, form=form
+                )
+    scattered = 2 * torch.rand(60, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64) - 1
+    far = af.Box.cube(100, 101, shape=2)
+    for said, box, cells in (("", af.Box.cube(-1, 1, shape=2), 400), (" far from 0", far, 100)):
+        for causal in (False, True):
+            yield f"{cells} cells of tokens{said}{', causal' if causal else ''}", functools.partial(
+                theorems.max_affine, norm, box, cells, lipschitz=1.0, causal=causal
+            )
+    yield "60 scattered cells", functools.partial(
+        theorems.max_affine, norm, af.Box.cube(-1, 1, shape=2), scattered, lipschitz=1.0
+    )
+    for dim, eps in ((1, 1e-2), (1, 3e-3), (2, 0.2), (2, 0.03), (3, 0.4)):
+        yield f"grid of a box of {dim} to {eps}", functools.partial(
+            af.approximate, corner, af.Box.cube(-1, 1, shape=dim), eps, lipschitz=dim**0.5, route="grid"
+        )
+    for kappa in (0.6, 1.0, 6.0):
+        yield f"grid with kappa {kappa}", functools.partial(
+            af.approximate, corner, far, lipschitz=2**0.5, route="grid", anchors=9, kappa=kappa
+        )
+
+
 def token_programs() -> Made:
     """Token programs of every kind of head."""
     for name, (program, domain) in programs().items():
@@ -215,7 +275,7 @@ def measured(net: Any) -> dict[str, Any]:
         if isinstance(net, CompiledProgram):
             chosen = words_of(net)
         else:
-            chosen = (derive if isinstance(net, CompiledNetwork) else derive_head)(net, saved, net.bound)
+            chosen = (derive if isinstance(net, CompiledNetwork) else chosen_for)(net, saved, net.bound)
         row["derive seconds"] = time.process_time() - start
         for known in (Cell.of, error_on):
             known.cache_clear()  # type: ignore[attr-defined]
@@ -230,7 +290,7 @@ def measured(net: Any) -> dict[str, Any]:
 
 
 KINDS: dict[str, Callable[[], Made]] = {
-    "formula": formulas, "module": modules, "head": heads, "program": token_programs,
+    "formula": formulas, "module": modules, "head": heads, "program": token_programs, "sample": samples,
 }  # fmt: skip
 
 
@@ -331,8 +391,36 @@ FILES: dict[str, Callable[[], CertifiedModule]] = {
     "fast: window": functools.partial(SQUARE, "sin", -2, 2, anchors=36, kappa=0.5),
     "fast: pair": functools.partial(SQUARE, "sin", -2, 2, anchors=10, kappa=18.0, temperature="cold"),
     **{f"ramp: {name}": functools.partial(make, torch.tensor(WEIGHTS)) for name, make in RAMPS.items()},
+    "samples: hats": functools.partial(
+        theorems.two_layer, swapped, af.Box.cube(-1, 1, shape=(2, 1)), 0.5, lipschitz=1.0, anchors=9
+    ),
+    "samples: softmax": functools.partial(
+        theorems.attention_then_softmax, swapped, af.Box.cube(-1, 1, shape=(2, 1)), 0.5, lipschitz=1.0, anchors=17,
+        form="tokens", dtype=torch.float32,
+    ),
+    "samples: cells": functools.partial(
+        theorems.max_affine, swapped, af.Box.cube(-1, 1, shape=(2, 1)), 36, lipschitz=1.0, form="tokens"
+    ),
+    "samples: causal": functools.partial(
+        theorems.max_affine, norm, af.Box.cube(-1, 1, shape=2), 30, lipschitz=1.0, causal=True, dtype=torch.float32
+    ),
+    "samples: cross": functools.partial(
+        theorems.max_affine, norm, af.Box.cube(-1, 1, shape=2),
+        [[0.5, 0.5], [-0.5, 0.25], [0.25, -0.75], [-0.25, -0.5]], lipschitz=1.0, attention="cross",
+    ),
+    "samples: grid": functools.partial(
+        af.approximate, corner, af.Box.cube(-1, 1, shape=2), 0.4, lipschitz=2**0.5, route="grid"
+    ),
+    "samples: line": functools.partial(
+        af.approximate, corner, af.Box.cube(-1, 2, shape=1), 0.05, lipschitz=1.0, route="grid", dtype=torch.float64
+    ),
     **{f"plain: {name}": functools.partial(exported, name) for name in ("anchor", "gate", "attention", "maximum")},
     "plain: program": functools.partial(exported, "program"),
+    "plain: cells": lambda: to_plain(theorems.max_affine(norm, af.Box.cube(-1, 1, shape=2), 12, lipschitz=1.0)),
+    "plain: hats": lambda: to_plain(
+        theorems.two_layer(swapped, af.Box.cube(-1, 1, shape=(2, 1)), 1.0, lipschitz=1.0, anchors=9, form="tokens")
+    ),
+    "plain: ramp": lambda: to_plain(theorems.ramp(torch.tensor([1.0, -2.0]), 0.3, -1, 1, 9, variant="warm", radius=2)),
     **{f"variant: {name}": functools.partial(varied, name) for name in ("anchor", "attention", "program")},
 }  # fmt: skip
 
@@ -504,7 +592,8 @@ def mutation(
 #: What stands before the name of a subject -> the row that the page has for such subjects.
 ROWS = {
     "program ": "token programs", "head: ": "heads on their own", "norm: ": "norms on their own", "chain: ": "chains",
-    "fast: ": "fast activations", "ramp: ": "ramps", "plain: ": "plain transformers", "variant: ": "variants",
+    "fast: ": "fast activations", "ramp: ": "ramps",
+    "samples: ": "networks made from samples", "plain: ": "plain transformers", "variant: ": "variants",
 }  # fmt: skip
 CHANGED = ("a stored number", "the same, derived again", "the derivation", "the description")
 

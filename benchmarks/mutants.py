@@ -164,17 +164,21 @@ def network_error(net: CertifiedModule, program: Program, points: int = POINTS) 
 
 
 @torch.no_grad()
-def head_error(head: CertifiedModule) -> float:
-    """The largest error of a head on its own, in the unit of its certificate."""
+def head_error(head: CertifiedModule, runs: CertifiedModule | None = None) -> float:
+    """The largest error of a head on its own, or of another form of it, in the unit of its certificate."""
     if isinstance(head, NormHead):
         return _norm_error(head)
-    x = points_of(head.box, head.dtype, POINTS)
+    x = points_of(head.box, head.dtype, POINTS if runs is None else FEWER)
     if isinstance(head, ProductHead) and head.width is not None:
         return _vector_error(head, x)
     if isinstance(head, Ramp):  # tokens may have weights of their own
         x = x[: len(x) // head.scalars * head.scalars].reshape(-1, head.scalars, x.shape[-1])
     inputs = x.unbind(-1) if head.box.names else (x,)
-    found, exact = head.core(*inputs), _meant(head, x)
+    exact = _meant(head, x)
+    if isinstance(runs, PlainTransformer):  # rows of so many tokens
+        x, exact = (t[: len(t) - len(t) % runs.tokens] for t in (x, exact))
+        inputs = (x.reshape(-1, runs.tokens, x.shape[-1]),)
+    found = (runs or head).core(*inputs).reshape(exact.shape)
     return largest(found, exact, exact.abs() if getattr(head, "relative", False) else 1.0)
 
 
@@ -232,6 +236,10 @@ def plain_error(plain: PlainTransformer) -> float:
     net = network_of(plain)
     if isinstance(net, CompiledNetwork):
         return network_error(plain, net.program, FEWER)
+    if isinstance(net, (MaxAffine, Universal)):
+        return envelope_error(net, plain)
+    if isinstance(net, Ramp):
+        return head_error(net, plain)
     if not isinstance(net, CompiledProgram):
         raise CertificateError("the file does not say what it is for")
     given = list(net.domain)
@@ -251,9 +259,10 @@ def plain_error(plain: PlainTransformer) -> float:
 
 
 @torch.no_grad()
-def envelope_error(net: CertifiedModule) -> float:
+def envelope_error(net: CertifiedModule, runs: CertifiedModule | None = None) -> float:
     """How far a network made from samples is from a function that has them and is no steeper than its file says, at the
-    worst: the largest and the least of all such functions are looked at. 0 where there is none."""
+    worst: the largest and the least of all such functions are looked at. 0 where there is none. What runs is the
+    network, or another form of it."""
     if isinstance(net, GridApproximation):
         places, samples, slope = net.grid.points(0, net.grid.count), net.reference.double(), net.lipschitz
     elif isinstance(net, (MaxAffine, Universal)):
@@ -271,7 +280,7 @@ def envelope_error(net: CertifiedModule) -> float:
     if not bool((rises <= slope * apart * (1 + ROOM) + ROOM).all()):
         return 0.0  # no function has these samples: all that is said of such is so
     rows = x.unsqueeze(-2) if isinstance(net, MaxAffine) and len(net.box.shape) == 1 else x
-    found = net.core(rows).double().reshape(len(x), -1)
+    found = (runs or net).core(rows).double().reshape(len(x), -1)
     if not bool(torch.isfinite(found).all()):
         return math.inf
     inside = x.double().reshape(len(x), -1).clamp(low, high)
@@ -296,10 +305,10 @@ def chosen_for(module: CertifiedModule, saved: Saved, goal: float) -> dict[str, 
         if isinstance(module, PlainTransformer):
             return derive_plain(module, saved, goal, PLAIN_EFFORT)
         if isinstance(module, (MaxAffine, Universal)):
-            return derive_theorem(module, saved)
+            return derive_theorem(module, saved, goal)
         return {} if isinstance(module, GridApproximation) else derive_head(module, saved, goal)
     except AttnforgeError as problem:
-        raise CertificateError("no derivation can be made for these weights") from problem
+        raise CertificateError(f"no derivation can be made for these weights: {problem}") from problem
 
 
 def file_mutants(net: CertifiedModule, count: int, source: random.Random) -> Iterator[tuple[str, str]]:

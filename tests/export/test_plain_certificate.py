@@ -302,12 +302,24 @@ def test_a_trained_network_checks_too(tmp_path: Path) -> None:
     assert af.check(tmp_path / "plain.safetensors").bound == plain.certificate.bound
 
 
-def test_a_theorem_read_from_a_file_runs_but_has_no_target(tmp_path: Path) -> None:
+def test_a_theorem_read_from_a_file_is_certified_from_what_it_says(tmp_path: Path) -> None:
     net = af.theorems.ramp([1.0, -2.0], 0.5, -1, 1, anchors=9, form="tokens")
     plain = to_plain(net)
     plain.save(tmp_path / "ramp.safetensors")
     again = af.load(tmp_path / "ramp.safetensors")
     X = net.points(5)
-    assert torch.equal(again(X), plain(X))
+    assert torch.equal(again(X), plain(X)) and af.certify(again).bound == plain.bound
+    found = af.check(tmp_path / "ramp.safetensors")
+    assert found.bound == plain.bound and found.kernel is not None and found.word == "certified"
+
+
+def test_a_theorem_for_what_no_file_can_hold_runs_but_has_no_target(tmp_path: Path) -> None:
+    box = af.Box.cube(-1, 1, shape=2)
+    net = af.theorems.max_affine(lambda x: x.norm(dim=-1, keepdim=True), box, 9, modulus=lambda t: t)
+    plain = to_plain(net)
+    plain.save(tmp_path / "cells.safetensors")
+    again = af.load(tmp_path / "cells.safetensors")
+    X = net.points(5)
+    assert torch.equal(again(X), plain(X)) and again.certificate.word == "certified by the analysis alone"
     with pytest.raises(af.CertificateError, match="no file can hold"):
-        af.check(tmp_path / "ramp.safetensors")
+        af.check(tmp_path / "cells.safetensors")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ import torch
 from torch import nn
 
 import attnforge as af
-from attnforge import rasp
+from attnforge import rasp, theorems
 from attnforge.certificates import storage
 from attnforge.certificates.certificate import weights_hash
 from attnforge.errors import CertificateError
@@ -22,6 +25,7 @@ from attnforge.export.plain.transformer import PlainTransformer
 from attnforge.groundtruth import vary
 from attnforge.kernel.balls import NotProved
 from attnforge.kernel.file import Saved, parse
+from attnforge.kernel.plain.theorem import unfolded
 from attnforge.kernel.prove import prove
 
 SEQUENCES = [list(random.Random(i).choices("abc", k=1 + i % 4)) for i in range(60)]
@@ -189,3 +193,57 @@ def test_mixed_columns_are_beyond_the_kernel() -> None:
     assert varied.certificate.word == "exact by the analysis alone"
     with pytest.raises(NotProved, match="mixed"):
         prove(parse(varied.written()), {})
+
+
+def swapped(x: torch.Tensor) -> torch.Tensor:
+    return x.flip(-2).sin()
+
+
+PAIRS, W = af.Box.cube(-1, 1, shape=(2, 1)), torch.tensor([1.0, -2.0])
+THEOREMS: dict[str, Callable[[], Any]] = {
+    "cells": lambda: theorems.max_affine(lambda x: x[..., :1].abs(), af.Box.cube(-1, 1, shape=2), 9, lipschitz=1.0),
+    "cells, gathered": lambda: theorems.max_affine(swapped, PAIRS, 9, lipschitz=1.0, form="tokens"),
+    "hats": lambda: theorems.two_layer(swapped, PAIRS, 1.0, lipschitz=1.0, anchors=9, form="tokens"),
+    "softmax": lambda: theorems.attention_then_softmax(swapped, PAIRS, 1.0, lipschitz=1.0, anchors=9, form="tokens"),
+    "ramp": lambda: theorems.ramp(W, 0.3, -1, 1, 9, form="tokens", radius=2.0),
+    "warm ramp": lambda: theorems.ramp(W, 0.3, -1, 1, 9, variant="warm", radius=2.0),
+    "gate ramp": lambda: theorems.ramp(W, 0.3, -1, 1, 9, variant="gate", radius=2.0),
+}
+
+
+@pytest.mark.parametrize("name", THEOREMS)
+def test_a_theorem_in_plain_form_is_its_own_network(name: str) -> None:
+    """K46: what is unfolded from the transformer's numbers is what the theorem's file holds, number by number; nothing
+    can be added to the read-out, nor to the embedding, however little."""
+    net = THEOREMS[name]()
+    plain, own = to_plain(net), parse(net.written())
+    saved = parse(plain.written())
+    found = unfolded(saved)
+    assert found.header["family"] == net.family and not plain.beyond
+    for key, tensor in found.tensors.items():
+        wanted = own.tensors[key].rows()
+        shared = tensor.rows() if len(tensor.rows()) == len(wanted) else tensor.rows()[:1]
+        assert shared == wanted, key
+    assert set(own.tensors) - set(found.tensors) <= {"w", "t"}  # of a ramp: its description
+    chosen = derive(plain, saved, net.bound)
+    bound = prove(saved, chosen).bound
+    assert bound == prove(replace(own, header=found.header), chosen).bound <= 1.1 * net.bound
+    for size in (1e-300, 1e-30, 1e-7, 1.0):
+        for key in ("readout.weight", "readout.bias", "embed.weight"):
+            tensor = saved.tensors[key]
+            at = next(i for i, x in enumerate(tensor.numbers) if x == 0)
+            numbers = tuple(x + size * (i == at) for i, x in enumerate(tensor.numbers))
+            if key == "embed.weight" and "ramp" in name and name != "ramp":
+                continue  # there it holds the map itself
+            with pytest.raises(CertificateError):
+                prove(replace(saved, tensors={**saved.tensors, key: replace(tensor, numbers=numbers)}), chosen)
+    header = copy.deepcopy(saved.header)
+    header["config"]["boxes"][0]["upper"][0] *= 2
+    with pytest.raises(CertificateError, match="another box"):
+        prove(replace(saved, header=header), chosen)
+
+
+@pytest.mark.parametrize("name", ["cells", "ramp"])
+def test_a_changed_theorem_in_plain_form_is_covered_or_refused(name: str, benchmark: ModuleType) -> None:
+    results = [result for _, result in benchmark.file_mutants(to_plain(THEOREMS[name]()), 4, random.Random(name))]
+    assert "BROKEN" not in results and "refused" in results

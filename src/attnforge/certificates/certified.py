@@ -136,6 +136,11 @@ class CertifiedModule(nn.Module):
         """Why the kernel has no rule for this, "" where it has one (docs/kernel.md)."""
         return ""
 
+    @property
+    def storable(self) -> bool:
+        """Whether a file can hold all that the certificate speaks of."""
+        return True
+
     def attach(self, certificate: Certificate) -> Certificate:
         """Tie a certificate to the weights as they are now; it says so where the kernel could not prove its bound."""
         alone = certificate.bound is not None and certificate.kernel is None and not certificate.remark

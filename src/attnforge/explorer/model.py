@@ -30,7 +30,8 @@ from ..certificates.certified import CertifiedModule
 from ..compiler.compiled import CompiledNetwork
 from ..dtypes import SHIPPED, dtype_name
 from ..errors import AttnforgeError, UnsupportedOperation
-from ..export.plain.build import selection, source_of, to_plain
+from ..export.plain.build import source_of, to_plain
+from ..export.plain.theorem import selection
 from ..export.plain.transformer import PlainBlock, PlainTransformer
 from ..expressions.composite import Composed
 from ..expressions.expression import Call, Expr, Monomial, Number, Sum, Variable

@@ -27,8 +27,8 @@ from .derivation import Derivation, Place
 from .file import Saved, outward
 from .functions import Function, function
 from .layers import Errors, Layer, constants_of, layer_of
-from .plain import words
 from .plain.fold import Folded
+from .plain.theorem import unfolded
 from .plain.variant import straightened
 from .program import Column, Form, Program, exact
 from .programs.prove import prove_program
@@ -61,9 +61,8 @@ def prove(saved: Saved, chosen: Any = None) -> Proof:
     `chosen` is a derivation as JSON; without one, the file's own is taken.
     """
     with working():
-        saved = straightened(saved)
         given = saved.header.get("derivation") if chosen is None else chosen
-        saved = words.unfolded(saved) if words.speaks(saved) else saved
+        saved = unfolded(straightened(saved))
         if (family := saved.header.get("family")) == "program":
             return Proof(*prove_program(saved, given))
         if family == "norm":
@@ -117,7 +116,7 @@ class Prover:
     @classmethod
     def of(cls, saved: Saved, chosen: Any = None) -> Prover:
         """Read a file for a proof, strictly."""
-        saved = straightened(saved)
+        saved = unfolded(straightened(saved))
         header, tensors = saved.header, dict(saved.tensors)
         given = header.get("derivation") if chosen is None else chosen
         if given is None:

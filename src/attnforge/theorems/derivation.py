@@ -27,10 +27,10 @@ BEYOND = 2.0**-20  # of the box: how far numbers of the dtype, and rounded queri
 
 def proved(net: CertifiedModule, certificate: Certificate) -> Certificate:
     """A construction's certificate after the kernel has been run on what `save` writes of it."""
-    return settled(net, certificate, lambda saved, bound: derive(net, saved))
+    return settled(net, certificate, lambda saved, bound: derive(net, saved, bound))
 
 
-def derive(net: CertifiedModule, saved: Saved) -> dict[str, Any]:
+def derive(net: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
     """The derivation of hats or cells."""
     if isinstance(net, Universal):
         return {"edges": _edges(net)}

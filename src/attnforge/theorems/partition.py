@@ -29,6 +29,7 @@ from .bounds import DEAD, CellRow, cells_ledger
 from .grid import (
     SUSPECTS,
     Function,
+    LipschitzModulus,
     Modulus,
     Sampled,
     beyond_of,
@@ -206,6 +207,10 @@ class MaxAffine(Construction):
     @property
     def beyond(self) -> str:
         return beyond_of(self.asked.modulus)
+
+    @property
+    def storable(self) -> bool:
+        return isinstance(self.asked.modulus, LipschitzModulus)
 
     @property
     def hypothesis(self) -> str:

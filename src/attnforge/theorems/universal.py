@@ -31,6 +31,7 @@ from .bounds import DEAD, LARGEST_HAT_ERROR, AnchorRow, Hats, hat_error, hats_le
 from .grid import (
     Function,
     Grid,
+    LipschitzModulus,
     Modulus,
     Sampled,
     beyond_of,
@@ -346,6 +347,10 @@ class Universal(Construction):
     @property
     def beyond(self) -> str:
         return beyond_of(self.asked.modulus)
+
+    @property
+    def storable(self) -> bool:
+        return isinstance(self.asked.modulus, LipschitzModulus)
 
     @property
     def hypothesis(self) -> str:

@@ -6,6 +6,7 @@ proves on every part of the box; those of a token program are the program's own 
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from ...certificates.certificate import Certificate
@@ -21,6 +22,9 @@ from .source import compiled_source
 from .stream import read
 from .transformer import PlainTransformer, network_of
 
+#: Who writes the derivation of a theorem, which is that of its plain form; loaded where there is one.
+THEOREMS = dict.fromkeys(("theorem-cells", "theorem-universal"), "attnforge.theorems.derivation")
+THEOREMS |= {"theorem-ramp": "attnforge.compiler.alone"}
 ROOM = 1.02  # sizes of columns are bounded by the kernel as by the analysis, up to so much
 
 
@@ -40,6 +44,9 @@ def derive(plain: PlainTransformer, saved: Saved, goal: float, effort: int | Non
     net = network_of(plain)
     if isinstance(net, CompiledProgram):
         return words.derive(net)
+    if net.family in THEOREMS:
+        own: dict[str, Any] = importlib.import_module(THEOREMS[net.family]).derive(net, saved, goal)
+        return own
     if not isinstance(net, CompiledNetwork):
         raise NotProved("the network that the plain form was made from has no program that the kernel could read")
     form = plain.plain_form()

@@ -13,6 +13,7 @@ registers already. So a file can be checked by itself: its weights are analysed 
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,8 +25,8 @@ from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ...certificates.certificate import Certificate, weights_hash
-from ...certificates.certified import CertifiedModule, family_of, load
-from ...certificates.schema import BOX, MOST_TOKENS, Either, Whole
+from ...certificates.certified import CertifiedModule, family_of, load, rebuilt
+from ...certificates.schema import BOX, MOST_TOKENS, Either, Whole, require
 from ...compiler.compiled import CompiledNetwork
 from ...dtypes import DTYPES, dtype_name, shipped, transformed
 from ...errors import ArgumentError, CertificateError
@@ -38,6 +39,8 @@ from .spec import PlainHead, PlainSize, PlainSpec
 
 #: Numbers that one tensor of a file may hold: 512 MiB of float32.
 MOST_NUMBERS = 1 << 27
+THEOREMS = "theorem-cells", "theorem-universal", "theorem-ramp"  # families of which a file holds what they are for
+SOURCES = "attnforge.export.plain.theorem"  # which reads the layers of a theorem, loaded where there is one
 #: Points from which weights are hashed for a shorter way: as long as a few points take by the long one.
 MANY = 64
 
@@ -53,12 +56,13 @@ def load_plain(path: str | Path) -> PlainTransformer:
 
 
 def origin_of(net: CertifiedModule, tables: bool = False) -> dict[str, Any] | None:
-    """JSON from which `network_of` rebuilds a compiled network; None for a theorem, whose target no file can hold.
+    """JSON from which `network_of` rebuilds a network, a program or a theorem; None where no file can
+    hold a theorem's modulus of continuity, or the function that it was measured against.
 
     Tables of anchors stand in the registers already, unless they are asked for; every other tensor is written down,
     without its zeros.
     """
-    if isinstance(net, CompiledProgram):
+    if isinstance(net, CompiledProgram) or (net.family in THEOREMS and net.storable):
         tensors = {name: _sparse(tensor) for name, tensor in net.state_dict().items()}
         return {"family": net.family, "config": net.config(), "tensors": tensors}
     if not isinstance(net, CompiledNetwork):
@@ -103,11 +107,19 @@ def network_of(plain: PlainTransformer) -> CertifiedModule:
     if origin is None:
         raise CertificateError(
             "this plain transformer does not know the network it was made from (layers without a target, or a file of "
-            "a theorem, whose target no file can hold): there is nothing to certify it against; build that network "
+            "a theorem whose target no file can hold): there is nothing to certify it against; build that network "
             "again and export it with to_plain"
         )
     try:
         given = {name: _dense(data, plain.dtype) for name, data in origin["tensors"].items()}
+        if origin.get("family") in THEOREMS:
+            config = {**origin["config"], "dtype": dtype_name(plain.dtype)}
+            require(config, family_of(origin["family"], "the origin").schema, "the description of a theorem")
+            theorem = rebuilt(family_of(origin["family"], "the origin"), config, given)
+            theorem.load_state_dict(given, strict=True)
+            if any(box != theorem.box for box in (plain.spec.box, *plain.spec.boxes)):
+                raise CertificateError("the plain transformer has another box than the theorem that it was made from")
+            return theorem
         if origin.get("family") == CompiledProgram.family:
             return CompiledProgram.rebuild({**origin["config"], "dtype": dtype_name(plain.dtype)}, given)
         tensors = {**anchor_tables(plain), **given}
@@ -398,11 +410,15 @@ class PlainTransformer(CertifiedModule):
     @property
     def beyond(self) -> str:
         known = self._origin is not None or isinstance(self.source, (CompiledNetwork, CompiledProgram))
-        return "" if known else "the target of the network that was exported is a function that no file can hold"
+        if known or (self.source is not None and self.source.family in THEOREMS and self.source.storable):
+            return "" if self.source is None else self.source.beyond
+        return "the target of the network that was exported is a function that no file can hold"
 
     def recertify(self) -> Certificate:
         """The bound of the present weights against what their network was made for, computed anew."""
         net, layers = network_of(self), self._layers
+        if layers is None and net.family in THEOREMS:
+            layers = importlib.import_module(SOURCES).theorem_source
         read = None if layers is None else lambda: layers(net, self.tokens)
         return recertified(self.spec, self.state_dict(), net, read)
 

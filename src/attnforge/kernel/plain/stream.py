@@ -93,7 +93,9 @@ class Head:
 class Stream:
     """The stored tensors, and where in them everything stands."""
 
-    def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], source: Source, constants: int):
+    def __init__(
+        self, config: dict[str, Any], tensors: dict[str, Tensor], source: Source, constants: int, lead: bool = False
+    ):
         self.registers, self.tokens = (whole(config[key], 1, WIDEST) for key in ("registers", "tokens"))
         self.width, self.outputs = (whole(config[key], 1, WIDEST) for key in ("stream", "outputs"))
         self.dtype, self.causal, self.source = str(config["dtype"]), config["causal"], source
@@ -118,16 +120,23 @@ class Stream:
         self.out = [found[f"blocks.{b}.attention.out_proj.weight"] for b in range(len(blocks))]
         self.readout, self.bias = found["readout.weight"], found["readout.bias"]
         self.ids = range(1, 1 + self.registers)
-        self._rows(found["embed.weight"], found["positions"], inputs, constants)
+        self.lead: tuple[list[float], float] | None = None  # an affine map of all inputs in place of these
+        self._rows(found["embed.weight"], found["positions"], inputs, constants, lead)
         self._fresh()
         self.heads = dict(self._heads(blocks))
         if set(self.heads) != set(source.places()):
             raise CertificateError("the plain transformer has other heads than the network that its file describes")
 
-    def _rows(self, embed: Any, positions: Any, inputs: int, constants: int) -> None:
+    def _rows(self, embed: Any, positions: Any, inputs: int, constants: int, lead: bool) -> None:
         """Inputs stand in columns of their own, registers are their ids, and everything else is constant."""
-        self.inputs = []
-        for i in range(inputs):
+        self.inputs = [c for c, row in enumerate(embed) if any(row)] if lead else []
+        if lead:
+            (c,) = self.inputs
+            self.lead = embed[c], positions[self.registers][c]
+            kept = positions[: self.registers]
+            positions = [*kept, *([x - self.lead[1] if i == c else x for i, x in enumerate(row)]
+                                  for row in positions[self.registers :])]  # fmt: skip
+        for i in range(0 if lead else inputs):
             at = [c for c, row in enumerate(embed) if row[i] != 0]
             if len(at) != 1 or embed[at[0]] != [float(j == i) for j in range(inputs)]:
                 raise CertificateError("the embedding does not put each input into a column of its own")
