@@ -8,7 +8,8 @@ python benchmarks/house.py --before  compiles the same formulas with the sources
                                      now, on this machine, one after the other, which takes minutes, too
 
 A *violation* is a certificate, computed after stored numbers were changed, that an error in 60 digits contradicts.
-Earlier sources come from git: where a clone does not hold them, their columns are left out.
+Earlier sources come from git: where a clone does not hold them, their columns are left out. "Then" is when the house
+stood; fewer lines and modules were asked for what there was before it, and one table says how far that is.
 """
 
 from __future__ import annotations
@@ -177,22 +178,39 @@ class Change(NamedTuple):
 
 
 def _changes() -> list[Change]:
-    """Every module that changed since the house stood, place by place; those that are gone among them."""
+    """Every module that changed since the house stood, place by place; those that are gone among them.
+
+    Lines of a module that is gone which stand in another one now have moved: they are neither cut nor new.
+    """
     command = ["git", "diff", "-M", "-U0", "--no-prefix", COMMITS["stood"], "--", "src/attnforge"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    found = []
+    found: dict[Path, Change] = {}
+    added, gone = dict[Path, Counter[str]](), dict[Path, list[str]]()
     for part in re.split(r"^diff --git ", done.stdout, flags=re.MULTILINE)[1:]:
         head, *places = re.split(r"^@@ ", part, flags=re.MULTILINE)
         before, after = (re.search(rf"^{mark} (.*)$", head, re.MULTILINE) for mark in ("---", r"\+\+\+"))
         if before is None or after is None:  # moved as it is
             continue
-        name = before[1] if after[1] == "/dev/null" else after[1]
+        name = Path(before[1] if after[1] == "/dev/null" else after[1])
         sizes = [re.match(r"-\d+(?:,(\d+))? \+\d+(?:,(\d+))?", place) for place in places]
         longer = [int(size[2] or 1) - int(size[1] or 1) for size in sizes if size is not None]
-        if name.endswith(".py"):
+        if name.suffix == ".py":
             grown, cut = sum(max(0, n) for n in longer), sum(max(0, -n) for n in longer)
-            found.append(Change(Path(name), grown, cut, before[1] == "/dev/null"))
-    return found
+            found[name] = Change(name, grown, cut, before[1] == "/dev/null")
+            lines = [line for place in places for line in place.splitlines()[1:]]
+            if after[1] == "/dev/null":
+                gone[name] = [line[1:].strip() for line in lines if len(line.strip()) > 2]  # more than a bracket
+            else:
+                added[name] = Counter(line[1:].strip() for line in lines if line.startswith("+"))
+    for name, lines in gone.items():
+        near = sorted(added, key=lambda other: (other.parts[2] != name.parts[2], other))
+        for line in lines:
+            to = next((other for other in near if added[other][line] and found[other].grown), None)
+            if to is not None:
+                added[to][line] -= 1
+                found[to] = found[to]._replace(grown=found[to].grown - 1)
+                found[name] = found[name]._replace(cut=found[name].cut - 1)
+    return list(found.values())
 
 
 def since() -> list[dict[str, Any]]:
