@@ -252,6 +252,13 @@ def test_affine_sums_round_by_no_more_than_said(size: float) -> None:
             total = sum((abs(e) for e in exact), abs(arb(float(bias))))
             bound = affine_rounding(FLOAT32, w.astype(float).tolist(), float(bias), total)
             assert abs(found - sum(exact, arb(float(bias)))) <= bound
+            signs = [sum(((s * e).max(arb(0)) for e in (*exact, arb(float(bias)))), arb(0)) for s in (1, -1)]
+            signed = affine_rounding(FLOAT32, w.astype(float).tolist(), float(bias), total, signs[0].max(signs[1]))
+            assert abs(found - sum(exact, arb(float(bias)))) <= signed and signed.upper() <= bound.upper() * 1.000001
+        ones = np.where(np.arange(99) % 2, -1.5, 1.5)  # one sign first: partial sums of up to 75, of 150
+        worst = float(np.add.accumulate(np.sort(1.1 * ones).astype(np.float32))[-1]) - 1.5 * float(np.float32(1.1))
+        signed = affine_rounding(FLOAT32, ones.tolist(), 0.0, arb(1.1 * 148.5), arb(1.1 * 75))
+        assert abs(worst) <= signed < 0.52 * affine_rounding(FLOAT32, ones.tolist(), 0.0, arb(1.1 * 148.5))
         assert affine_rounding(FLOAT32, [0.0, 1.0, 0.0], 0.0, arb(7)) == 0  # a selection
         assert affine_rounding(FLOAT32, [0.0, 0.5], 0.0, arb(7)) > 0  # may underflow
 

@@ -238,7 +238,11 @@ class Prover:
                 for i, (column, (weights, bias)) in enumerate(zip(affine.columns, affine.stored, strict=True)):
                     terms = [arb(w) * x for w, x in zip((*weights, bias), (*seen, ONE), strict=True) if w != 0]
                     pair, whole = len(terms) == 2 and all(map(power_of_two, weights)), reach[0, i] + affine.bias[i]
-                    rounding = self._rounding(number, i, weights, bias, size(terms[0] + terms[1]) if pair else whole)
+                    part = largest([sum(((sign * x).max(ZERO) for x in terms), ZERO) for sign in (1, -1)])
+                    most = (size(terms[0] + terms[1]), None) if pair else (whole, part)
+                    rounding = affine_rounding(self.machine, weights, bias, *most)
+                    if self.folded:  # virtual columns are read off by their readers, and at last
+                        rounding = self.folded.readout[i] if number == len(self.layers) - 1 else ZERO
                     keep(self.machine, whole)
                     out[t][column] = size(passed[0, i] + off[0, i] + affine.off_bias[i] + rounding)
         for rule in self.sites[number]:
@@ -246,12 +250,6 @@ class Prover:
         if self.folded:
             self.folded.check(number, layer, errors, found, out)
         return out
-
-    def _rounding(self, number: int, i: int, weights: list[float], bias: float, reach: arb) -> arb:
-        """What rounding adds to an affine column: virtual ones are read off by their readers, and at last."""
-        if self.folded:
-            return self.folded.readout[i] if number == len(self.layers) - 1 else ZERO
-        return affine_rounding(self.machine, weights, bias, reach)
 
     # -- affine columns -------------------------------------------------------------------------------------------
 

@@ -47,11 +47,12 @@ def sum_roundings(weights: Sequence[float], bias: float) -> int:
     return len(used) - 1 + product + (bias != 0)
 
 
-def affine_rounding(machine: Machine, weights: Sequence[float], bias: float, reach: arb) -> arb:
-    """What rounding adds to sum x_i w_i + bias, where sum |x_i w_i| + |bias| <= reach (lemma K2)."""
+def affine_rounding(machine: Machine, weights: Sequence[float], bias: float, most: arb, part: arb | None = None) -> arb:
+    """What rounding adds to sum x_i w_i + bias (lemma K2): sum |x_i w_i| + |bias| <= most, of one sign <= part."""
     count = sum_roundings(weights, bias)
-    shrinks = count > 0 or any(0 < abs(w) < 1 for w in weights)
-    return machine.gamma(count) * reach + ((count + 1) * machine.tiny if shrinks else ZERO)
+    shrinks, any_order = count > 0 or any(0 < abs(w) < 1 for w in weights), machine.gamma(count) * most
+    signed = any_order if part is None or not count else machine.u * (most + count * (part + any_order))
+    return any_order.min(signed) + ((count + 1) * machine.tiny if shrinks else ZERO)
 
 
 @dataclass(frozen=True)
