@@ -238,9 +238,9 @@ class Prover:
                 for i, (column, (weights, bias)) in enumerate(zip(affine.columns, affine.stored, strict=True)):
                     terms = [arb(w) * x for w, x in zip((*weights, bias), (*seen, ONE), strict=True) if w != 0]
                     pair, whole = len(terms) == 2 and all(map(power_of_two, weights)), reach[0, i] + affine.bias[i]
-                    part = largest([sum(((sign * x).max(ZERO) for x in terms), ZERO) for sign in (1, -1)])
-                    most = (size(terms[0] + terms[1]), None) if pair else (whole, part)
-                    rounding = affine_rounding(self.machine, weights, bias, *most)
+                    signs = [sum(((s * x).max(ZERO) for x in terms), ZERO) for s in (1, -1)]
+                    part = size(terms[0] + terms[1]) if pair else largest(signs)
+                    rounding = affine_rounding(self.machine, weights, bias, part if pair else whole, part)
                     if self.folded:  # virtual columns are read off by their readers, and at last
                         rounding = self.folded.readout[i] if number == len(self.layers) - 1 else ZERO
                     keep(self.machine, whole)

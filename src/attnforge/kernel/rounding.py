@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from flint import arb
 
-from .balls import ONE, ZERO, largest
+from .balls import ONE, ZERO, largest, up
 
 EXPONENTIAL = 3  # a computed exponential is right to so many u: devices measured reach 2.56
 
@@ -41,18 +41,22 @@ def power_of_two(x: float) -> bool:
 def sum_roundings(weights: Sequence[float], bias: float) -> int:
     """How many roundings in a row a term of sum x_i w_i + bias goes through at most (lemma K2)."""
     used = [w for w in weights if w != 0]
-    if not used:
-        return 0
-    product = not all(map(power_of_two, used))
-    return len(used) - 1 + product + (bias != 0)
+    return len(used) - 1 + (not all(map(power_of_two, used))) + (bias != 0) if used else 0
+
+
+def half_unit(machine: Machine, x: float) -> arb:
+    """The most that rounding a number of at most x to nearest takes: u times the power of two below (lemma K2)."""
+    return machine.u * (math.ldexp(0.5, math.frexp(x)[1]) if x < math.inf else math.inf)
 
 
 def affine_rounding(machine: Machine, weights: Sequence[float], bias: float, most: arb, part: arb | None = None) -> arb:
-    """What rounding adds to sum x_i w_i + bias (lemma K2): sum |x_i w_i| + |bias| <= most, of one sign <= part."""
-    count = sum_roundings(weights, bias)
-    shrinks, any_order = count > 0 or any(0 < abs(w) < 1 for w in weights), machine.gamma(count) * most
-    signed = any_order if part is None or not count else machine.u * (most + count * (part + any_order))
-    return any_order.min(signed) + ((count + 1) * machine.tiny if shrinks else ZERO)
+    """What rounding adds to sum x_i w_i + bias (lemma K2): sum |x_i w_i| + |bias| <= most, one sign's <= part."""
+    count, exact = sum_roundings(weights, bias), all(map(power_of_two, weights))
+    shrinks, rounding = count > 0 or any(0 < abs(w) < 1 for w in weights), machine.gamma(count) * most
+    if part is not None and count:
+        once = count * half_unit(machine, up(part + rounding))
+        rounding = rounding.min(once if exact else once + machine.u * most)
+    return rounding + ((count + 1) * machine.tiny if shrinks else ZERO)
 
 
 @dataclass(frozen=True)
