@@ -22,7 +22,7 @@ from ..box import Box, Interval, boxes_of
 from ..census import structural
 from ..certificates.certificate import Proof, upper_text
 from ..dtypes import shipped
-from ..errors import ArgumentError, DomainError, PrecisionError
+from ..errors import ArgumentError, AttnforgeError, DomainError, PrecisionError
 from ..frontends.module.regressor import regressor
 from ..programs.interpret import values
 from ..programs.positions import prepared
@@ -172,7 +172,7 @@ def compiled(
     with stages(progress) as say, one_thread():
         search = searched(ways, tolerance, boxes, say)
         if not search.done:
-            raise search.refusal(_reachable(search, ways, boxes, say))
+            raise search.refusal(_reachable(search, say), _wider(search, say))
         net = search.result()
     structural(net.network)
     return net
@@ -219,19 +219,40 @@ def _attempts(search: Search, problem: Problem, say: Say) -> None:
         search.learn(attempt(problem, task, say))
 
 
-def _reachable(search: Search, ways: list[Way], boxes: tuple[Box, ...], say: Say) -> float | None:
-    """A tolerance that the same search keeps, found by trying it; None if there is none below the target's range."""
+def _reachable(search: Search, say: Say) -> float | None:
+    """A tolerance that the same search keeps, found by trying the writing that came nearest; None if there is none
+    below the target's range."""
     assert search.best is not None
+    assert search.home is not None
     program, eps = search.best.net.program, search.best.bound.bound
     seen = values(program, program.box.sample(SEEN))
     width = float((seen.amax(0) - seen.amin(0)).max())
     more = 2  # ever larger steps, so that there are few
     while eps < width:
         eps = float(upper_text(eps))
-        if searched(ways, replace(search.tolerance, eps=eps), boxes, say).done:
+        if _kept(search.home, replace(search.tolerance, eps=eps), say):
             return eps
         eps, more = more * eps, 2 * more
     return None
+
+
+def _wider(search: Search, say: Say) -> bool:
+    """Whether float64 keeps the tolerance, in the writing that came nearest: nothing is advised that was not tried."""
+    assert search.home is not None
+    wanted = replace(search.tolerance, dtype=torch.float64)
+    if search.tolerance.dtype == torch.float64:
+        return False
+    try:
+        return _kept(enclose(search.home.program, wanted, search.home.boxes, say), wanted, say)
+    except AttnforgeError:
+        return False
+
+
+def _kept(problem: Problem, tolerance: Tolerance, say: Say) -> bool:
+    """Whether a search over one writing keeps a tolerance."""
+    search = Search(tolerance)
+    _attempts(search, replace(problem, tolerance=tolerance), say)
+    return search.done
 
 
 def attempt(problem: Problem, task: Task, say: Say) -> Attempt:

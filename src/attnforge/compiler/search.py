@@ -94,6 +94,7 @@ class Search:
     def __init__(self, tolerance: Tolerance):
         self.tolerance = tolerance
         self.best: Attempt | None = None
+        self.home: Problem | None = None  # what the best is a network of
         self.failures: list[AttnforgeError] = []  # of writings that have no network at all
         self._last: Attempt | None = None
         self._seen: list[Program] = []
@@ -114,7 +115,7 @@ class Search:
         for tactics in TACTICS:
             found, task = yield from self._tighten(problem, Task(problem.even_shares(), tactics))
             if self.best is None or found.bound.excess < self.best.bound.excess:
-                self.best = found
+                self.best, self.home = found, problem
             if self.done:
                 yield from self._shrink(task)
                 return
@@ -184,21 +185,21 @@ class Search:
         assert self._last is not None, "every task is followed by what came of it"
         return self._last
 
-    def refusal(self, reachable: float | None) -> PrecisionError:
-        """That the tolerance cannot be kept, and a tolerance that was tried and can be."""
+    def refusal(self, reachable: float | None, wider: bool) -> PrecisionError:
+        """That the tolerance cannot be kept, a tolerance that was tried and can be, and whether float64 keeps it."""
         best = self.best
         assert best is not None
         source = best.net.program.source
         name = source if len(source) <= 60 else source[:57] + "..."
         dtype = dtype_name(self.tolerance.dtype)
-        wider = "" if self.tolerance.dtype == torch.float64 else ", use dtype=torch.float64"
+        other = ", use dtype=torch.float64" if wider else ""
         norms = _norms(best)
         if reachable is None:
             reasons = [error for error in self.failures if isinstance(error, PrecisionError)]
             if reasons and not np.isfinite(best.bound.bound):
                 return reasons[0]  # why one writing has no network says more than that another has no bound
             what = "no bound" if not np.isfinite(best.bound.bound) else "no bound below the range of its values"
-            advice = f"choose a smaller box{wider}{norms}"
+            advice = f"choose a smaller box{other}{norms}"
             return PrecisionError(f"{what} can be certified for '{name}' in {dtype}: {advice}")
         if not self.tolerance.eps:
             u = unit(self.tolerance.dtype)
@@ -206,12 +207,12 @@ class Search:
             why = coarse if self.tolerance.rtol < FINEST * u else ", whose values come too close to 0"
             return PrecisionError(
                 f"rtol = {self.tolerance.rtol:g} alone cannot be certified for '{name}' in {dtype}{why}: "
-                f"allow an absolute error as well, eps={reachable:g}{wider}, or choose a smaller box",
+                f"allow an absolute error as well, eps={reachable:g}{other}, or choose a smaller box",
                 reachable=reachable,
             )
         return PrecisionError(
             f"eps = {self.tolerance.eps:g} cannot be certified for '{name}' in {dtype}: "
-            f"{reachable:g} can be; ask for that{wider}, or choose a smaller box{norms}",
+            f"{reachable:g} can be; ask for that{other}, or choose a smaller box{norms}",
             reachable=reachable,
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from flint import arb
 
 from ...dtypes import dtype_name
 from ...errors import PrecisionError
@@ -81,6 +82,12 @@ class AnchorBuilder(HeadBuilder):
 def _fitted(fn: Univariate, hull: Span, order: Order) -> AnchorTable:
     """A new table, as small as the order's error allows."""
     low, high = max(hull[0], fn.domain.lo), min(hull[1], fn.domain.hi)
+    for end in (low, high) if fn.series is not None else ():
+        if not fn.ball(arb(end)).is_finite():  # as sqrt(1 - 2/y) a little below y = 2: no table has a bound there
+            raise PrecisionError(
+                f"no head can be built for {fn.name} on [{low:g}, {high:g}], with room for errors of what it reads: "
+                f"it has no value at y = {end:.17g}; choose a smaller box"
+            )
     eps, relative = max(order.eps, 1e-300), False  # no share of the tolerance is 0: a fit needs something to aim at
     if order.tactics.relative:
         smallest, largest = enclose(fn, low, high)
