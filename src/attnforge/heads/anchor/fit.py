@@ -161,6 +161,7 @@ NOISE = 1e-13  # of a function's size: spectra fall no lower in float64
 RESOLVED = 0.1  # of a function's range: a head that leaves more than this has seen nothing of the function yet
 FOLLOWED = 0.05  # of what a constant leaves: the shape of a head that leaves more says nothing of larger ones
 NEAR = 0.01  # of the best error seen: so much a closer look at its shape may gain
+GUARDED = 28  # anchors with which six guards at each end tell: with fewer, errors at the ends may stop falling too soon
 MANY = 96  # above this many anchors a search follows what was best with fewer
 #: Inverse temperatures that are tried first: below, tables are ill-conditioned; above, interpolation is coarse.
 WARM = (0.08, 0.12, 0.17, 0.25, 0.36)
@@ -549,7 +550,7 @@ def _quick(q: Question, eps: float) -> Candidate | None:
             if found is not None and found.estimate <= eps:
                 return found
         return first
-    goal = resolving(q.fn, q.lo, q.hi, one, None if relative else eps)
+    goal = max(GUARDED, resolving(q.fn, q.lo, q.hi, one, None if relative else eps))
     before, best, count = first, first, start + 4
     while True:
         found = at(count, one, before.shape)
