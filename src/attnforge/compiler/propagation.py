@@ -462,6 +462,7 @@ def roundings(matrix: Array, bias: Array) -> Array:
 
 
 FIRST = 64  # cells of the first pass: all of them at once cost little more than one
+CLOSE, FURTHER = 2.0, 4  # a bound within twice the goal is worth four times the effort: parts of it are wide cells
 EFFORT = 2000  # cells that are looked at before giving up: some tenths of a second for a formula
 BATCH = 24  # worst cells that are split in one round, for the same reason
 TRIES = 3  # coordinates that are tried for a split: those that the error depends on most
@@ -514,19 +515,19 @@ def network_bound(
     propagation: Propagation, goal: float, rtol: float = 0.0, effort: int = EFFORT, first: int = FIRST
 ) -> NetworkBound:
     """Upper bounds of the error; cells are split until it is at most goal + rtol |target|, or `effort` are looked
-    at, or fewer where each of them takes long."""
+    at, or fewer where each of them takes long, or more where little is missing."""
     program = propagation.layout.program
     symbols = program.tokens * program.ops[0].width
     symbols = symbols if symbols <= MOST_SYMBOLS else 1
     numbers = program.tokens * symbols * sum(op.width for op in program.ops)
-    effort = min(effort, max(first, LONGEST // numbers))
+    effort, further = (min(most, max(first, LONGEST // numbers)) for most in (effort, FURTHER * effort))
     known = _evaluate(propagation, *outward_cells(propagation.layout.program, first, propagation.setting.dtype), rtol)
     evaluated, backwards = len(known.low), bool((known.gain > WORTH).any())
     hopeless = not np.isfinite(known.excess).all() and _infinite_at_a_point(propagation, known, rtol)
     while not hopeless:
         excess = known.excess
         worst = float(excess.max())
-        if worst <= goal or evaluated >= effort:
+        if worst <= goal or evaluated >= (effort if worst > CLOSE * goal else further):
             break
         chosen = np.argsort(excess)[::-1][:BATCH]
         chosen = chosen[excess[chosen] >= (max(goal, 0.5 * worst) if np.isfinite(worst) else worst)]
