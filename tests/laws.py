@@ -308,6 +308,7 @@ FUNCTIONS: dict[str, Callable[[arb], arb]] = {
     "leaky_relu": _below_zero(lambda y: y * 0.01),
     "log": arb.log,
     "log10": lambda y: y.log() / arb(10).log(),
+    "xlogx": lambda y: y * y.log() if y > 0 else arb(0),
     "log1p": arb.log1p,
     "log2": lambda y: y.log() / arb(2).log(),
     "logsigmoid": lambda y: -_softplus(-y),

@@ -149,6 +149,16 @@ def test_roots_are_taken_of_factors_and_of_lengths(name: str) -> None:
     assert net.certificate.verified and np.abs(net.predict(points) - wanted).max() <= net.bound <= eps
 
 
+def test_what_is_continuous_at_0_is_taken_from_there() -> None:
+    net = af.compile("-p*log2(p) - (1 - p)*log2(1 - p) + p*log(p/q)", {"p": (0, 1), "q": (0.2, 1)}, eps=3e-3)
+    point = net.box.sample(2000, 0)
+    point[:500, 0], point[500:1000, 0] = 10.0 ** (-40 * point[:500, 0]), 0.0
+    p, q = point.float().double().T
+    xlogy = torch.special.xlogy
+    wanted = -(xlogy(p, p) + xlogy(1 - p, 1 - p)) / math.log(2) + xlogy(p, p / q)
+    assert net.certificate.verified and np.abs(net.predict(point.float()) - wanted.numpy()).max() <= net.bound <= 3e-3
+
+
 @pytest.mark.parametrize("low", [-20.0, -math.pi, 0.1])
 def test_arcs_of_waves_are_folds(low: float) -> None:
     box = Box(x=(low, low + 7))

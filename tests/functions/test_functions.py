@@ -21,6 +21,7 @@ SPAN = {
     "log10": (1e-6, 1e6),
     "log1p": (-0.999, 1e4),
     "sqrt": (0.0, 1e6),
+    "xlogx": (0.0, 1e6),
     "rsqrt": (1e-6, 1e6),
     "reciprocal": (1e-4, 1e4),
     "asin": (-1.0, 1.0),

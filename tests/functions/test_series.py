@@ -23,6 +23,7 @@ SPAN = {
     "log10": (1e-6, 1e6),
     "log1p": (-0.999, 1e4),
     "sqrt": (0.0, 1e6),
+    "xlogx": (0.0, 1e6),
     "rsqrt": (1e-6, 1e6),
     "reciprocal": (1e-4, 1e4),
     "asin": (-1.0, 1.0),
@@ -113,7 +114,10 @@ def test_a_perturbed_table_is_caught(column: str) -> None:
         assert all(inside(fn, table, 3, float(y)) for y in points)
 
 
-@pytest.mark.parametrize(("name", "at"), [("sqrt", 0.0), ("power(0.3)", 0.0), ("asin", -1.0), ("acosh", 1.0)])
+ENDS = [("sqrt", 0.0), ("xlogx", 0.0), ("power(0.3)", 0.0), ("asin", -1.0), ("acosh", 1.0)]
+
+
+@pytest.mark.parametrize(("name", "at"), ENDS)
 def test_branch_points_have_a_range_but_no_remainder(name: str, at: float) -> None:
     table = F.taylor(name, np.array([at]), np.array([at + 0.01]), 4)
     assert np.isinf(table.remainder[0])

@@ -56,7 +56,7 @@ _KEPT = 512  # composites that are remembered: a handful for each formula, and b
 _TERMS = 30  # of the Taylor polynomial that stands for a quotient next to its removable singularity
 # what bends near 0 and is straight or flat far out, and what has a singularity: they choose the order of potentials
 _BENT = {"atan", "tanh", "sigmoid", "erf", "erfc", "softplus", "gelu", "silu", "mish", "asinh", "logsigmoid"}
-_SINGULAR = {"log", "log2", "log10", "log1p", "acosh", "atanh"}
+_SINGULAR = {"log", "log2", "log10", "log1p", "acosh", "atanh", "xlogx"}
 
 
 def composite(text: str) -> Univariate:

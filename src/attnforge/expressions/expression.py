@@ -477,6 +477,7 @@ LARGEST_COUNT = 20_000  # of the nodes: far beyond any formula that a network co
 _RANK: dict[type[Expr], int] = {Variable: 0, Monomial: 1, Call: 2, Sum: 3, Number: 4}
 _EVEN = ("cos", "cosh", "abs")
 _ODD = ("sin", "tan", "asin", "atan", "sinh", "tanh", "asinh", "atanh", "erf", "hardtanh", "softsign")
+_LOGARITHMS = {"log": 0, "log2": 2, "log10": 10}  # and their bases; 0 stands for e
 _MOST_FOLDS = 64  # of an arc cosine of a cosine, each a head: so many are cheaper than a table that sees as many kinks
 _FARTHEST_FOLD = 1e6  # up to here float64 tells on which side of a multiple of pi a number lies
 _LARGEST_SHIFT = 20  # exp(u + c) = exp(c) exp(u): beyond, exp(u) might leave float32 where exp(u + c) does not
@@ -586,7 +587,7 @@ class Graph:
                 break
             collected = again
         collected = again
-        coefficient *= self._merge_exponentials(collected)
+        coefficient *= self._merge_exponentials(collected) * self._merge_logarithms(collected)
         if not coefficient:
             return self.number(0)
         kept = [(node, _exponent(p)) for node, p in collected.items() if p]
@@ -660,6 +661,28 @@ class Graph:
                     collected[merged] = collected.get(merged, Fraction(0)) + 1
                     return self._merge_exponentials(collected)
         return Fraction(1)
+
+    def _merge_logarithms(self, collected: dict[Expr, Fraction]) -> Fraction:
+        """x**p log(x), p > 0, as xlogx(x**p)/p where x may be 0: continuous there, and 0, as is meant by it."""
+        out = Fraction(1)
+        for node in [n for n, p in collected.items() if p == 1 and isinstance(n, Call)]:
+            if not isinstance(node, Call) or node.function.name not in _LOGARITHMS or node.argument.range[0] != 0:
+                continue
+            inside = node.argument.factors if isinstance(node.argument, Monomial) else ((node.argument, Fraction(1)),)
+            shares = [collected.get(base, Fraction(0)) / q for base, q in inside if base.range[0] <= 0]
+            k = min(shares, default=Fraction(0))
+            if not k > 0 or any(q < 0 for base, q in inside if base.range[0] <= 0):
+                continue
+            del collected[node]
+            for base, q in inside:
+                collected[base] = collected.get(base, Fraction(0)) - k * q
+            stated = node.argument, node.function.domain
+            self.partial = [p for p in self.partial if (p.argument, p.domain) != stated]
+            inner = self.call("xlogx", self.product([(node.argument, k)]))
+            to = _LOGARITHMS[node.function.name]
+            out = out / k / (constant_call(get("log"), Fraction(to)) if to else 1)
+            collected[inner] = collected.get(inner, Fraction(0)) + 1
+        return out
 
     def power(self, base: Expr, exponent: Expr) -> Expr:
         """base ** exponent; a variable exponent needs a positive base."""

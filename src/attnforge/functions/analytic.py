@@ -203,6 +203,10 @@ def _turn(decimal: str) -> tuple[arb, ...]:
     return (arb(decimal, 1e-24),)
 
 
+def _xlogx_point(x: arb) -> arb:
+    return x * x.log() if x > 0 else arb(0) if x.is_zero() else arb.nan()
+
+
 def _reciprocal_point(x: arb) -> arb:
     return 1 / x
 
@@ -236,6 +240,16 @@ ANALYTIC: tuple[Univariate, ...] = (
     analytic("log", torch.log, lambda x: x.log(), arb.log, POSITIVE, _DECADES),
     analytic("log2", torch.log2, _log2, _log2, POSITIVE, _DECADES),
     analytic("log10", torch.log10, _log10, _log10, POSITIVE, _DECADES),
+    analytic(
+        "xlogx",
+        lambda y: torch.special.xlogy(y, y),
+        lambda x: x * x.log(),
+        _xlogx_point,
+        NON_NEGATIVE,
+        _DECADES,
+        turns=_turn("0.3678794411714423215955238"),
+        image=(-0.3678794411714424, math.inf),
+    ),
     analytic(
         "log1p",
         torch.log1p,

@@ -47,7 +47,7 @@ PIECES: dict[str, tuple[tuple[float, ...], tuple[str, ...]]] = {
                       f"{Fraction(float(_SELU[0]))}*y")),
 }  # fmt: skip
 REALS = (-math.inf, math.inf)
-DOMAINS = dict.fromkeys(("sqrt", "rsqrt", "log", "log2", "log10"), (0.0, math.inf))
+DOMAINS = dict.fromkeys(("sqrt", "rsqrt", "log", "log2", "log10", "xlogx"), (0.0, math.inf))
 DOMAINS |= dict.fromkeys(("asin", "acos", "atanh"), (-1.0, 1.0))
 _ALIASES = {
     "arccos": "acos", "arcsin": "asin", "arctan": "atan", "gelu_erf": "gelu", "gelu_new": "gelu_tanh",
@@ -193,8 +193,7 @@ class _Reader:
         if depth > DEEPEST:
             raise self.wrong()
         if self.peek() in ("+", "-"):
-            sign = self.take()
-            inner = self.signed(depth + 1)
+            sign, inner = self.take(), self.signed(depth + 1)
             return inner if sign == "+" else ("-", ("number", Fraction(0)), inner)
         node = self.operand(depth)
         if self.peek() == "**":
@@ -301,9 +300,7 @@ def _composed(outer: Function, inner: Series) -> Series:
     """A named function of a series: one formula where the ball is clear of the knots, the hull of all otherwise."""
     constant, count = inner[0], len(inner)
     for k, node in enumerate(outer.pieces):
-        below = k == 0 or constant >= outer.knots[k - 1]
-        above = k == len(outer.knots) or constant <= outer.knots[k]
-        if below and above:
+        if (k == 0 or constant >= outer.knots[k - 1]) and (k == len(outer.knots) or constant <= outer.knots[k]):
             own = evaluate(node, constant, count)
             total, power = [ZERO] * count, series([arb(1), *[ZERO] * (count - 1)])
             shifted = series([ZERO, *inner[1:]])
@@ -341,6 +338,14 @@ def _log(x: Series) -> Series:
     return coefficients(series(x).log(), len(x)) if x[0] > 0 else [arb.nan()] * len(x)
 
 
+def _xlogx(x: Series) -> Series:
+    """x log(x), going on as 0 below 0: it falls from there to its least value, and then rises (lemma K6)."""
+    if x[0] > 0:
+        return coefficients(series(x) * series(x).log(), len(x))
+    top = x[0].upper() if x[0].upper() > 0 else arb(2.0**-1074)
+    return _unknown(ZERO.union(top * top.log()).union(ZERO if top < 0.36 else arb(-0.37)), len(x))
+
+
 def _sigmoid(x: Series) -> Series:
     out = coefficients((1 + (-series(x)).exp()).inv(), len(x))
     if x[0].is_finite() and not x[0].is_exact():  # the constant term is monotone: its ends are tight
@@ -353,12 +358,11 @@ def _arc(name: str, x: Series) -> Series:
     """asin and acos, going on as constants beyond -1 and 1."""
     if x[0] > -1 and x[0] < 1:
         return coefficients(getattr(series(x), name)(), len(x))
-    ends = [getattr(arb(max(-1.0, min(1.0, float(end)))), name)() for end in (x[0].lower(), x[0].upper())]
+    sides = x[0].lower(), x[0].upper()
+    closed = [getattr(arb(max(-1.0, min(1.0, float(end)))), name)() for end in sides]
     if x[0] >= 1 or x[0] <= -1:
-        return [ends[0], *[ZERO] * (len(x) - 1)]
-    low, high = x[0].lower(), x[0].upper()
-    both = zip((low, high), ends, strict=True)
-    ends = [getattr(end, name)() if end > -1 and end < 1 else closed for end, closed in both]
+        return [closed[0], *[ZERO] * (len(x) - 1)]
+    ends = [getattr(end, name)() if end > -1 and end < 1 else at for end, at in zip(sides, closed, strict=True)]
     return _unknown(ends[0].union(ends[1]), len(x))
 
 
@@ -368,6 +372,6 @@ def _plain(name: str) -> Any:
 
 _PRIMITIVES: dict[str, Any] = {
     **{name: _plain(name) for name in ("exp", "sin", "cos", "tan", "atan", "erf", "erfc")},
-    "sqrt": lambda x: _power(x, Fraction(1, 2)), "log": _log, "sigmoid": _sigmoid,
+    "sqrt": lambda x: _power(x, Fraction(1, 2)), "log": _log, "sigmoid": _sigmoid, "xlogx": _xlogx,
     "asin": lambda x: _arc("asin", x), "acos": lambda x: _arc("acos", x),
 }  # fmt: skip

@@ -26,7 +26,7 @@ const clamp = (y, lo, hi) => Math.min(Math.max(y, lo), hi);
 const FUNCTIONS = {
   identity: (y) => y, square: (y) => y * y, cube: (y) => y * y * y, reciprocal: (y) => 1 / y,
   sqrt: Math.sqrt, rsqrt: (y) => 1 / Math.sqrt(y), exp: Math.exp, exp2: (y) => 2 ** y, expm1: Math.expm1,
-  log: Math.log, log2: Math.log2, log10: Math.log10, log1p: Math.log1p,
+  log: Math.log, log2: Math.log2, log10: Math.log10, log1p: Math.log1p, xlogx: (y) => (y > 0 ? y * Math.log(y) : 0),
   sin: Math.sin, cos: Math.cos, tan: Math.tan, asin: Math.asin, acos: Math.acos, atan: Math.atan,
   sinh: Math.sinh, cosh: Math.cosh, tanh: Math.tanh, asinh: Math.asinh, acosh: Math.acosh, atanh: Math.atanh,
   sigmoid, logsigmoid: (y) => -softplus(-y), erf, erfc,
