@@ -172,6 +172,49 @@ FORMULAS: dict[str, tuple[str, dict[str, Interval]]] = {
     "statistics inhibited growth": (
         "m*S/(K + S + S**2/I)", {"m": (0.1, 1), "S": (0, 10), "K": (0.1, 1), "I": (1, 10)}),
     "statistics discount": ("c*(1 - (1 + r)**(-10))/r", {"c": (1, 10), "r": (0.01, 0.2)}),
+    "physics planck at a temperature": ("x**3/(exp(x/T) - 1)", {"x": (0.05, 15), "T": (0.5, 3)}),
+    "physics maxwell speeds": ("sqrt(2/pi)*x**2*exp(-x**2/(2*a**2))/a**3", {"x": (0, 6), "a": (0.5, 2)}),
+    "physics driven oscillator": (
+        "F/sqrt((k - m*w**2)**2 + (c*w)**2)",
+        {"F": (0.5, 2), "k": (5, 10), "m": (0.5, 2), "w": (0, 5), "c": (0.3, 1)}),
+    "physics fabry-perot": ("1/(1 + F*sin(d/2)**2)", {"F": (1, 50), "d": (0, 12)}),
+    "physics soliton": ("c/2/cosh(sqrt(c)/2*(x - c*t))**2", {"c": (0.2, 4), "x": (-5, 5), "t": (0, 2)}),
+    "physics rlc impedance": (
+        "sqrt(R**2 + (w*L - 1/(w*C))**2)", {"R": (1, 100), "w": (100, 1000), "L": (0.01, 0.1), "C": (1e-5, 1e-4)}),
+    "physics stefan-boltzmann": (
+        "5.67e-8*e*A*(T**4 - S**4)", {"e": (0.1, 1), "A": (0.1, 2), "T": (250, 1000), "S": (200, 350)}),
+    "physics rabi": ("W**2/(W**2 + D**2)*sin(sqrt(W**2 + D**2)*t/2)**2", {"W": (0.1, 2), "D": (-2, 2), "t": (0, 10)}),
+    "physics manning": (
+        "(1/n)*A*(A/P)**(2/3)*sqrt(S)", {"n": (0.01, 0.05), "A": (0.5, 10), "P": (1, 20), "S": (0.0001, 0.01)}),
+    "physics acidity": ("-log10(sqrt(Ka*C))", {"Ka": (1e-10, 1e-3), "C": (1e-4, 1)}),
+    "root horizon": ("sqrt(1 - 2/r)", {"r": (2, 20)}),
+    "root plasma": ("sqrt(1 - p**2/w**2)", {"p": (0, 1), "w": (1, 5)}),
+    "root prandtl-meyer": ("sqrt(6)*atan(sqrt((M**2 - 1)/6)) - atan(sqrt(M**2 - 1))", {"M": (1, 5)}),
+    "root tunnel": ("exp(-2*d*sqrt(2*m*(V - E)))", {"d": (0.1, 2), "m": (0.5, 1), "V": (2, 4), "E": (0, 2)}),
+    "root invariant mass": (
+        "sqrt(2*p1*p2*(cosh(e1 - e2) - cos(f1 - f2)))",
+        {"p1": (10, 100), "p2": (10, 100), "e1": (-2, 2), "e2": (-2, 2), "f1": (-3, 3), "f2": (-3, 3)}),
+    "root superellipse": ("(abs(x)**2.5 + abs(y)**2.5)**(1/2.5)", {"x": (-1, 1), "y": (-1, 1)}),
+    "root superellipse of fourth powers": ("(x**4 + y**4)**(1/4)", {"x": (-1, 1), "y": (-1, 1)}),
+    "statistics monod": ("mu*S/(Ks + S)", {"mu": (0.1, 2), "S": (0, 50), "Ks": (0.01, 5)}),
+    "statistics receptor": ("L**2/(K**2 + L**2)", {"L": (0, 100), "K": (0.5, 10)}),
+    "statistics competitive inhibition": (
+        "V*S/(K*(1 + I/Ki) + S)", {"V": (0.5, 2), "S": (0, 20), "K": (0.1, 5), "I": (0, 10), "Ki": (0.5, 5)}),
+    "statistics pareto": ("a*m**a/x**(a + 1)", {"a": (1, 3), "m": (0.5, 1), "x": (1, 10)}),
+    "statistics weibull": (
+        "k/l*(x/l)**(k - 1)*exp(-(x/l)**k)", {"k": (1.5, 3), "l": (0.5, 2), "x": (0.01, 4)}),
+    "statistics three-way softmax": (
+        "1/(1 + exp((b - a)/T) + exp((c - a)/T))", {"a": (-2, 2), "b": (-2, 2), "c": (-2, 2), "T": (0.2, 2)}),
+    "statistics black-scholes": (
+        "S*(1 + erf((log(S/K) + (r + s**2/2)*T)/(s*sqrt(T))/sqrt(2)))/2"
+        " - K*exp(-r*T)*(1 + erf((log(S/K) + (r - s**2/2)*T)/(s*sqrt(T))/sqrt(2)))/2",
+        {"S": (80, 120), "K": (90, 110), "r": (0, 0.05), "s": (0.1, 0.4), "T": (0.2, 2)}),
+    "statistics annuity": ("P*r/(1 - (1 + r)**(-n))", {"P": (1e5, 5e5), "r": (0.001, 0.01), "n": (60, 360)}),
+    "statistics focal loss": ("-(1 - p)**g*log(p)", {"p": (0.05, 0.99), "g": (0, 4)}),
+    "kink income tax": (
+        "0.1*min(x, 10000) + 0.2*max(min(x, 40000) - 10000, 0) + 0.4*max(x - 40000, 0)", {"x": (0, 200000)}),
+    "kink stribeck": ("(0.2 + 0.3*exp(-(v/0.1)**2))*tanh(50*v)", {"v": (-1, 1)}),
+    "kink pinball": ("max(q*(y - f), (q - 1)*(y - f))", {"q": (0.05, 0.95), "y": (-1, 1), "f": (-1, 1)}),
 }  # fmt: skip
 
 

@@ -157,6 +157,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], Box, list[str] | None]] = {
     "logits": (lambda x: torch.logit(x) + torch.logit(x - 0.5, eps=0.1), POSITIVE, None),
     "logarithms to 2": (lambda x: torch.logaddexp2(x, -x), VECTOR, None),
     "signs": (lambda x: torch.copysign(x, torch.tensor(-2.0)) + torch.copysign(x, x - 5), VECTOR, None),
+    "entropies": (lambda x: torch.special.entr(x), POSITIVE, ["apply", "linear"]),
     "finite": (lambda x: torch.nan_to_num(x).exp(), VECTOR, ["apply"]),
     "one point": (lambda x: x[..., 0] * x[..., 1] + x.sum(-1), VECTOR, None),
 }
@@ -227,7 +228,8 @@ def test_maxima_over_tokens_are_native() -> None:
 def test_every_registered_function_can_be_used() -> None:
     table = dict(supported_operations())
     spelled = {"identity": "clone", "cube": "pow", "squared_relu": "relu", "quick_gelu": "sigmoid",
-               "gelu_tanh": "gelu", "softsign": "div", "logsigmoid": "log_sigmoid"}  # fmt: skip
+               "gelu_tanh": "gelu", "softsign": "div", "logsigmoid": "log_sigmoid",
+               "xlogx": "special_entr"}  # fmt: skip
     assert [name for name in names() if spelled.get(name, name) not in table] == []
     assert len(table) > 200 and all(note for note in table.values())
 

@@ -54,6 +54,11 @@ def _gelu(tape: Tape, call: Operation) -> Value:
     return apply(tape, call["self"], "gelu" if call.get("approximate") in (None, "none") else "gelu_tanh")
 
 
+@handles("special_entr", note="-x log(x), from 0")
+def _entr(tape: Tape, call: Operation) -> Value:
+    return rescale(tape, apply(tape, call["self"], "xlogx"), -1.0)
+
+
 @handles("leaky_relu", note="any slope")
 def _leaky_relu(tape: Tape, call: Operation) -> Value:
     return apply(tape, call["self"], functions.leaky_relu(float(call["negative_slope"])))
