@@ -94,8 +94,7 @@ def function(text: str) -> Function:
     word = _ALIASES.get(match[1], match[1]) if match else text
     if match is None or match[2] is None:
         if word in PIECES:
-            knots, formulas = PIECES[word]
-            return Function(word, knots, tuple(map(parse, formulas)))
+            return Function(word, PIECES[word][0], tuple(map(parse, PIECES[word][1])))
         if word in FORMULAS or word in _PRIMITIVES:
             power = {"sqrt": Fraction(1, 2)}.get(word, Fraction(1))
             return Function(word, (), (parse(FORMULAS.get(word, f"{word}(y)")),), power, DOMAINS.get(word, REALS))
@@ -275,8 +274,7 @@ def _unknown(first: arb, count: int) -> Series:
 def _quotient(node: Node, ball: arb, count: int) -> Series:
     """a / b; where both vanish at 0 also after both were divided by y, and the narrower of the two (lemma K7)."""
     found = _divided(*(evaluate(inner, ball, count) for inner in node[1:]))
-    zeros = _common_zeros(node)
-    if zeros:
+    if zeros := _common_zeros(node):
         wide = ball.union(ZERO)
         other = _divided(*(evaluate(inner, wide, count + zeros)[zeros:] for inner in node[1:]))
         found = [a if a.rad() < b.rad() else b for a, b in zip(found, other, strict=True)]
