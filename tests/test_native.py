@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +24,11 @@ from attnforge.conversion.norm import NativeNorm
 from attnforge.conversion.site import ConvertedActivation
 from attnforge.heads import FastActivation
 from attnforge.heads.fast.read import anchor_read, watched_read
+from attnforge.heads.gate.head import GateHead
 from attnforge.heads.norm.fused import stages
+from attnforge.native import attend
 from attnforge.native import norm as rows
+from attnforge.network import Heads
 
 FUNCTIONS = {"gelu": torch.nn.functional.gelu, "mish": torch.nn.functional.mish, "silu": torch.nn.functional.silu,
              "tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu}  # fmt: skip
@@ -54,7 +59,10 @@ def test_the_exponential_is_within_what_certificates_allow() -> None:
     every = torch.cat(
         [torch.linspace(native.LOWEST + 1e-4, 88.0, 400_003), -torch.rand(100_000) * 1e-3, torch.zeros(1)]
     )
-    assert 0.5 < native.exponential_error(found, every) < 2.7  # lemma R9
+    assert 0.5 < native.exponential_error(found, every) < 2.6  # lemma R9
+    wide = torch.linspace(-708.39, 0.0, 200_003, dtype=torch.float64)
+    assert 0.5 < native.exponential_error(found, wide) < 2.6
+    assert 0.5 < native.exponential_error(found, wide / 1e4) < 2.6
     ends = torch.tensor([0.0, -0.0, -87.34, -104.0, -1e30, -float("inf"), float("nan"), 1.0] * 8)
     out = torch.empty_like(ends)
     found.exp(ends.data_ptr(), out.data_ptr(), len(ends))
@@ -216,6 +224,79 @@ def test_ranges_are_watched_and_warned_of() -> None:
     assert isinstance(converted[1].head, NativeNorm) and not isinstance(converted[1], ConvertedActivation)
 
 
+def group(scope: Any, heads: int, slots: int, keys: int, width: int, shared: bool, picks: bool, dtype: Any) -> Heads:
+    """Heads of random tables over four channels; queries that pick channels, or mix them."""
+    one = 1 if shared else heads
+    draw = lambda *shape: torch.randn(*shape, dtype=dtype)  # noqa: E731
+    query = torch.zeros(heads, 4, keys, dtype=dtype)
+    for h in range(heads):
+        query[h, h % 4, 0] = 1.5
+    tables = dict(W_Q=query if picks else draw(heads, 4, keys), b_Q=draw(heads, keys), W_O=draw(heads, width, 3),
+                  M_K=2 * draw(one, slots, keys), M_V=draw(one, slots, width))  # fmt: skip
+    if scope == "self":
+        tables |= dict(b_K=draw(heads, keys), W_V=draw(heads, 4, width), b_V=draw(heads, width))
+    return Heads(scope, **tables).requires_grad_(False)
+
+
+@needed
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scope", ["memory", "self"])
+def test_softmax_heads_are_those_of_the_network(scope: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    for heads, slots, keys, width, shared, picks in (
+        (5, 12, 2, 1, True, True), (4, 7, 1, 2, False, True), (3, 2, 3, 1, False, False), (2, 200, 2, 3, True, False)
+    ):  # fmt: skip
+        made = group(scope, heads, slots, keys, width, shared, picks, dtype)
+        Z = torch.randn(attend.WORTH // (heads * slots) + 5, 4, dtype=dtype)
+        assert attend.takes(Z, made.parameters(), heads * (slots + 1))
+        wide = copy.deepcopy(made).double()
+        exact = torch.softmax(wide.scores(Z.double()), -1)
+        reads = wide.M_V.expand(heads, -1, -1)
+        read = torch.einsum("nhs,hsv->nhv", exact[..., -slots:], reads)
+        if scope == "self":
+            read = read + exact[..., :1] * (torch.einsum("nc,hcv->nhv", Z.double(), wide.W_V) + wide.b_V)
+        truth = torch.einsum("nhv,hvo->no", read, wide.W_O)
+        found = made(Z)
+        gap = float((found.double() - truth).abs().max())
+        assert 0 < gap < (2e-4 if dtype == torch.float32 else 4e-13)
+        with torch.enable_grad():
+            by_torch = made.requires_grad_()(Z)
+        assert not torch.equal(found, by_torch) and torch.allclose(found, by_torch, rtol=1e-3, atol=gap * 20)
+        made.requires_grad_(False)
+        Z[7], Z[8, 1] = float("nan"), float("inf")
+        spoilt = made(Z)
+        rest = torch.arange(len(Z)) > 8
+        assert bool(spoilt[7].isnan().all()) and torch.equal(spoilt[rest], found[rest])
+        made.M_V.data.mul_(2)  # what is stored now is what is read
+        assert scope == "self" or torch.allclose(made(Z)[9:], 2 * found[9:], atol=gap)
+
+
+@needed
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compiled_networks_keep_their_bounds(dtype: torch.dtype, elsewhere: pytest.MonkeyPatch) -> None:
+    net = af.compile("sin(x*y) + exp(-x**2)/y + abs(x)", af.Box(x=(-1, 1), y=(0.5, 2)), eps=1e-3, dtype=dtype)
+    Z = net.box.sample(20_001, dtype=dtype)
+    x, y = Z.double().unbind(-1)
+    truth = torch.sin(x * y) + torch.exp(-(x**2)) / y + x.abs()
+    with torch.no_grad():
+        found = net(Z).squeeze(-1)
+        native.library.cache_clear()
+        elsewhere.setenv("ATTNFORGE_NATIVE", "0")
+        before = net(Z).squeeze(-1)
+    assert not torch.equal(found, before)  # the kernels did it
+    assert bool(((found.double() - truth).abs() <= net.bound).all())
+    assert torch.allclose(found, before, atol=2e-5 if dtype == torch.float32 else 1e-12)
+
+
+@needed
+def test_a_slot_with_all_the_weight_is_read_exactly() -> None:
+    relu = GateHead.relu(-4, 4).requires_grad_(False)
+    y = torch.cat([torch.linspace(-4, 4, attend.WORTH), torch.linspace(0.5, 4, 1000)])
+    with torch.no_grad():
+        found = relu(y)
+    assert torch.equal(found[y > 0.1], y[y > 0.1]) and not bool(found[y < -0.1].any())
+
+
 def test_without_kernels_everything_is_computed_as_before(elsewhere: pytest.MonkeyPatch) -> None:
     y, value = torch.linspace(-9, 9, 1001), torch.linspace(-1, 1, 17)
     with_them = anchor_read(y, value, 1.0, 0.25)
@@ -241,6 +322,7 @@ def test_an_exponential_that_errs_is_refused(elsewhere: pytest.MonkeyPatch, tmp_
     wrong = source.replace("0x1.55548ep-3f", "0x1.56548ep-3f")
     assert wrong != source
     (tmp_path / "kernels.c").write_text(wrong, "utf-8")
+    (tmp_path / "attend.h").write_bytes(native.INCLUDED.read_bytes())
     elsewhere.setattr(native, "SOURCE", tmp_path / "kernels.c")
     elsewhere.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert native.library() is None and "exponential errs" in native.trouble()
@@ -277,6 +359,7 @@ def test_a_child_of_a_process_with_threads_still_computes() -> None:
 
 def test_a_library_holds_what_the_source_defines() -> None:
     source = native.SOURCE.read_text("utf-8")
-    names = {field.name for field in dataclasses.fields(native.Library)} - {"path"}
+    names = {field.name for field in dataclasses.fields(native.Library)} - {"path", "attend_f", "attend_d"}
     assert names and all(f"void attnforge_{name}(" in source for name in names)
+    assert f"#define MOST_SLOTS {attend.SLOTS}\n#define MOST_COORDINATES {attend.COORDINATES}\n" in source
     assert f"#define LANES {rows.LANES} " in source

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from .dtypes import transformed
 from .errors import ArgumentError
+from .native.attend import attending, fits, takes
 
 Scope = Literal["memory", "self", "tokens"]
 Columns = Callable[[Tensor], Tensor]  # from (channel, row) to (channel, row)
@@ -176,7 +177,7 @@ class Heads(nn.Module):
             n, per_row = Z.shape[-2], max(1, Z[..., 0, 0].numel() * self.heads * (Z.shape[-2] + self.slots))
             step = max(1, CHUNK // per_row)
             return self.attend(Z) if step >= n or _whole(self, Z) else _in_chunks(self, Z, step, self.width)
-        return _along_rows(self, Z, [self])
+        return _along_rows(self, Z)
 
     def attend(self, Z: Tensor, rows: slice = slice(None)) -> Tensor:
         """The output for some rows at once: no chunks, and nobody who watches the module is told."""
@@ -204,14 +205,16 @@ class Heads(nn.Module):
         """Whether all keys are constants: then a head reads its own row and no other."""
         return self.scope == "memory" or (self.scope == "self" and self.W_K is None and self.M_K is not None)
 
-    def along(self, many: bool = False) -> Columns:
+    def along(self, many: bool = False, kernels: bool = False) -> Columns:
         """The same where all keys are constants, from and to (channel, row): every operation runs along the rows. What
         does not depend on them is made ready here, once for `many` rows: then tables that only select are looked for,
-        through which no gradient passes."""
+        through which no gradient passes. `kernels` promises what `native.attend.takes` asks."""
         keys, values, own = self.M_K, self.M_V.transpose(-2, -1), self.scope == "self"
         if own:
             both = max(keys.shape[0], self.b_K.shape[0])
             keys = torch.cat([self.b_K.unsqueeze(-2).expand(both, -1, -1), keys.expand(both, -1, -1)], dim=-2)
+        if kernels and fits(*keys.shape[1:]):
+            return self._by_kernel(keys, values, many)
         if keys.shape[0] == values.shape[0] == 1 < self.heads:
             return self._side_by_side(keys, values, many)
         query = _projection(self.W_Q, self.b_Q, many)
@@ -224,6 +227,19 @@ class Heads(nn.Module):
             if value is not None:
                 read = torch.addcmul(read, weights[:, :1], value(X))
             return output(read.sum(0) if summed else read.flatten(0, 1))
+
+        return columns
+
+    def _by_kernel(self, keys: Tensor, values: Tensor, many: bool) -> Columns:
+        """`along` by a kernel that keeps nothing for each slot."""
+        query, read = attending(self.W_Q, self.b_Q, keys, values)
+        value = _projection(self.W_V, self.b_V, many) if self.scope == "self" else None
+        summed, output = self.W_O.shape[0] == 1 < self.heads, _product(self.W_O.flatten(0, 1).t(), many)
+
+        def columns(X: Tensor) -> Tensor:
+            own = None if value is None else value(X).expand(-1, -1, X.shape[-1])
+            found = read(query(X), own)
+            return output(found.sum(0) if summed else found.flatten(0, 1))
 
         return columns
 
@@ -322,12 +338,12 @@ class _Some(nn.Module):
     def forward(self, Z: Tensor, rows: slice) -> Tensor:
         return self.ready()(Z, rows)
 
-    def ready(self, many: bool = False) -> Callable[[Tensor, slice], Tensor]:
+    def ready(self, many: bool = False, kernels: bool = False) -> Callable[[Tensor, slice], Tensor]:
         """What computes them, for many calls."""
         module = self.module
         if isinstance(module, Heads) and not module.constant:
             return module.attend
-        along = module.along(many)
+        along = module.along(many, kernels)
         return lambda Z, rows: along(Z[rows].t()).t()
 
 
@@ -341,7 +357,8 @@ class _Chunks(torch.autograd.Function):
     ) -> Tensor:
         ctx.part, ctx.rows, ctx.names = part, rows, names
         ctx.save_for_backward(Z, *tables)
-        out, compute = Z.new_empty(*Z.shape[:-1], width), part.ready(many=True)
+        kernels = takes(Z, tables, _exponentials(_groups(part.module)))
+        out, compute = Z.new_empty(*Z.shape[:-1], width), part.ready(True, kernels)
         for some in rows:
             out[..., some, :] = compute(Z, some)
         return out
@@ -381,10 +398,25 @@ def _in_chunks(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor, step: 
     return cast(Tensor, _Chunks.apply(part, rows, width, [*tables], Z, *tables.values()))
 
 
-def _along_rows(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor, groups: list[Heads]) -> Tensor:
+def _groups(module: Heads | AttentionLayer | AttentionOnly) -> list[Heads]:
+    if isinstance(module, Heads):
+        return [module]
+    return module.heads() if isinstance(module, AttentionLayer) else [*module.groups()]
+
+
+def _exponentials(groups: Iterable[Heads]) -> int:
+    """The most that a group takes of a row; 1 where there is none."""
+    return max((group.heads * (group.slots + 1) for group in groups), default=1)
+
+
+def _along_rows(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor) -> Tensor:
     """What reads each row by itself, through `along`, in pieces that stay in the cache."""
     flat = Z.reshape(-1, Z.shape[-1])
-    most = max((group.heads * (group.slots + 1) for group in groups), default=1)
+    groups = _groups(module)
+    most = _exponentials(groups)
+    if takes(Z, (), most):  # kernels keep queries and reads, and nothing for each slot
+        widths = [group.heads * (group.W_Q.shape[-1] + group.W_O.shape[1] + 1) for group in groups]
+        most = min(most, max([module.width, Z.shape[-1], *widths]))
     step = max(1, (CACHED if Z.device.type == "cpu" else CHUNK) // most)
     if step >= flat.shape[0] or _whole(module, Z):
         return module.attend(Z) if isinstance(module, Heads) else _rows_first(module, Z)
@@ -393,7 +425,8 @@ def _along_rows(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor, group
 
 def _rows_first(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor) -> Tensor:
     """`along`, from and to (..., row, channel)."""
-    out = module.along()(Z.reshape(-1, Z.shape[-1]).t())
+    kernels = takes(Z, module.parameters(), _exponentials(_groups(module)))
+    out = module.along(kernels=kernels)(Z.reshape(-1, Z.shape[-1]).t())
     return out.t().contiguous().view(*Z.shape[:-1], out.shape[0])
 
 
@@ -429,7 +462,7 @@ class AttentionLayer(nn.Module):
 
     def forward(self, Z: Tensor) -> Tensor:
         if len(self.groups) and self.constant and not torch.compiler.is_compiling():
-            return _along_rows(self, Z, self.heads())
+            return _along_rows(self, Z)
         terms = [group(Z) for group in self.groups]  # lemmas count on this order: heads, then the skip, then its bias
         if self.S is not None:
             terms.append(Z @ self.S)
@@ -437,9 +470,9 @@ class AttentionLayer(nn.Module):
             terms.append(self.s)
         return functools.reduce(torch.add, terms)
 
-    def along(self, many: bool = False) -> Columns:
+    def along(self, many: bool = False, kernels: bool = False) -> Columns:
         """The same for heads with constant keys, from and to (channel, row)."""
-        parts = [group.along(many) for group in self.heads()]
+        parts = [group.along(many, kernels) for group in self.heads()]
         skip = None if self.S is None else _product(self.S.t(), many)
         bias = None if self.s is None else self.s.unsqueeze(-1)
 
@@ -487,7 +520,7 @@ class AttentionOnly(nn.Module):
 
     def forward(self, Z: Tensor) -> Tensor:
         if self.constant and not torch.compiler.is_compiling():
-            return _along_rows(self, Z, [*self.groups()])
+            return _along_rows(self, Z)
         if self.constant and not exporting() and self._small(Z.dtype):
             return self.unrolled(Z)
         for layer in self.layers:
@@ -499,9 +532,9 @@ class AttentionOnly(nn.Module):
         parameters = list(self.parameters())
         return all(p.dtype == dtype for p in parameters) and sum(p.numel() for p in parameters) <= UNROLLED
 
-    def along(self, many: bool = False) -> Columns:
+    def along(self, many: bool = False, kernels: bool = False) -> Columns:
         """The same for heads with constant keys, from and to (channel, row)."""
-        parts = [cast(AttentionLayer, layer).along(many) for layer in self.layers]
+        parts = [cast(AttentionLayer, layer).along(many, kernels) for layer in self.layers]
         return lambda X: functools.reduce(lambda state, part: part(state), parts, X)
 
     def unrolled(self, Z: Tensor) -> Tensor:

@@ -283,3 +283,68 @@ void attnforge_norm(const void *x, void *out, long rows, long channels, int half
   }
   if (outside) *outside += found;
 }
+
+/* ---- softmax heads with constant keys (R5) ---- */
+
+#define MOST_SLOTS 256
+#define MOST_COORDINATES 8
+#if defined(__AVX512F__) /* rounded, and not fused with what follows */
+#define KEEP(v) __asm__("" : "+v"(v))
+#else
+#define KEEP(v) __asm__("" : "+m"(v))
+#endif
+
+typedef double W __attribute__((vector_size(BYTES)));
+typedef int64_t J __attribute__((vector_size(BYTES)));
+
+INLINE V larger_f(V a, V b) { return either(a > b, a, b); }
+INLINE W larger_d(W a, W b) {
+  J mask = a > b;
+  return (W)((mask & (J)a) | (~mask & (J)b));
+}
+
+/* e^x for x <= 0, within 3 u (R9): Taylor's polynomial of degree 13 */
+INLINE W expo_d(W x) {
+  const W magic = 0x1.8p52 - (W){0};
+  W t = x * 0x1.71547652b82fep+0 + magic, n = t - magic;
+  W r = x - n * 0x1.62e42fefap-1; /* 36 bits: the product is exact */
+  r = r - n * 0x1.cf79abc9e3b3ap-40;
+  W p = r * (1 / 6227020800.0) + 1 / 479001600.0;
+  p = p * r + 1 / 39916800.0;
+  p = p * r + 1 / 3628800.0;
+  p = p * r + 1 / 362880.0;
+  p = p * r + 1 / 40320.0;
+  p = p * r + 1 / 5040.0;
+  p = p * r + 1 / 720.0;
+  p = p * r + 1 / 120.0;
+  p = p * r + 1 / 24.0;
+  p = p * r + 1 / 6.0;
+  p = p * r + 0.5;
+  p = p * r + 1.0;
+  p = p * r + 1.0;
+  J power = ((J)t - (J)magic + 1023) << 52;
+  return (W)((J)(p * (W)power) & ~(x < -708.39642));
+}
+
+void attnforge_exp_d(const double *x, double *out, long n) {
+  for (long i = 0; i + WIDE / 2 <= n; i += WIDE / 2) {
+    W v;
+    memcpy(&v, x + i, sizeof v);
+    v = expo_d(v);
+    memcpy(out + i, &v, sizeof v);
+  }
+}
+
+#define REAL float
+#define VECTOR V
+#define LANE_COUNT WIDE
+#define EXP expo
+#define NAME(x) x##_f
+#include "attend.h"
+
+#define REAL double
+#define VECTOR W
+#define LANE_COUNT (WIDE / 2)
+#define EXP expo_d
+#define NAME(x) x##_d
+#include "attend.h"
