@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from ..dtypes import SHIPPED
 from . import library, plain, threads
 
-DTYPES = (torch.float32, torch.float64)  # networks ship in them
 SLOTS, COORDINATES = 256, 8  # the most that kernels.c holds of a head's logits, and of a query
 WORTH = 1 << 16  # exponentials: PyTorch's take 30 microseconds longer for so many, as long as making tables ready
 Columns = Callable[[Tensor], Tensor]
@@ -22,7 +22,7 @@ Columns = Callable[[Tensor], Tensor]
 def takes(Z: Tensor, tables: Iterable[Tensor], most: int) -> bool:
     """Whether kernels compute heads of these tables on this state: plain numbers of one dtype on a processor, no
     gradients wanted, and enough exponentials, at `most` so many for a row, that making them ready pays."""
-    if Z.shape[:-1].numel() * most < WORTH or Z.device.type != "cpu" or Z.dtype not in DTYPES:
+    if Z.shape[:-1].numel() * most < WORTH or Z.device.type != "cpu" or Z.dtype not in SHIPPED:
         return False
     if not plain(Z) or library() is None:
         return False
