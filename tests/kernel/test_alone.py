@@ -25,6 +25,7 @@ from attnforge.heads.fast.read import read
 from attnforge.heads.gate.head import GateHead
 from attnforge.heads.norm.head import NormHead
 from attnforge.heads.product.head import ProductHead
+from attnforge.heads.token.bound import UNDERFLOW
 from attnforge.kernel.balls import NotProved, working
 from attnforge.kernel.file import Saved, parse
 from attnforge.kernel.prove import prove
@@ -317,6 +318,7 @@ def test_a_ramp_is_proved_and_its_changes_are_covered_or_refused(name: str) -> N
         return float(off.max()) if bool(off.isfinite().all()) else float("inf")
 
     assert not ramp.beyond and error() <= prove(saved, chosen).bound <= 1.1 * (ramp.bound or 0.0)
+    assert (UNDERFLOW in ramp.certificate.assumptions) == ramp.causal  # what hides data, and is assumed of exponentials
     draw, state, refused = random.Random(name), {key: t.clone() for key, t in ramp.state_dict().items()}, 0
     run = sorted(key for key in state if key not in ("w", "t") or ramp.form == "paper")
     for change in CHANGES:
@@ -332,6 +334,9 @@ def test_a_ramp_is_proved_and_its_changes_are_covered_or_refused(name: str) -> N
                 continue
             assert error() <= found
     assert 1 <= refused < 2 * len(CHANGES)
+    ramp.load_state_dict({**state, run[0]: torch.full_like(state[run[0]], float("nan"))})
+    with pytest.raises(CertificateError):
+        derive(ramp, _written(ramp, saved), 1.0)
     ramp.load_state_dict(state)
     for change in ({"dtype": "float16"}, {"w": [1.0]}, {"channel": [9]}, {"radius": -1.0}, {"causal": 1}, {"a": 9.0}):
         header = {**saved.header, "config": {**saved.header["config"], **change}}

@@ -28,6 +28,7 @@ from ..kernel.alone.pair import Pair
 from ..kernel.balls import NotProved, working
 from ..kernel.file import Saved
 from ..kernel.prove import prove
+from ..network import AttentionLayer
 from ..theorems.ramps import Ramp
 from .derivation import ANCHOR_CELLS, NEAR, SMOOTH_CELLS, crossings, finished
 
@@ -162,13 +163,15 @@ def _ramp(head: Ramp, saved: Saved, goal: float) -> dict[str, Any]:
     """Cells that are fine where heads change over, and doubling beyond the ends of the ramp."""
     if head.beyond:
         raise NotProved(head.beyond)
-    found, gate, step = head.stored(), head.temperature == "gate", float(head.step)
+    gate, step, wanted = head.temperature == "gate", float(head.step), head.wanted
     shift = float(head.centre) if head.alone else 0.0  # what the heads' own queries take away
     a, b = float(head.shape.a) - shift, float(head.shape.b) - shift
-    far = found.query(head.wanted).most * (1 + ROOM[head.dtype]) + abs(shift) + step
+    most = float(np.abs(wanted.w).sum(-1).max()) * head.radius + float(np.abs(wanted.t).max())
+    far = most * (1 + ROOM[head.dtype]) + abs(shift) + step
     beyond = step / 8 * 1.25 ** np.arange(0.0, math.log(8 * far / step + 8) / math.log(1.25) + 8)
     fine = np.linspace(a - step, b + step, 8 * head.keys * head.heads + 17)
-    turns = () if found.gate is None else crossings(found.gate)
+    layer = head.layers()[1] if gate else None
+    turns = crossings(SelfSpec.read(layer)) if isinstance(layer, AttentionLayer) else ()
     edges = np.concatenate([fine, a - beyond, b + beyond, [a, b, -shift], *turns])
     ends = np.unique(np.concatenate([[-far], edges[(edges > -far) & (edges < far)], [far]]))
     scope, n, count = "self" if gate else "memory", head.scalars, 1 if gate else head.heads
@@ -176,8 +179,8 @@ def _ramp(head: Ramp, saved: Saved, goal: float) -> dict[str, Any]:
     chosen = _chosen(states, [[], [[scope, False]]], 2, 0, count, ends)
     (one,) = chosen["sites"]
     chosen["sites"] = [{**one, "channel": c, "first": c * count} for c in range(n)]
-    most = max(len(ends), WORK // (count * (head.keys + 1)))
-    return finished(saved, chosen, goal, TOKENS, {}, goal, most)
+    cells = max(len(ends), WORK // (count * (head.keys + 1)))
+    return finished(saved, chosen, goal, TOKENS, {}, goal, cells)
 
 
 def _chain(head: ChainHead, saved: Saved, goal: float) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple, cast
 
@@ -39,6 +39,7 @@ from ..dtypes import Array, dtype_name, rounded, stored
 from ..errors import ArgumentError, CertificateError
 from ..heads.gate.head import GateHead
 from ..heads.stored import SelfSpec
+from ..heads.token.bound import UNDERFLOW
 from ..network import CHUNK, AttentionLayer, AttentionOnly, Heads
 from . import bounds
 from .bounds import AnchorRow, ColdTable, ScalarTarget, StoredHead, StoredRamp, Wanted
@@ -550,7 +551,8 @@ class Ramp(Construction):
 
     def ledger(self) -> Ledger:
         beta = Fraction(0) if self.temperature == "gate" else self.beta
-        return KINDS[self.temperature, self.many].ledger(self.wanted, self.held, beta, self.stored())
+        found = KINDS[self.temperature, self.many].ledger(self.wanted, self.held, beta, self.stored())
+        return replace(found, assumptions=(*found.assumptions, UNDERFLOW)) if self.causal else found
 
     @property
     def size(self) -> Size:

@@ -18,11 +18,11 @@ from ..balls import NotProved, largest, size, up
 from ..file import Saved, Tensor
 from ..functions import Function, Node
 from ..program import Op, Program, number, whole
+from ..programs.prove import DEAD
 from ..rounding import MACHINES
 from .heads import MEMORY, SELF, Alone, flat, renamed, shape_of
 
 MOST = 1 << 12  # inputs of all tokens, slots of all heads, channels
-LOST = {"float32": 104.5, "float64": 746.0}  # exp(-x) is an exact 0 from here on, as for token programs
 ALWAYS = ("W_Q", "W_O", "M_K", "M_V")
 Rows = list[list[float]]
 Tables = dict[str, Any]  # of heads, as nested lists, one entry for each head
@@ -169,7 +169,7 @@ def _registers(tensors: dict[str, Tensor], prefix: str, reach: list[arb], dtype:
                for head, row in zip(tables["W_Q"], tables["b_Q"] * len(query), strict=False)
                for column, b in zip(zip(*head, strict=True), row, strict=True)]  # fmt: skip
     most = largest(queries) * largest([size(arb(x)) for head in tables["M_K"] for row in head for x in row])
-    if not arb(depth) * (1 - arb(2.0**-10)) - 2 * inner * most > LOST[dtype]:
+    if not arb(depth) * (1 - arb(2.0**-10)) - 2 * inner * most > DEAD[dtype]:
         raise NotProved("it cannot be shown that a token sees registers alone")
     return tables
 
