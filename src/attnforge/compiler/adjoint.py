@@ -76,13 +76,16 @@ def _apply(op: Op, arguments: list[Range], after: Influence) -> list[Influence]:
     return [after.times(*derivatives(op.function, arguments[0].low, arguments[0].high))]
 
 
+FEW = 128  # cells of a table of derivatives: they widen by the step over a cell or two, some percent; 5 ms a function
+
+
 def derivatives(fn: Univariate, low: Array, high: Array) -> tuple[Array, Array]:
     """Enclosures of the derivative of a function, continued by constants beyond its domain, over intervals."""
     inside_low, inside_high = (np.clip(end, fn.domain.lo, fn.domain.hi) for end in (low, high))
     if not (np.isfinite(inside_low).all() and np.isfinite(inside_high).all()):
         return np.full(low.shape, -np.inf), np.full(low.shape, np.inf)
     least, most = float(inside_low.min()), float(inside_high.max())
-    table = lookup(fn, least, max(most, float(np.nextafter(least, np.inf))))
+    table = lookup(fn, least, max(most, float(np.nextafter(least, np.inf))), FEW)
     flat, steep = table.slopes(inside_low, inside_high)
     cut = (inside_low != low) | (inside_high != high)
     flat, steep = np.where(cut, np.minimum(flat, 0.0), flat), np.where(cut, np.maximum(steep, 0.0), steep)

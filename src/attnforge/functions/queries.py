@@ -51,9 +51,9 @@ CELLS = 2048  # of a table: ranges widen by the step of a smooth function over a
 class Lookup:
     """Enclosures of one function on cells of one interval."""
 
-    def __init__(self, fn: Univariate, lo: float, hi: float):
+    def __init__(self, fn: Univariate, lo: float, hi: float, count: int = CELLS):
         knots = [k for k in fn.knots if lo < k < hi]
-        edges = np.unique(np.concatenate([np.linspace(lo, hi, CELLS + 1), knots]))
+        edges = np.unique(np.concatenate([np.linspace(lo, hi, count + 1), knots]))
         table = taylor(fn, edges[:-1], edges[1:], 1)
         self.edges, self.table = edges, table
         with np.errstate(invalid="ignore", over="ignore"):
@@ -95,17 +95,18 @@ class Lookup:
 
 
 @lru_cache(maxsize=64)
-def _lookup(fn: Univariate, lo: float, hi: float) -> Lookup:
-    return Lookup(fn, lo, hi)
+def _lookup(fn: Univariate, lo: float, hi: float, count: int) -> Lookup:
+    return Lookup(fn, lo, hi, count)
 
 
-def lookup(fn: Univariate, low: float, high: float) -> Lookup:
+def lookup(fn: Univariate, low: float, high: float, count: int = CELLS) -> Lookup:
     """The table of a function on a round interval around [low, high], so that nearby intervals share one."""
     step = 2.0 ** math.floor(math.log2(max(high - low, 1e-6 * max(abs(low), abs(high)), 1e-30))) / 8
     lo = max(math.floor(low / step) * step, fn.domain.lo) if fn.domain.lo_closed else low
     hi = min(math.ceil(high / step) * step, fn.domain.hi) if fn.domain.hi_closed else high
     poles = [p for p in fn.domain.poles if lo <= p <= hi]
-    return _lookup(fn, low, high) if poles or fn.domain.period is not None else _lookup(fn, lo, hi)
+    lo, hi = (low, high) if poles or fn.domain.period is not None else (lo, hi)
+    return _lookup(fn, lo, hi, count)
 
 
 WIDER = 1 + 2.0**-42  # on e ** p: a rounded p moves it by |log e| 2^-53, at most 2^-43, and the power itself rounds
