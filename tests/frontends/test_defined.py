@@ -6,12 +6,14 @@ import math
 import re
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import attnforge as af
 from attnforge.box import Box
 from attnforge.errors import DomainError
 from attnforge.frontends.formula.program import capture_formula
@@ -66,6 +68,9 @@ REFUSED: tuple[tuple[str, Intervals, str], ...] = (
     ("x + log(x)", {"x": (0, 2)}, "choose a box on which it is, such as x from 0.002 to 2"),
     ("x*log(x) + log(x)", {"x": (0, 2)}, "log(x) is undefined at x = 0"),
     ("x*log(x)", {"x": (-1, 2)}, "log(x) is undefined at x = -1"),
+    ("log(x) - log(x) + x*log(x)", {"x": (0, 2)}, "log(x) is undefined at x = 0"),
+    ("exp(log(x))*log(x)", {"x": (0, 2)}, "log(x) is undefined at x = 0"),
+    ("x*log(x**2)", {"x": (-1, 1)}, "log(x**2) is undefined at x = 0"),
     ("log(x)/x", {"x": (0, 2)}, "is unbounded: x is 0"),
     ("x**sqrt(2)", {"x": (0, 1)}, "choose a box on which it is, such as x from 0.001 to 1"),
     ("x**-0.5*x**0.5", {"x": (0, 1)}, "1/sqrt(x) is undefined at x = 0"),
@@ -145,3 +150,22 @@ def test_a_linear_denominator_is_refused_exactly_when_it_vanishes(low: float, wi
             capture_formula(formula, box)
     elif min(abs(low - place), abs(low + width - place)) > 1e-6:
         assert math.isfinite(capture_formula(formula, box).depth())
+
+
+def test_a_logarithm_that_python_uses_twice_is_guarded() -> None:
+    """l - l + x*l has no value at 0, where x*l alone is taken for 0."""
+
+    def target(x):
+        found = np.log(x)
+        return found - found + x * found
+
+    with pytest.raises(af.DomainError, match="undefined at x = 0"):
+        af.compile(target, {"x": (0, 2)}, eps=1e-2)
+
+
+@pytest.mark.parametrize("power", [3, 4, 5])
+def test_logarithms_of_squares_keep_the_sign_of_what_they_are_multiplied_with(power: int) -> None:
+    """x**3*log(x**2) is odd: as |x|**3*log(x**2) it was certified once."""
+    net = af.compile(f"x**{power}*log(x**2)", {"x": (-1, 1)}, eps=1e-2, dtype="float64")
+    x = np.linspace(-1, 1, 201)[np.linspace(-1, 1, 201) != 0]
+    assert np.abs(net.predict(x[:, None]) - x**power * np.log(x**2)).max() <= net.bound + 1e-15

@@ -505,6 +505,8 @@ class Graph:
     def __init__(self, intervals: Mapping[str, Interval]):
         self.intervals = {name: (float(lo), float(hi)) for name, (lo, hi) in intervals.items()}
         self.partial: list[Partial] = []
+        #: While a formula is read: every call in it is one node's one use, and what is needed of it is noted each time.
+        self.spelled = False
         #: Powers that some node was made with and that are not defined at a zero of their base, merged or not.
         self.inverted: dict[tuple[Expr, Fraction], None] = {}
         self._nodes: dict[tuple[object, ...], Expr] = {}
@@ -663,21 +665,31 @@ class Graph:
         return Fraction(1)
 
     def _merge_logarithms(self, collected: dict[Expr, Fraction]) -> Fraction:
-        """x**p log(x), p > 0, as xlogx(x**p)/p where x may be 0: continuous there, and 0, as is meant by it."""
+        """x**p log(x), p > 0, as xlogx(x**p)/p where x may be 0: continuous there, and 0, as is meant by it.
+
+        What log(x) needs is dropped once, for this use of it. A function in Python may use one node many times, as in
+        l - l + x*l, which has no value at 0: only what is spelled is merged.
+        """
         out = Fraction(1)
+        if not self.spelled:
+            return out
         for node in [n for n, p in collected.items() if p == 1 and isinstance(n, Call)]:
             if not isinstance(node, Call) or node.function.name not in _LOGARITHMS or node.argument.range[0] != 0:
                 continue
             inside = node.argument.factors if isinstance(node.argument, Monomial) else ((node.argument, Fraction(1)),)
             shares = [collected.get(base, Fraction(0)) / q for base, q in inside if base.range[0] <= 0]
             k = min(shares, default=Fraction(0))
+            if any(base.range[0] < 0 for base, _ in inside):
+                k = Fraction(math.floor(k))  # (x**2)**k is x**(2 k) for negative x where k is whole, else |x|**(2 k)
             if not k > 0 or any(q < 0 for base, q in inside if base.range[0] <= 0):
                 continue
             del collected[node]
             for base, q in inside:
                 collected[base] = collected.get(base, Fraction(0)) - k * q
             stated = node.argument, node.function.domain
-            self.partial = [p for p in self.partial if (p.argument, p.domain) != stated]
+            own = max((i for i, p in enumerate(self.partial) if (p.argument, p.domain) == stated), default=None)
+            if own is not None:
+                del self.partial[own]
             inner = self.call("xlogx", self.product([(node.argument, k)]))
             to = _LOGARITHMS[node.function.name]
             out = out / k / (constant_call(get("log"), Fraction(to)) if to else 1)

@@ -88,7 +88,11 @@ def read(formula: str, graph: Graph, variables: Container[str]) -> tuple[Expr, s
        ^
     """
     parser = _Parser(formula, graph, variables)
-    node = parser.whole()
+    graph.spelled = True
+    try:
+        node = parser.whole()
+    finally:
+        graph.spelled = False
     return node, parser.mentioned
 
 
