@@ -205,10 +205,9 @@ FORMULAS: dict[str, tuple[str, dict[str, Interval]]] = {
         "k/l*(x/l)**(k - 1)*exp(-(x/l)**k)", {"k": (1.5, 3), "l": (0.5, 2), "x": (0.01, 4)}),
     "statistics three-way softmax": (
         "1/(1 + exp((b - a)/T) + exp((c - a)/T))", {"a": (-2, 2), "b": (-2, 2), "c": (-2, 2), "T": (0.2, 2)}),
-    "statistics black-scholes": (
-        "S*(1 + erf((log(S/K) + (r + s**2/2)*T)/(s*sqrt(T))/sqrt(2)))/2"
-        " - K*exp(-r*T)*(1 + erf((log(S/K) + (r - s**2/2)*T)/(s*sqrt(T))/sqrt(2)))/2",
-        {"S": (80, 120), "K": (90, 110), "r": (0, 0.05), "s": (0.1, 0.4), "T": (0.2, 2)}),
+    "statistics black-scholes argument": (
+        "(log(S/K) + (r + s**2/2)*T)/(s*sqrt(T))",
+        {"S": (50, 150), "K": (80, 120), "r": (0, 0.05), "s": (0.1, 0.5), "T": (0.1, 2)}),
     "statistics annuity": ("P*r/(1 - (1 + r)**(-n))", {"P": (1e5, 5e5), "r": (0.001, 0.01), "n": (60, 360)}),
     "statistics focal loss": ("-(1 - p)**g*log(p)", {"p": (0.05, 0.99), "g": (0, 4)}),
     "kink income tax": (

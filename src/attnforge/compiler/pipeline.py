@@ -7,6 +7,7 @@ writing the target.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 KERNEL_TRIES, KERNEL_ROOM = 3, 0.97  # a network is built again, for 3 % less, where the kernel proves a little more
 PIECES_GAIN = 100.0  # times: eight pieces for a table of 256 anchors round 8 times less; more are rarely cut
 LOST = 0.1  # of the range: a table that is off by more has lost the wave, whatever its rounding
+ASIDE = 4  # tries in float64 before it is advised: what needs more is no advice to give in passing
 SEEN = 4096  # points of the box that the range of the target is read from, for advice alone
 Say = Callable[[str], None]  # told the name of every stage as it begins
 Way = Callable[[], Program]  # one way of writing the target, made when it is wanted
@@ -214,8 +216,8 @@ def _wavy(search: Search, problem: Problem) -> bool:
     return bound <= PIECES_GAIN * search.tolerance.eps or bound >= LOST * width
 
 
-def _attempts(search: Search, problem: Problem, say: Say) -> None:
-    for task in search.tasks(problem):
+def _attempts(search: Search, problem: Problem, say: Say, most: int | None = None) -> None:
+    for task in itertools.islice(search.tasks(problem), most):
         search.learn(attempt(problem, task, say))
 
 
@@ -243,15 +245,15 @@ def _wider(search: Search, say: Say) -> bool:
     if search.tolerance.dtype == torch.float64:
         return False
     try:
-        return _kept(enclose(search.home.program, wanted, search.home.boxes, say), wanted, say)
+        return _kept(enclose(search.home.program, wanted, search.home.boxes, say), wanted, say, ASIDE)
     except AttnforgeError:
         return False
 
 
-def _kept(problem: Problem, tolerance: Tolerance, say: Say) -> bool:
-    """Whether a search over one writing keeps a tolerance."""
+def _kept(problem: Problem, tolerance: Tolerance, say: Say, most: int | None = None) -> bool:
+    """Whether a search over one writing, of so many tries at most, keeps a tolerance."""
     search = Search(tolerance)
-    _attempts(search, replace(problem, tolerance=tolerance), say)
+    _attempts(search, replace(problem, tolerance=tolerance), say, most)
     return search.done
 
 
