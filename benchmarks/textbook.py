@@ -1,4 +1,4 @@
-"""A hundred and more textbook formulas that people type first: how many compile, in both dtypes, and why the others do not.
+"""More than a hundred formulas that people type first: how many compile, in both dtypes, and why the others do not.
 
 python benchmarks/textbook.py             compiles all of them, prints a table and what is refused, writes
                                           benchmarks/results/textbook.json
