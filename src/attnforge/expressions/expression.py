@@ -81,6 +81,8 @@ class Operators:
     __array_priority__ = 1000
 
     def _expr(self, other: object) -> Expr:
+        if str(getattr(other, "dtype", "")) == "object" and getattr(other, "shape", None) == ():
+            other = other.item()  # type: ignore[attr-defined]  # numpy's array of one expression
         if isinstance(other, Operators):
             if other.graph is not self.graph:
                 raise ArgumentError("two expressions of different formulas cannot be combined")
@@ -168,8 +170,9 @@ class Operators:
         if func.__name__ == "sinc":
             return self.named("sinc", *args)
         try:
-            return func._implementation(*args, **kwargs)
-        except (AttributeError, TypeError) as error:
+            found = func._implementation(*args, **kwargs)
+            return self._expr(found) if getattr(found, "shape", None) == () else found
+        except (AttributeError, TypeError, ValueError) as error:
             raise UnsupportedOperation(f"numpy.{func.__name__} does not work on expressions: {error}") from error
 
     @classmethod

@@ -130,6 +130,8 @@ def _node(node: Any, graph: Graph, arguments: list[Expr]) -> Expr | None:
         return graph.power(*arguments)
     if node.is_Function:
         name = type(node).__name__
+        if name == "sinc":  # sympy's; numpy's has pi in it
+            return graph.call("sin", arguments[0]) / arguments[0]
         word = _NAMES.get(name, ALIASES.get(name, name))
         return graph.apply(word, arguments) if graph.knows(word) else None
     return None
