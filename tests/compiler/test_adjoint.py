@@ -155,3 +155,21 @@ def test_influences_that_underflow_are_no_zeros() -> None:
         wanted = [least * mpmath.sin(least * mpmath.exp(mpmath.mpf(t) + shift) + t) for t in x.flatten().tolist()]
         worst = float(max(abs(a - mpmath.mpf(b)) for a, b in zip(wanted, net(x).flatten().tolist(), strict=True)))
     assert net.bound is not None and 4e-184 < worst <= net.bound
+
+
+def test_what_is_not_known_is_never_taken_for_nothing() -> None:
+    """Logits so wide that their exponentials underflow, rows that may be 0 without eps, slopes without bounds."""
+    ones = Influence(np.ones((1, 1, N, D)), np.zeros((1, 1, N, D)))
+    far = Range(np.full((1, N, D), -1e3), np.full((1, N, D), 1e3))
+    lost = Influence(np.zeros((1, 1, N, D)), np.full((1, 1, N, D), np.nan))
+    with np.errstate(all="ignore"):
+        for name, (op, count, _) in CASES.items():
+            for part in BACK[type(op)](op, [far] * count, lost):
+                assert not (part.size == 0).any() and not np.isfinite(part.size).all(), name
+        for part in BACK[Attention](CASES["attention"][0], [far] * 3, ones):
+            assert not (part.size == 0).any()
+        bare = Normalise(0, D, 0.0, False)
+        (part,) = BACK[Normalise](bare, [Range(far.low * 0 - 1, far.high * 0 + 1)], ones)
+        assert not np.isfinite(part.size).any()
+        (part,) = BACK[Apply](Apply(0, "sqrt", D), [Range(far.low * 0, far.high)], ones)
+        assert not np.isfinite(part.size).any()

@@ -159,7 +159,7 @@ def _normalise(op: Op, arguments: list[Range], after: Influence) -> list[Influen
         with np.errstate(divide="ignore", invalid="ignore"):
             at = np.clip(3 * op.eps * length / (2 * a + length), low, high)
             found = (a + 0.5 * length * (1 - op.eps / at * (1 - 4 * U))) / np.sqrt(at)
-        return np.where(length > 0, found * (1 + 2.0**-20), 0.0)
+        return np.where(length == 0, 0.0, found * (1 + 2.0**-20))
 
     turning = np.minimum(steepest(np.zeros_like(size)), reach[:, None] * length * steep * slip)
     cap = np.minimum(steepest(size), length * steep * slip)
