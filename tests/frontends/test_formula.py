@@ -20,7 +20,7 @@ from attnforge.expressions import composite as composites
 from attnforge.expressions import grammar
 from attnforge.frontends.formula.program import capture_formula
 from attnforge.programs.interpret import values
-from attnforge.programs.ops import Apply
+from attnforge.programs.ops import Apply, Linear
 
 X, Y = sympy.symbols("x y")
 BOX = Box(x=(0.5, 1.5), y=(1, 2))
@@ -207,3 +207,13 @@ def test_functions_of_sympy_that_nobody_defined_are_named() -> None:
     x = sympy.Symbol("x")
     with pytest.raises(UnsupportedOperation, match=r"g\(x\)"):
         af.compile(sympy.Function("g")(x), {x: (0, 1)}, eps=1e-3)
+
+
+def test_floats_of_sympy_keep_their_digits() -> None:
+    """0.1 to 50 digits is not the 0.1 of float64; a tenth of that is the error of a network with one weight."""
+    program = capture_formula(sympy.Float("0.1", 50) * X, Box(x=(-1, 1)))
+    (op,) = (op for op in program.ops if isinstance(op, Linear))
+    assert op.weights[0].item() == 0.1 and 5e-18 < op.slack[0].item() < 6e-18
+    for text, word in (("1e-400", "underflows"), ("1e-1000000000", "underflows"), ("1e400", "overflows")):
+        with pytest.raises(ArgumentError, match=word):
+            capture_formula(sympy.Float(text, 20) * X, Box(x=(-1, 1)))

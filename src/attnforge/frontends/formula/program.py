@@ -111,6 +111,19 @@ def _condition(test: Any, graph: Graph, bad: list[str]) -> Condition | None:
     return None
 
 
+def _exact(node: Any) -> Fraction | float:
+    """The number that a float of sympy holds, which may have many more digits than float64."""
+    sign, mantissa, exponent, bits = node._mpf_
+    if not mantissa:
+        return float(node)
+    # of the exponent alone, since 2^(10^9) takes long to write out
+    if exponent + bits > 1025:
+        raise ArgumentError("a constant overflows float64 (beyond 1.8e308)")
+    if exponent + bits < -1075:
+        raise ArgumentError("a constant underflows float64 (below 4.9e-324 but not 0)")
+    return (-1) ** sign * int(mantissa) * Fraction(2) ** int(exponent)
+
+
 def _node(node: Any, graph: Graph, arguments: list[Expr]) -> Expr | None:
     import sympy
 
@@ -121,7 +134,7 @@ def _node(node: Any, graph: Graph, arguments: list[Expr]) -> Expr | None:
     if node.is_Rational:
         return graph.number(Fraction(int(node.p), int(node.q)))
     if node.is_Float:
-        return graph.number(float(node))
+        return graph.number(_exact(node))
     if node.is_Add:
         return graph.sum([(a, 1) for a in arguments])
     if node.is_Mul:
