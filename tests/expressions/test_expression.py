@@ -112,6 +112,8 @@ def test_intervals_round_outward(a: float, b: float, c: float, d: float) -> None
 
 def test_constants_are_exact() -> None:
     assert rational(0.1) == Fraction(0.1) != Fraction(1, 10)
+    tenth = np.longdouble(1) / 10  # of more digits than float64, where the machine has such
+    assert rational(tenth) == Fraction(*map(int, tenth.as_integer_ratio()))
     assert constant_call(get("cos"), constant_pi()) == -1
     assert constant_power(Fraction(4, 9), Fraction(1, 2)) == Fraction(2, 3)
     assert constant_power(Fraction(-2), Fraction(3)) == -8

@@ -234,7 +234,10 @@ def rational(value: object) -> Fraction:
         return within_range(Fraction(int(value)))
     if not math.isfinite(value):
         raise ArgumentError(f"expected a finite number, got {value!r}")
-    return Fraction(float(value))
+    exactly = getattr(value, "as_integer_ratio", None)  # of a long double, too, which has more digits than float64
+    if exactly is None and value != float(value):
+        raise ArgumentError(f"what {value!r} ({type(value).__name__}) stands for exactly is not known: give a float")
+    return within_range(Fraction(float(value)) if exactly is None else Fraction(*map(int, exactly())))
 
 
 def within_range(value: Fraction) -> Fraction:
