@@ -270,7 +270,7 @@ def test_without_a_constant_nothing_is_proved_and_without_a_file_nothing_by_the_
         prove(parse(table.written()), {})
 
 
-@pytest.mark.parametrize("name", ["hats, tokens", "softmax", "cells, causal", "cells, gathered", "grid"])
+@pytest.mark.parametrize("name", ["softmax, tokens", "cells, causal", "grid"])
 def test_a_changed_file_is_covered_or_refused(name: str, benchmark: ModuleType) -> None:
     source = random.Random(name)
     results = [result for _, result in benchmark.file_mutants(BUILT[name](torch.float32), 8, source)]
