@@ -199,6 +199,11 @@ class FastActivation(CertifiedModule):
         self._keep_matrix()
         return self
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "table":  # another gate or lattice: what was made ready is of the one before
+            self.__dict__["_kept"] = None
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": None}  # a kernel that was made ready is of this process and this device
 
