@@ -315,9 +315,10 @@ def test_where_with_pieces_that_meet_is_captured(target: Callable[[Tensor], Tens
         (lambda x: torch.where(x > 0, 1.0, x), "torch.where jumps at 0, from 0 to 1"),
         (lambda x: torch.where(x > 0, x, x.flip(-1)), "torch.where has a form where"),
         (lambda x: torch.where(x > 0, x, x * x.sum(-1, keepdim=True)), "torch.where has a form where"),
-        (
+        (lambda x: torch.where(x > 0, x, 5e-324 + 0 * x), "torch.where jumps at 0, from 4.941e-324 to 0"),
+        (  # the number above 0 is another one in every dtype
             lambda x: torch.where(x > 0, x, torch.nextafter(torch.tensor(0.0), torch.tensor(1.0)) + 0 * x),
-            "torch.where jumps at 0, from 4.941e-324 to 0",
+            "torch.where has a form where",
         ),
     ],
 )

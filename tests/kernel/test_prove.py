@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import nn
 
 import attnforge as af
-from attnforge import theorems
+from attnforge import groundtruth
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.compiler.derivation import derive
 from attnforge.errors import CertificateError
@@ -81,11 +81,11 @@ def test_files_of_before_get_a_derivation_in_memory(tmp_path: Path) -> None:
     assert read(tmp_path / "net.safetensors").header["format"] == 1
     found = af.check(tmp_path / "net.safetensors")
     assert found.bound == net.bound and found.kernel is not None and found.kernel <= 1.1 * net.bound
-    other = theorems.two_layer(torch.sin, af.Box.cube(-1, 1, shape=(2, 1)), 0.5, lipschitz=1.0)
+    other = groundtruth.vary(af.export.to_plain(af.compile("x*y", BOX, eps=1e-4, dtype="float64")), ["rotated"], seed=1)
     other.save(tmp_path / "other.safetensors")
     found = af.check(tmp_path / "other.safetensors")
-    assert found.proof == "analysis" and found.kernel is None and "does not cover" in found.remark
-    assert "does not cover" in str(found)
+    assert found.proof == "analysis" and found.kernel is None and found.remark == other.beyond != ""
+    assert f"by the analysis alone: {other.beyond}" in str(found)
 
 
 def test_a_file_that_boasts_of_the_kernel_is_refused(tmp_path: Path) -> None:

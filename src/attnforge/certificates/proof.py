@@ -37,7 +37,7 @@ def settled(
     except CertificateError as error:
         if net.derivation is not None and not isinstance(error, NotProved):
             raise  # the file's own choices do not fit it
-        return replace(certificate, proof="analysis", kernel=None, remark=str(error))
+        return replace(certificate, proof="analysis", kernel=None, remark=net.beyond or str(error))
     if found.hypothesis != certificate.hypothesis:
         said = f"the kernel's proof has another hypothesis than the analysis: {found.hypothesis!r}"
         return replace(certificate, proof="analysis", kernel=None, remark=said)
