@@ -403,6 +403,8 @@ def test_tables_follow_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     start = next(i for i, line in enumerate(lines) if line.startswith("site"))
     assert code == 0 and max(map(len, lines[start:])) <= 60 < max(map(len, wide.splitlines()))
     assert "".join(lines[start].split()) == "sitesourceatmostnote"
+    told = "".join("".join(lines).split())  # nothing is left out where lines are short
+    assert "assuming" in told and all("".join(line.split()) in told for line in wide.splitlines()[-3:])
 
 
 def test_a_closed_pipe_is_no_failure() -> None:

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -277,7 +278,8 @@ def say_certificate(found: Certificate) -> None:
     rows: list[tuple[str, ...]] = [(t.site, t.source, upper_text(t.value, 4), t.note) for t in found.terms]
     rows.append(("total", "", upper_text(found.bound, 4), ""))
     table(("site", "source", "at most", "note"), rows, right=("at most",))
-    say(f"by {', '.join(found.lemmas)}")
+    for line in text.rpartition("\ntotal")[2].splitlines()[1:]:  # lemmas, proofs, assumptions, the program
+        say(textwrap.fill(line, output.width, subsequent_indent="  "))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
