@@ -108,7 +108,8 @@ def scene(given: CertifiedModule | SiteModule) -> dict[str, Any]:
         raise ArgumentError(f"expected a network of attnforge, got {type(net).__name__}")
     certificate, found = net.certificate, model(net)
     packed, place = PackedTensors(dtype_name(found.dtype)), ""
-    found = replace(found, remark=f"{found.remark} {certificate.hypothesis}".strip())
+    if certificate.hypothesis:
+        found = replace(found, remark=f"{found.remark} The bound is proved {certificate.hypothesis}.".strip())
     if isinstance(given, SiteModule):
         place, found = f"{given.path}: ", replace(found, remark=f"{found.remark} {SITE}".strip())
     bound = None if certificate.bound is None else upper_text(certificate.bound)

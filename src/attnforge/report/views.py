@@ -92,7 +92,7 @@ def _head_page(net: CertifiedModule) -> Page:
     page.section("The certificate")
     page.text(f"On `{certificate.domain or repr(net.box)}`; {claimed}.")
     if certificate.hypothesis:
-        page.text(certificate.hypothesis)
+        page.text(f"The bound is proved {certificate.hypothesis}.")
     if certificate.terms:
         rows: list[tuple[object, ...]] = []
         rows += [(t.site, t.source, upper_text(t.value, 4), t.note or None) for t in certificate.terms]
