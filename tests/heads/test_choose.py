@@ -369,3 +369,24 @@ def test_a_margin_makes_kinks_at_the_end_count() -> None:
     program = build.program(build.apply(build.column(0), "hardswish"), "hardswish(x)")
     found = ranges(program, *cells(program, 1))
     assert expanded(program, found) is program and expanded(program, found, 2.0**-9).count(Product) == 1
+
+
+@pytest.mark.parametrize("name", ["elu", "selu", "softsign", "expr: exp(-abs(y))"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_boxes_that_end_at_a_kink_or_just_beside_it(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    function = parse(name)
+    for low, high in ((0.0, 1.0), (-1.0, 0.0), (2.0**-10, 1.0)):
+        build = Builder(af.Box(x=(low, high)))
+        program = build.program(build.apply(build.column(0), name), name)
+        other = expanded(program, ranges(program, *cells(program, 1)), 2.0**-9)
+        assert len(other.ops) == len(program.ops), "one piece, continued"
+        assert expanded(other, ranges(other, *cells(other, 1)), 2.0**-9) is other
+        text = name.removeprefix("expr: ").replace("y", "x") if "expr" in name else f"{name}(x)"
+        net = af.compile(text, af.Box(x=(low, high)), eps=1e-3, dtype=dtype)
+        x = torch.cat([torch.linspace(low, high, 2001, dtype=dtype), torch.tensor([low, high], dtype=dtype)])
+        exact = [float(reference(function, float(a), 60)) for a in x[::20]]
+        found = net(x[::20].reshape(-1, 1)).detach().double().reshape(-1)
+        assert float((found - torch.tensor(exact, dtype=torch.float64)).abs().max()) <= (net.bound or 0) <= 1e-3
+        assert net.certificate.verified
+        net.save(tmp_path / "net.safetensors", force=True)
+        assert af.check(tmp_path / "net.safetensors").bound == net.bound

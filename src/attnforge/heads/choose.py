@@ -568,7 +568,8 @@ def expanded(program: Program, found: Sequence[Range], margin: float = 0.0) -> P
     """The same program, each function written out that needs more than one head on its range.
 
     `found` are the ranges of the program's values; `margin`, a share of a range, is how far beyond it heads will be
-    built, so that a kink just outside counts as well. The program itself where nothing has to be written out.
+    built, so that a kink just outside counts as well: there the piece inside is continued smoothly. The program itself
+    where nothing has to be written out.
     """
     ways = {}
     for i, op in enumerate(program.ops):
@@ -577,9 +578,15 @@ def expanded(program: Program, found: Sequence[Range], margin: float = 0.0) -> P
             low, high = float(np.min(r.low)), float(np.max(r.high))
             room = margin * (high - low)
             choice = choose(op.function, low - room, high + room)
-            if isinstance(choice, (GateProduct, Pieces)):
+            if isinstance(choice, Pieces) and not any(low < k < high for k in op.function.knots):
+                ways[i] = functools.partial(_applied, piece_of(op.function, sum(k <= low for k in op.function.knots)))
+            elif isinstance(choice, (GateProduct, Pieces)):
                 ways[i] = functools.partial(_written_out, choice)
     return rewritten(program, ways)
+
+
+def _applied(piece: Univariate, build: Builder, y: int, site: str) -> int:
+    return build.apply(y, piece, site)
 
 
 def _written_out(choice: GateProduct | Pieces, build: Builder, y: int, site: str) -> int:
