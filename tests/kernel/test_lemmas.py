@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import math
 import random
 import re
@@ -297,6 +298,24 @@ def test_unknown_functions_are_refused() -> None:
     for name in ("softplus(20.0)", "nothing", "expr: nothing(y)", "expr: y**pi", "expr: __import__(y)"):
         with pytest.raises(NotProved), working():
             evaluate(function(name).pieces[0], arb(1), 2)
+
+
+@pytest.mark.parametrize("name", ["elu", "selu", "softsign", "elu(0.5)", "hardswish"])
+def test_pieces_are_read_between_their_ends_alone(name: str) -> None:
+    """A piece by the kernel's formula is the registry's between its ends, and proves nothing beyond them."""
+    whole = function(name)
+    ends = (-4.0, *whole.knots, 4.0)
+    for i, (low, high) in enumerate(itertools.pairwise(ends)):
+        text = f"piece {i} of {name}"
+        mine, theirs = function(text), named(text)
+        assert mine.own == (-math.inf, *whole.knots, math.inf)[i : i + 2] and not mine.knots
+        with working():
+            for y in np.linspace(low, high, 9).tolist():
+                value = float(theirs(torch.tensor(y, dtype=torch.float64)))
+                assert abs(float(evaluate(mine.pieces[0], arb(y), 1)[0]) - value) <= 1e-12 * max(1.0, abs(value))
+    for wrong in ("piece 9 of elu", "piece 0 of piece 0 of elu", "piece -1 of elu", "piece 0 of nothing"):
+        with pytest.raises(NotProved):
+            function(wrong)
 
 
 def test_a_root_goes_on_beyond_its_end() -> None:

@@ -160,3 +160,15 @@ def test_the_page_shows_the_mutants_of_the_last_run(benchmark: ModuleType) -> No
 def test_a_derivation_is_plain_json(proved: Any) -> None:
     _, saved, chosen = proved
     assert prove(saved, json.loads(json.dumps(chosen))).bound == prove(saved, chosen).bound
+
+
+def test_a_piece_of_a_function_proves_nothing_beyond_its_ends() -> None:
+    net = af.compile("elu(x)", af.Box(x=(0, 1)), eps=1e-3)
+    saved = parse(net.written())
+    assert net.bound is not None and prove(saved, derive(net, saved, net.bound)).bound <= net.bound
+    header = copy.deepcopy(dict(saved.header))
+    ops = header["config"]["program"]["ops"]
+    assert [op.get("function") for op in ops] == [None, "piece 1 of elu"]
+    ops[1]["function"] = "piece 0 of elu"  # of arguments below 0 alone, and close to it above
+    with pytest.raises(CertificateError, match="beyond its ends"):
+        prove(Saved(header, saved.tensors, ""), derive(net, saved, net.bound))

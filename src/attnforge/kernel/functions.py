@@ -58,13 +58,15 @@ _ALIASES = {
 @dataclass(frozen=True, eq=False)
 class Function:
     """Formulas between knots, one object for each name; `power` is below 1 for a root, which has a modulus of
-    continuity of its own, and `domain` an interval outside of which there is no value."""
+    continuity of its own, and `domain` an interval outside of which there is no value; of a piece of a function, which
+    goes on in some way beyond its ends, proofs speak for arguments in `own`."""
 
     name: str
     knots: tuple[float, ...]
     pieces: tuple[Node, ...]
     power: Fraction = Fraction(1)
-    domain: tuple[float, float] = (-math.inf, math.inf)
+    domain: tuple[float, float] = REALS
+    own: tuple[float, float] = REALS
 
     def piece(self, low: float, high: float) -> Node | None:
         """The formula that holds on [low, high]; None where a knot lies inside."""
@@ -98,6 +100,10 @@ def function(text: str) -> Function:
         if word in FORMULAS or word in _PRIMITIVES:
             power = {"sqrt": Fraction(1, 2)}.get(word, Fraction(1))
             return Function(word, (), (parse(FORMULAS.get(word, f"{word}(y)")),), power, DOMAINS.get(word, REALS))
+        asked = re.fullmatch(r"piece (\d{1,9}) of ([a-z_\d]+(?:\([^()]*\))?)", text)
+        if asked and int(asked[1]) < len((whole := function(asked[2])).pieces):
+            i, ends = int(asked[1]), (-math.inf, *whole.knots, math.inf)
+            return Function(text, (), (whole.pieces[i],), own=(ends[i], ends[i + 1]))
         raise NotProved(f"the kernel knows no function {text!r}")
     try:
         return _with_arguments(word, [Fraction(match[2])] if "/" in match[2] else json.loads(f"[{match[2]}]"))
@@ -125,10 +131,9 @@ def _with_arguments(word: str, given: list[Any]) -> Function:
         root = value if 0 < value < 1 else Fraction(1)
         domain = REALS if value.denominator == 1 else DOMAINS["sqrt"]
         return Function(f"power({argument})", (), (("**", ("y",), ("number", value)),), root, domain)
-    if word == "leaky_relu":
-        return Function(word, (0.0,), (("*", ("number", value), ("y",)), ("y",)))
-    if word == "elu":
-        return Function(word, (0.0,), (("*", ("number", value), parse("exp(y) - 1")), ("y",)))
+    if word in ("leaky_relu", "elu"):
+        left = ("y",) if word == "leaky_relu" else parse("exp(y) - 1")
+        return Function(word, (0.0,), (("*", ("number", value), left), ("y",)))
     raise NotProved(f"the kernel knows no function {word!r} with an argument")
 
 

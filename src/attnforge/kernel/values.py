@@ -96,6 +96,8 @@ def values(program: Program, low: Sequence[float], high: Sequence[float], tables
             value = _linear(op, reads, symbols)
         elif op.word == "apply":
             read = found[op.inputs[0]] = [[_cut(entry, *op.function.domain) for entry in row] for row in reads[0]]
+            if any(e.low < op.function.own[0] or e.high > op.function.own[1] for row in read for e in row):
+                raise NotProved(f"'{op.function.name}' is read beyond its ends")
             value = [[_apply(op, entry, tables.get(i)) for entry in row] for row in read]
         elif op.word == "product":
             value = [[product(x, y) for x, y in zip(*rows, strict=True)] for rows in zip(*reads, strict=True)]
@@ -172,6 +174,10 @@ def _apply(op: Op, read: Entry, table: Table | None) -> Entry:
     if cells is not None and table is not None:
         least, most = table.range(low, high, *cells)
         first, last = max(first, least), min(last, most)
+    if op.function.name == "piecewise_linear":  # between its values at the ends and at the knots
+        spots = (low, high, *(k for k in op.function.knots if low < k < high))
+        ends = [evaluate(op.function.piece(x, x) or ("y",), arb(x), 1)[0] for x in spots]
+        first, last = max(first, min(map(down, ends))), min(last, max(map(up, ends)))
     node = op.function.piece(low, high)
     if read.slope is None or node is None or not first <= last:
         return plain(first, last, symbols)
