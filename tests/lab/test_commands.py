@@ -135,3 +135,18 @@ def test_a_stopped_run_says_what_is_kept(tmp_path: Path, number: int) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in errors
     assert errors.strip() == "stopped; finished cells are kept in results, and the same command continues from them"
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_what_a_stopped_pool_left_is_cleared_away_in_silence(quiet: bool, tmp_path: Path) -> None:
+    code = (
+        "import joblib.externals.loky.backend.resource_tracker as tracker\n"
+        "from attnforge.lab import engine\n"
+        f"{'engine._track_in_silence(tracker)' if quiet else ''}\n"
+        "tracker.ensure_running()\n"
+        "tracker.register('/loky-that-is-gone', 'semlock')\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and ("resource_tracker" in done.stderr) != quiet, done.stderr

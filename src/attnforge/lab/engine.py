@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import sys
 import traceback
@@ -87,6 +88,7 @@ def parallel(
             stack.enter_context(joblib.parallel_config("loky", inner_max_num_threads=threads))
             options |= {"initializer": _leave_interrupts_to_the_parent}
             stack.enter_context(_replaced_in_silence())
+            _track_in_silence(joblib.externals.loky.backend.resource_tracker)
         terminated = joblib.externals.loky.process_executor.TerminatedWorkerError
         stack.enter_context(_deaths_in_words(terminated))
         results = joblib.Parallel(**options)(joblib.delayed(call)(*arguments) for call, arguments in calls)
@@ -100,6 +102,19 @@ def _replaced_in_silence() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
         yield
+
+
+def _track_in_silence(tracker: Any) -> None:
+    """Start joblib's process that clears away what a stopped run leaves: what it finds already gone is not told."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (before, "ignore:resource_tracker")))
+    try:
+        tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 @contextmanager
