@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.utils.prune as prune
+from torch import Tensor, nn
 
 import attnforge as af
+from attnforge.certificates.machine import survey
 
 X = torch.tensor([[0.5, 0.25], [-1.0, 1.0]])
 
@@ -87,3 +89,60 @@ def test_what_is_shown_was_checked(tmp_path: object) -> None:
 
     module = af.compile(torch.nn.Linear(2, 1), af.Box.cube(-1, 1, shape=2), 1e-3).certificate
     assert not module.verified and "text not verified" in str(module)
+
+
+def test_subnormal_numbers_are_read_as_they_are() -> None:
+    """1e30 * 1e-40 is 1e-10, and 0 for a processor that takes 1e-40 for 0."""
+    net, x = af.compile("1e30*x", af.Box(x=(1e-42, 1e-39)), eps=1e-3), torch.tensor([[1e-40]])
+    assert abs(float(net(x).detach().double()) - 1e30 * float(x.double())) <= net.certificate.bound < 1e-12
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormal numbers")
+    try:
+        with pytest.raises(af.PrecisionError, match="subnormal"):
+            net(x)
+        with pytest.raises(af.CertificateError, match="subnormal"):
+            af.certify(net)
+        with pytest.raises(af.PrecisionError, match="subnormal"):
+            af.compile("x", af.Box(x=(0, 1)), eps=1e-3)
+        assert not survey("cpu", torch.float32, effort=500)[0].holds
+    finally:
+        torch.set_flush_denormal(False)
+    assert survey("cpu", torch.float64, effort=500)[0].holds
+
+
+def hooked(layer: nn.Module) -> None:
+    layer.register_forward_hook(lambda module, given, out: out + 1)
+
+
+def prehooked(layer: nn.Module) -> None:
+    layer.register_forward_pre_hook(lambda module, given: (given[0] + 1,))
+
+
+def pruned(layer: nn.Module) -> None:
+    prune.identity(layer, "S")  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        layer.S_orig[1, 0] += 3  # type: ignore[index, operator]
+
+
+def normed(layer: nn.Module) -> None:
+    torch.nn.utils.weight_norm(layer, "S")
+    with torch.no_grad():
+        layer.S_g *= 3
+
+
+def parametrized(layer: nn.Module) -> None:
+    torch.nn.utils.parametrize.register_parametrization(layer, "S", nn.Dropout(0.5))
+
+
+def replaced(layer: nn.Module) -> None:
+    layer.forward = lambda Z: Z + 1  # type: ignore[method-assign]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+@pytest.mark.parametrize("change", [hooked, prehooked, pruned, normed, parametrized, replaced])
+def test_weights_that_others_make_have_no_certificate(change: Callable[[nn.Module], None]) -> None:
+    """Pruned by a hook and trained on, a layer computes with other weights than those that lie there until it runs."""
+    net = af.compile("sin(x)*y", af.Box(x=(-1, 1), y=(0, 1)), 1e-3)
+    change(net.network.layers[0])
+    with pytest.raises(af.CertificateError, match="take them off"):
+        af.certify(net)

@@ -30,7 +30,13 @@ from ..errors import (
 from ..progress import shown
 from . import storage
 from .certificate import Certificate, upper_text, weights_hash
-from .rounding import EXP_ULPS, exponential_within, refuse_reduced_precision, stated_ulps
+from .rounding import (
+    EXP_ULPS,
+    exponential_within,
+    refuse_flushed_numbers,
+    refuse_reduced_precision,
+    stated_ulps,
+)
 from .schema import require
 
 #: What a description that fits its form but makes no sense may raise on the way to a network, or to its bound.
@@ -143,6 +149,7 @@ class CertifiedModule(nn.Module):
 
     def attach(self, certificate: Certificate) -> Certificate:
         """Tie a certificate to the weights as they are now; it says so where the kernel could not prove its bound."""
+        refuse_flushed_numbers()
         alone = certificate.bound is not None and certificate.kernel is None and not certificate.remark
         remark = self.beyond if alone else certificate.remark
         self._certificate = dataclasses.replace(certificate, weights=weights_hash(self), remark=remark)
@@ -345,10 +352,25 @@ def certify(net: CertifiedModule) -> Certificate:
     there is none."""
     if not isinstance(net, CertifiedModule):
         raise ArgumentError(f"certify takes a network built by attnforge, got {type(net).__name__}")
+    _require_own_weights(net)
     try:
         return net.attach(net.recertify())
     except (DomainError, PrecisionError) as error:  # what says of weights being built that they cannot be
         raise CertificateError(f"no certificate can be computed for these weights: {error}") from error
+
+
+def _require_own_weights(net: CertifiedModule) -> None:
+    """Raise where what is computed need not be what the stored weights say: hooks and parametrizations (pruning, weight
+    norm) make others of them before every call, and a bound would speak of those that happen to be there now."""
+    for name, module in net.named_modules():
+        hooks = (module._forward_pre_hooks, module._forward_hooks)
+        if any(hooks) or "forward" in vars(module) or "parametrizations" in module._modules:
+            where = f"'{name}'" if name else "the network"
+            raise CertificateError(
+                f"{where} has hooks, a parametrization or another forward: what it computes is not in the weights that "
+                "a certificate speaks of; take them off first (handle.remove(), torch.nn.utils.prune.remove, "
+                "remove_weight_norm, remove_parametrizations)"
+            )
 
 
 def family_of(stated: object, name: str) -> type[CertifiedModule]:

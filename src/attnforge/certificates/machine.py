@@ -100,7 +100,9 @@ def _switches(device: str, dtype: torch.dtype) -> Assumption:
     if dtype == torch.float32:
         coarse.append(torch.get_float32_matmul_precision() != "highest")
         coarse.append(device == "cuda" and torch.backends.cuda.matmul.allow_tf32)
-    name, covered = "switches for reduced precision", "autocast, float32_matmul_precision, allow_tf32"
+    coarse.append(not float(torch.tensor([TINY[dtype] * 0.5], dtype=dtype).to(device) * 2.0**30))
+    name = "switches for reduced precision"
+    covered = "autocast, float32_matmul_precision, allow_tf32; subnormal numbers are read as they are"
     return Assumption(name, device, dtype_name(dtype), float(sum(coarse)), 0.0, "switched on", covered)
 
 

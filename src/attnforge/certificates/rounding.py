@@ -6,7 +6,8 @@ The model, which every certificate states:
 - sums and inner products are added up in any order;
 - the exponential is within `exp_ulps()` units of roundoff, relatively; normalising by the sum costs two operations;
 - no TF32, no autocast, no reduced-precision matrix products: `refuse_reduced_precision` raises on them;
-- no result that matters is subnormal: what underflows is counted as an absolute error of `tiny`.
+- no result that matters is subnormal: what underflows is counted as an absolute error of `tiny`. Numbers that are
+  read are read as they are: `refuse_flushed_numbers` raises where subnormal ones are taken for zeros.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ LEAST_ULPS = 2.0
 UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 #: The smallest normal number of a dtype.
 TINY = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-14}
+#: The smallest number above 0: not above it for a processor that reads subnormal numbers as zeros.
+LEAST = 5e-324
 _ALLOWED = ContextVar("exponential", default=EXP_ULPS)
 _STATED = re.compile(r"exponential within ([0-9]{1,3}(?:\.[0-9]{1,6})?) u")
 
@@ -203,6 +206,18 @@ def refuse_reduced_precision(x: torch.Tensor) -> None:
         raise PrecisionError(
             f"torch.set_float32_matmul_precision is '{torch.get_float32_matmul_precision()}': float32 products "
             "may be rounded to TF32 or bfloat16 and the certificate would not hold; set it to 'highest'"
+        )
+    if kind == "cpu":
+        refuse_flushed_numbers()
+
+
+def refuse_flushed_numbers() -> None:
+    """Raise `PrecisionError` where this thread takes subnormal numbers for zeros: an input of 1e-40 may be multiplied
+    by 1e30, and what computes bounds adds such numbers up."""
+    if not LEAST > 0.0:
+        raise PrecisionError(
+            "this thread reads subnormal numbers as zeros (torch.set_flush_denormal(True), or a library compiled with "
+            "-ffast-math), and certificates would not hold; call torch.set_flush_denormal(False)"
         )
 
 
