@@ -28,7 +28,7 @@ def head() -> af.AnchorHead:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (dict(kind="proved"), "'exact', 'certified' or 'calibrated'"),
+        (dict(kind="proved"), "'exact', 'certified', 'analysed' or 'calibrated'"),
         (dict(dtype="int8"), "unknown dtype 'int8'"),
         (dict(bound=None), "a certified result has a bound, an exact one"),
         (dict(kind="calibrated"), "a calibrated one has none"),
@@ -76,6 +76,20 @@ def test_the_table_adds_up_and_names_its_lemmas() -> None:
     assert total(certificate.by_source().values()) >= total(t.value for t in certificate.terms)
     assert total(t.value for t in certificate.terms) <= certificate.bound
     assert any("exponential" in line for line in certificate.assumptions)
+
+
+def test_a_bound_that_the_kernel_cannot_prove_is_not_certified() -> None:
+    alone = Certificate(**GOOD, remark="it has no rule")
+    assert alone.kind == alone.word == "analysed" and str(alone).startswith("analysed: |network - target| <= ")
+    assert "by the analysis alone: it has no rule" in str(alone) and alone.says_as(Certificate(**GOOD))
+    assert Certificate.from_json(json.loads(json.dumps(alone.to_json()))).kind == "analysed"
+    earlier = {**alone.to_json(), "kind": "certified"}  # as earlier files say it
+    assert Certificate.from_json(earlier) == alone != Certificate(**GOOD)
+    assert replace(alone, kernel=1e-3, remark="").kind == "certified"
+    assert Certificate(**{**GOOD, "kind": "analysed"}).kind == "certified"  # nothing speaks against the kernel
+    exact = Certificate(**{**GOOD, "kind": "exact", "bound": 0}, remark="it has no rule")
+    assert exact.kind == "exact" and exact.word == "exact by the analysis alone"
+    assert not alone.says_as(exact) and not alone.says_as(replace(alone, target="relu"))
 
 
 @given(st.lists(st.floats(0, 1e300), max_size=20))

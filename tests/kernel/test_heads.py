@@ -146,10 +146,10 @@ def test_every_family_is_proved_or_says_why_not(tmp_path: Path) -> None:
         assert CertifiedModule.families[family].beyond is not CertifiedModule.beyond, family
     many = AnchorHead.fit("exp", 0, 1, anchors=200, temperature="cold", fast=True)
     assert many.beyond and many.beyond == many.certificate.remark
-    assert str(many.certificate).startswith("certified by the analysis alone: |network - target| <= ")
+    assert str(many.certificate).startswith("analysed: |network - target| <= ")
     many.save(tmp_path / "many.safetensors")
     found = af.check(tmp_path / "many.safetensors")
-    assert found.proof == "analysis" and found.kernel is None and found.word == "certified by the analysis alone"
+    assert found.proof == "analysis" and found.kernel is None and found.kind == "analysed"
     heads = (
         FastActivation.fit("silu", -3, 3, dtype=torch.bfloat16), GateHead.max(-1, 1),
         AnchorHead.fit("exp", 0, 1, anchors=8, fast=True), ProductHead.fit((0, 1), (0, 1), width=2),

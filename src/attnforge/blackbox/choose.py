@@ -327,7 +327,7 @@ class _Ladder:
 def _result(net: Approximation) -> str:
     certificate = net.certificate
     if certificate.bound is not None:
-        return f"certified {upper_text(certificate.bound)} with {net.size.anchors} anchors"
+        return f"{certificate.word} {upper_text(certificate.bound)} with {net.size.anchors} anchors"
     return f"measured {certificate.measured:.3g} with {net.size.parameters} parameters"
 
 

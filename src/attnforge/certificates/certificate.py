@@ -15,7 +15,7 @@ from ..box import Box
 from ..dtypes import DTYPES
 from ..errors import ArgumentError
 
-Kind = Literal["certified", "calibrated", "exact"]
+Kind = Literal["certified", "analysed", "calibrated", "exact"]
 Proof = Literal["analysis", "kernel"]
 Source = Literal["interpolation", "leak", "rounding", "propagation"]
 SOURCES: tuple[Source, ...] = ("interpolation", "leak", "rounding", "propagation")
@@ -58,7 +58,9 @@ class Certificate:
     """How far a network and its target can differ on a box, rounding included.
 
     `kind` is "certified" when `bound` is proved for every point of the box and every way of rounding that the stated
-    `assumptions` allow, and "calibrated" when there is only `measured`, the largest error seen: then `bound` is None.
+    `assumptions` allow, and the kernel has proved it too or can be run; "analysed" when it is proved, but the kernel
+    has no rule for it or found none: `remark` says why, and which of the two it is follows from that.
+    "calibrated" is when there is only `measured`, the largest error seen: then `bound` is None.
     The terms add up to the bound (they are the error at the worst place, split by site and source).
     "exact" is for targets with finitely many values on a `domain` of sequences: what the network gives, decoded, is the
     target's value, always; the bound is 0, and `margins` say how far each head is from going wrong.
@@ -68,7 +70,7 @@ class Certificate:
 
     `proof` says what the bound comes from: the "analysis" of the compiler, or the "kernel", which proves it a second
     time from what is stored. `kernel` is the bound that the kernel proves, None where it was not run or has no rule;
-    then `remark` says why, and `word`, as everything that is printed, says "by the analysis alone".
+    then `remark` says why, and everything that is printed says "analysed", or "exact by the analysis alone".
 
     `hypothesis` says of which functions a bound speaks that was made from samples: every one that has them and is no
     steeper than stated. Whether the target is one of these is the user's word; everything else is proved.
@@ -95,8 +97,10 @@ class Certificate:
     hypothesis: str = field(default="", compare=False)  # files of earlier versions do not say it
 
     def __post_init__(self) -> None:
-        if self.kind not in ("certified", "calibrated", "exact"):
-            raise ArgumentError(f"a certificate is 'exact', 'certified' or 'calibrated', not {self.kind!r}")
+        if self.kind not in ("certified", "analysed", "calibrated", "exact"):
+            raise ArgumentError(f"a certificate is 'exact', 'certified', 'analysed' or 'calibrated', not {self.kind!r}")
+        if self.kind in ("certified", "analysed"):  # files of earlier versions say "certified" of both
+            object.__setattr__(self, "kind", "analysed" if self.alone else "certified")
         if self.dtype not in DTYPES:
             raise ArgumentError(f"unknown dtype {self.dtype!r}; expected one of {', '.join(DTYPES)}")
         if (self.kind == "calibrated") != (self.bound is None):
@@ -128,10 +132,21 @@ class Certificate:
         return min(self.margins, key=lambda m: m.margin - m.needed, default=None)
 
     @property
+    def alone(self) -> bool:
+        """Whether the analysis alone speaks: the kernel has not proved the bound, and the remark says why."""
+        return self.bound is not None and self.kernel is None and bool(self.remark)
+
+    @property
     def word(self) -> str:
-        """The kind in words: a bound that the kernel has not proved, and cannot, is one by the analysis alone."""
-        alone = self.bound is not None and self.kernel is None and self.remark
-        return f"{self.kind} by the analysis alone" if alone else self.kind
+        """The kind in words: what is exact by the analysis alone says so."""
+        return f"{self.kind} by the analysis alone" if self.alone and self.kind == "exact" else self.kind
+
+    def says_as(self, other: Certificate) -> bool:
+        """Whether two certificates speak of the same thing, whoever proves them: target, box, dtype and unit, and
+        whether they are exact, have a bound, or neither."""
+        fields = ("target", "box", "dtype", "relative")
+        same = {self.kind, other.kind} <= {"certified", "analysed"} or self.kind == other.kind
+        return same and all(getattr(self, field) == getattr(other, field) for field in fields)
 
     def to_json(self) -> dict[str, Any]:
         """A description that `from_json` turns back into an equal certificate."""

@@ -435,7 +435,7 @@ def check(path: str | Path) -> Certificate:
         raise
     except WRONG as error:
         raise CertificateError(f"{name}: no certificate can be computed for this file: {error}") from error
-    if any(getattr(stated, field) != getattr(found, field) for field in ("kind", "target", "box", "dtype", "relative")):
+    if not stated.says_as(found):
         raise CertificateError(f"{name}: the stated certificate speaks of another target, box, dtype, unit")
     if stated.hypothesis and stated.hypothesis != found.hypothesis:
         raise CertificateError(f"{name}: the stated certificate speaks of other functions than: {found.hypothesis}")

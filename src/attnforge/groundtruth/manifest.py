@@ -393,8 +393,8 @@ FORM: dict[str, Any] = {
     "edges": [{"from": str, "to": str, "channels": [Whole()], "into": [Word(*PARTS, OUTPUT)], "moves": [_WITNESS],
                "still": [str]}],
     "samples": [[float]],
-    "certificate": {"kind": Word("certified", "calibrated", "exact"), "bound": Either(None, float), "dtype": str,
-                    "proof": Word("analysis", "kernel"), "rounding": float},
+    "certificate": {"kind": Word("certified", "analysed", "calibrated", "exact"), "bound": Either(None, float),
+                    "dtype": str, "proof": Word("analysis", "kernel"), "rounding": float},
     "weights": {"algorithm": Word("sha256"), "all": str, "tensors": {}},
     "artefact": Either(None, {"kind": str, "sha256": str}),
 }  # fmt: skip

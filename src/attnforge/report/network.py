@@ -55,7 +55,7 @@ def network_page(net: CompiledNetwork) -> Page:
     asked = f"asked for {net.eps:g}" + (f" + {net.rtol:g} of the target's size" if net.rtol else "")
     page.cards(
         [
-            ("certified bound", upper_text(bound), f"on the whole box, {asked}"),
+            (f"{certificate.word} bound", upper_text(bound), f"on the whole box, {asked}"),
             ("largest error seen", f"{found.worst:.3g}", f"measured, on {found.count:,} points"),
             ("layers", size.layers, f"{size.heads} head{'' if size.heads == 1 else 's'}"),
             ("anchors", f"{size.anchors:,}", f"largest logit {size.largest_logit:.3g}"),

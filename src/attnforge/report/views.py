@@ -82,7 +82,7 @@ def _head_page(net: CertifiedModule) -> Page:
         page.cards([("largest error seen", f"{certificate.measured:.3g}", f"{size}measured, not certified")])
     else:
         numbers = sum(p.numel() for p in net.parameters())
-        page.cards([("certified bound", upper_text(certificate.bound), f"{size}on all of the domain"),
+        page.cards([(f"{certificate.word} bound", upper_text(certificate.bound), f"{size}on all of the domain"),
                     ("lemmas", ", ".join(certificate.lemmas) or "–", "of the theory"),
                     ("numbers", f"{numbers:,}", f"of weights, {certificate.dtype}")])  # fmt: skip
     figure = picture(net)

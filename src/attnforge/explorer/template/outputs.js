@@ -58,12 +58,12 @@ function verdictOf(seen) {
   if (seen.outside) return ["", `${seen.outside}: nothing is certified there; off by ${show(seen.error, 5)}${sized}`];
   if (scene.bound === null) return ["", "There is no certified bound: the target was only sampled."];
   if (seen.error <= scene.bound) return ["held",
-    `off by ${show(seen.error, 5)}${sized}: within the certified ${scene.boundText}`];
+    `off by ${show(seen.error, 5)}${sized}: within the ${scene.word.toLowerCase()} ${scene.boundText}`];
   if (!changed() && undecided(seen.error, seen.meant)) return ["",
     `off by ${show(seen.error, 5)}: at the edge of what the target’s own doubles can tell`];
   if (!changed() && scene.apart && seen.error < 10 * scene.bound) return ["",
-    `off by ${show(seen.error, 5)}${sized}: above the certified ${scene.boundText}, by the rounding of this page`];
-  return ["broken", `off by ${show(seen.error, 5)}${sized}, above the certified ${scene.boundText}${changed() ? ", which is for heads as they were built" : ""}`];
+    `off by ${show(seen.error, 5)}${sized}: above the ${scene.word.toLowerCase()} ${scene.boundText}, by the rounding of this page`];
+  return ["broken", `off by ${show(seen.error, 5)}${sized}, above the ${scene.word.toLowerCase()} ${scene.boundText}${changed() ? ", which is for heads as they were built" : ""}`];
 }
 function drawVerdict(seen) {
   const [kind, text] = verdictOf(seen), place = byId("verdict");

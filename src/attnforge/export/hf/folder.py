@@ -116,7 +116,7 @@ def _accuracy(found: Certificate, verification: Verification | None) -> list[str
         ]
     else:
         lines = [
-            f"Certified: |network - target| is at most **{upper_text(found.bound)}**{unit} everywhere on the box, "
+            f"{found.word.capitalize()}: |network - target| is at most **{upper_text(found.bound)}**{unit} everywhere on the box, "
             f"rounding of {found.dtype} included. Outside the box the certificate says nothing."
         ]
     if verification is not None:
@@ -157,7 +157,7 @@ def _picture(net: CertifiedModule) -> Figure | None:
     ]
     where_to = "from the lowest to the highest corner of the box"
     title = "output" if truth.shape[1] == 1 else f"output 1 of {truth.shape[1]}"
-    levels = [] if bound is None else [Level(bound, f"certified bound {upper_text(bound)}")]
+    levels = [] if bound is None else [Level(bound, f"{net.certificate.word} bound {upper_text(bound)}")]
     panels = (
         Panel(title, where_to, "output", series, legend="inside"),
         error_panel("error", where_to, "|network - target|", at, error, levels),
