@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import attnforge as af
+import attnforge.network
 from attnforge import native
 from attnforge.conversion.norm import NativeNorm
 from attnforge.conversion.site import ConvertedActivation
@@ -286,6 +287,30 @@ def test_compiled_networks_keep_their_bounds(dtype: torch.dtype, elsewhere: pyte
     assert not torch.equal(found, before)  # the kernels did it
     assert bool(((found.double() - truth).abs() <= net.bound).all())
     assert torch.allclose(found, before, atol=2e-5 if dtype == torch.float32 else 1e-12)
+
+
+@needed
+@pytest.mark.parametrize(
+    ("scope", "slots", "held"), [("memory", 256, True), ("memory", 257, False), ("self", 256, False)]
+)
+def test_tables_larger_than_kernels_hold_are_read_in_pieces(
+    scope: str, slots: int, held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without kernels a softmax keeps a number for every slot and row: only so many rows at once stay in a cache."""
+    steps = []
+
+    def pieces(module: Heads, Z: Tensor, step: int, width: int) -> Tensor:
+        steps.append(step)
+        return Z.new_zeros(len(Z), width)
+
+    monkeypatch.setattr(attnforge.network, "_in_chunks", pieces)
+    own = {"W_V": torch.ones(1, 1, 1), "b_K": torch.ones(1, 2)} if scope == "self" else {}
+    table = {"M_K": torch.ones(1, slots, 2), "M_V": torch.ones(1, slots, 1), **own}
+    group = Heads(scope, W_Q=torch.ones(3, 1, 2), W_O=torch.ones(3, 1, 1), **table)  # type: ignore[arg-type]
+    with torch.no_grad():
+        group(torch.zeros(1 << 20, 1))
+    entries = steps[0] * 3 * (slots + 1)
+    assert (entries > attnforge.network.CACHED) == held, "kernels keep nothing for a slot"
 
 
 @needed

@@ -205,6 +205,11 @@ class Heads(nn.Module):
         """Whether all keys are constants: then a head reads its own row and no other."""
         return self.scope == "memory" or (self.scope == "self" and self.W_K is None and self.M_K is not None)
 
+    @property
+    def fits(self) -> bool:
+        """Whether kernels hold its tables: all slots of a head, its own among them."""
+        return fits(self.slots + (self.scope == "self"), self.W_Q.shape[-1])
+
     def along(self, many: bool = False, kernels: bool = False) -> Columns:
         """The same where all keys are constants, from and to (channel, row): every operation runs along the rows. What
         does not depend on them is made ready here, once for `many` rows: then tables that only select are looked for,
@@ -213,7 +218,7 @@ class Heads(nn.Module):
         if own:
             both = max(keys.shape[0], self.b_K.shape[0])
             keys = torch.cat([self.b_K.unsqueeze(-2).expand(both, -1, -1), keys.expand(both, -1, -1)], dim=-2)
-        if kernels and fits(*keys.shape[1:]):
+        if kernels and self.fits:
             return self._by_kernel(keys, values, many)
         if keys.shape[0] == values.shape[0] == 1 < self.heads:
             return self._side_by_side(keys, values, many)
@@ -415,7 +420,8 @@ def _along_rows(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor) -> Te
     groups = _groups(module)
     most = _exponentials(groups)
     if takes(Z, (), most):  # kernels keep queries and reads, and nothing for each slot
-        widths = [group.heads * (group.W_Q.shape[-1] + group.W_O.shape[1] + 1) for group in groups]
+        kept = (1 + (g.W_Q.shape[-1] + g.W_O.shape[1] if g.fits else g.slots) for g in groups)
+        widths = [group.heads * each for group, each in zip(groups, kept, strict=True)]
         most = min(most, max([module.width, Z.shape[-1], *widths]))
     step = max(1, (CACHED if Z.device.type == "cpu" else CHUNK) // most)
     if step >= flat.shape[0] or _whole(module, Z):
