@@ -21,6 +21,8 @@ from .bound import AnchorWeights
 from .potential import Potential
 
 LARGEST = 1e7  # of the function's size: the most that a value may be
+PLACES = np.array(sorted(np.arange(17) / 16, key=lambda x: abs(x - 0.5)))  # where logits may vanish, the middle first
+TERMS = 16  # roundings of a sum over the slots that carry weight, about
 SHARES = 10.0 ** -np.arange(0.2, 8.0, 0.4)  # of the way from an end to the first point: ends may be singular
 #: Singular values below these shares of the largest are cut off: from rounding of the dtype up to a blunt fit.
 CUTS = {torch.float32: (1e-10, 1e-8, 1e-6, 1e-4), torch.float64: (1e-15, 1e-13, 1e-11, 1e-8)}
@@ -78,6 +80,21 @@ class Sample:
         weight = 1.0 / np.maximum(np.abs(value), 1e-300) if relative else np.ones_like(value)
         return cls(point, value, weight, (0.0, 0.0) if relative else balanced_line(point, value))
 
+    def centre(self, lo: float, hi: float, kappa: float, step: float) -> float:
+        """Where logits kappa ((y - centre)/step)^2 of evenly spaced anchors should vanish: what they round weighs as
+        much as the anchors' values differ near y (lemma A5); values, their sum and the skip round, too. In doubt, the
+        middle.
+        """
+        line = self.line[0] * self.point
+        rest = self.value - line - self.line[1]
+        places = lo + (hi - lo) * PLACES[:, None]
+        with np.errstate(all="ignore"):  # boxes of all sizes: where this is no number, no place is better than another
+            steep = np.abs(np.diff(rest) / np.diff(self.point)) * step / math.sqrt(2 * kappa)
+            away = kappa * ((self.point[1:] - places) / step) ** 2
+            fixed = TERMS * np.abs(rest) + 3 * (np.abs(line) + abs(self.line[1]))
+            lost = ((EXP_ULPS + 3 * away) * steep + fixed[1:]) * self.weight[1:]
+        return float(places[np.argmin(np.nan_to_num(lost.max(-1), nan=np.inf, posinf=np.inf)), 0])
+
 
 def balanced_line(point: Array, value: Array) -> tuple[float, float]:
     """A line through the middle of the graph: subtracting it makes what the anchors must hold small."""
@@ -86,10 +103,12 @@ def balanced_line(point: Array, value: Array) -> tuple[float, float]:
     return float(slope), float(0.5 * (rest.max() + rest.min()))
 
 
-def keys(shape: HeadShape, lo: float, hi: float, dtype: torch.dtype) -> AnchorWeights:
-    """The rounded keys of a shape, with values still zero."""
+def keys(shape: HeadShape, lo: float, hi: float, dtype: torch.dtype, sample: Sample | None = None) -> AnchorWeights:
+    """The rounded keys of a shape, with values still zero; logits are small where they should be for a sample."""
     flat = shape.potential.flat_anchors(lo, hi, shape.count, shape.guards)
     centre = 0.5 * (lo + hi) if shape.potential.name == "square" else shape.potential.shift
+    if sample is not None and shape.potential.name == "square":
+        centre = sample.centre(lo, hi, shape.kappa, float(flat[1] - flat[0]))
     centre = float(_round(np.array(centre), dtype))
     slope, offset = shape.potential.keys(flat, shape.kappa, centre)
     return AnchorWeights(_round(slope, dtype), _round(offset, dtype), np.zeros(shape.count), centre)
@@ -197,6 +216,7 @@ class Question:
     potentials: tuple[Potential, ...]
     kappa: float | None = None
     outer: tuple[float, float] | None = None  # arguments may go this far, beyond the domain's closed ends
+    even: bool = False  # logits vanish in the middle, as `fast` reads them
 
     def kappas(self) -> tuple[float, ...]:
         if self.kappa is not None:
@@ -303,8 +323,8 @@ def _sample(q: Question, potential: Potential, count: int) -> Sample:
 def _try(q: Question, shape: HeadShape, skips: tuple[bool, ...]) -> Iterator[Candidate]:
     density = 5 if shape.count <= MANY else 3
     sample = _sample(q, shape.potential, density * (1 << (shape.count - 1).bit_length()))
-    with np.errstate(over="ignore", invalid="ignore"):
-        blank = keys(shape, q.lo, q.hi, q.dtype)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        blank = keys(shape, q.lo, q.hi, q.dtype, None if q.even else sample)
     if not (np.isfinite(blank.slope).all() and np.isfinite(blank.offset).all()):
         return
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a shape that overflows is no candidate

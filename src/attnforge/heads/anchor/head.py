@@ -251,7 +251,7 @@ class AnchorHead(CertifiedModule):
                 f"a warm head solves for its values, with at most {MOST_SOLVED} anchors; got anchors = {anchors}: "
                 "use fewer (32 are often enough), or temperature='cold'"
             )
-        question = search.Question(function, lo, hi, dtype, relative, chosen, kappa)
+        question = search.Question(function, lo, hi, dtype, relative, chosen, kappa, even=potential == "square")
         if eps is None:
             with one_thread():
                 found = search.for_count(question, anchors or 32)
