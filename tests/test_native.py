@@ -245,7 +245,8 @@ def group(scope: Any, heads: int, slots: int, keys: int, width: int, shared: boo
 def test_softmax_heads_are_those_of_the_network(scope: str, dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     for heads, slots, keys, width, shared, picks in (
-        (5, 12, 2, 1, True, True), (4, 7, 1, 2, False, True), (3, 2, 3, 1, False, False), (2, 200, 2, 3, True, False)
+        (5, 12, 2, 1, True, True), (4, 7, 1, 2, False, True), (3, 2, 3, 1, False, False), (2, 200, 2, 3, True, False),
+        (1, 1000, 2, 1, True, True),
     ):  # fmt: skip
         made = group(scope, heads, slots, keys, width, shared, picks, dtype)
         Z = torch.randn(attend.WORTH // (heads * slots) + 5, 4, dtype=dtype)
@@ -291,7 +292,7 @@ def test_compiled_networks_keep_their_bounds(dtype: torch.dtype, elsewhere: pyte
 
 @needed
 @pytest.mark.parametrize(
-    ("scope", "slots", "held"), [("memory", 256, True), ("memory", 257, False), ("self", 256, False)]
+    ("scope", "slots", "held"), [("memory", 1024, True), ("memory", 1025, False), ("self", 1024, False)]
 )
 def test_tables_larger_than_kernels_hold_are_read_in_pieces(
     scope: str, slots: int, held: bool, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..dtypes import SHIPPED
 from . import library, plain, threads
 
-SLOTS, COORDINATES = 256, 8  # the most that kernels.c holds of a head's logits, and of a query
+SLOTS, COORDINATES = 1024, 8  # the most that kernels.c holds of a head's logits, and of a query
 WORTH = 1 << 16  # exponentials: PyTorch's take 30 microseconds longer for so many, as long as making tables ready
 Columns = Callable[[Tensor], Tensor]
 

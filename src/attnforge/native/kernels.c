@@ -286,7 +286,7 @@ void attnforge_norm(const void *x, void *out, long rows, long channels, int half
 
 /* ---- softmax heads with constant keys (R5) ---- */
 
-#define MOST_SLOTS 256
+#define MOST_SLOTS 1024 /* 64 KB with the widest vectors: more than a first cache, less than a second */
 #define MOST_COORDINATES 8
 #if defined(__AVX512F__) /* rounded, and not fused with what follows */
 #define KEEP(v) __asm__("" : "+v"(v))
