@@ -138,6 +138,16 @@ def replaced(layer: nn.Module) -> None:
     layer.forward = lambda Z: Z + 1  # type: ignore[method-assign]
 
 
+def test_tensors_that_no_hash_sees_have_no_certificate() -> None:
+    net = af.compile("sin(x)*y", af.Box(x=(-1, 1), y=(0, 1)), 1e-3)
+    layer = net.network.layers[0]
+    S = layer.S.detach().clone()
+    del layer.S
+    layer.S = S
+    with pytest.raises(af.CertificateError, match="no parameter"):
+        af.certify(net)
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
 @pytest.mark.parametrize("change", [hooked, prehooked, pruned, normed, parametrized, replaced])
 def test_weights_that_others_make_have_no_certificate(change: Callable[[nn.Module], None]) -> None:

@@ -391,3 +391,13 @@ def test_no_module_that_certifies_imports_one_that_builds() -> None:
     builders = {m for m in found if m.endswith((".construction", ".packing", ".assemble", "compiler.plan", ".build"))}
     assert builders == set()
     assert not any(m.startswith("attnforge.theorems") for m in found)
+
+
+@pytest.mark.parametrize(
+    "switch", [("num_heads", 4), ("batch_first", False), ("add_zero_attn", True), ("dropout", 0.5), ("head_dim", 2)]
+)
+def test_switches_of_stock_attention_are_part_of_it(switch: tuple[str, object]) -> None:
+    plain = to_plain(af.compile("x*y", af.Box(x=(-1, 1), y=(0, 1)), eps=1e-2))
+    setattr(plain.blocks[0].attention, *switch)  # type: ignore[arg-type]
+    with pytest.raises(af.CertificateError, match="switches"):
+        af.certify(plain)

@@ -364,3 +364,19 @@ def test_bad_arguments(build: Callable[[], TokenHead], word: str) -> None:
 def test_bad_inputs(mode: str, x: object) -> None:
     with pytest.raises(ArgumentError):
         BUILD[mode]()(x)
+
+
+@pytest.mark.parametrize("mode", ["max", "mean", "gather"])
+def test_what_a_head_sees_is_part_of_it(mode: str) -> None:
+    """Under a causal mask the first token sees itself alone; neither mask nor positions are among the weights."""
+    heads = {"max": lambda: TokenHead.max(3, 1, -1, 1, eps=1e-2), "mean": lambda: TokenHead.mean(3, 1),
+             "gather": lambda: TokenHead.gather(3, 1, 1)}  # fmt: skip
+    masked = heads[mode]()
+    masked.attention.causal = True
+    with pytest.raises(CertificateError, match="causal=True"):
+        certify(masked)
+    if mode == "gather":
+        moved = heads[mode]()
+        moved.positions.mul_(0.5)
+        with pytest.raises(CertificateError, match="positions"):
+            certify(moved)

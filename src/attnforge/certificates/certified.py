@@ -363,13 +363,19 @@ def _require_own_weights(net: CertifiedModule) -> None:
     """Raise where what is computed need not be what the stored weights say: hooks and parametrizations (pruning, weight
     norm) make others of them before every call, and a bound would speak of those that happen to be there now."""
     for name, module in net.named_modules():
+        where = f"'{name}'" if name else "the network"
         hooks = (module._forward_pre_hooks, module._forward_hooks)
         if any(hooks) or "forward" in vars(module) or "parametrizations" in module._modules:
-            where = f"'{name}'" if name else "the network"
             raise CertificateError(
                 f"{where} has hooks, a parametrization or another forward: what it computes is not in the weights that "
                 "a certificate speaks of; take them off first (handle.remove(), torch.nn.utils.prune.remove, "
                 "remove_weight_norm, remove_parametrizations)"
+            )
+        loose = [key for key, x in vars(module).items() if isinstance(x, Tensor) and not key.startswith("_")]
+        if loose:
+            raise CertificateError(
+                f"'{loose[0]}' of {where} is a tensor and no parameter: a certificate "
+                "could not tell when it changes; make it an nn.Parameter"
             )
 
 

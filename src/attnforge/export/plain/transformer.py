@@ -159,6 +159,16 @@ class PlainBlock(nn.Module):
         super().__init__()
         self.attention = nn.MultiheadAttention(stream, heads, bias=False, batch_first=True, dtype=dtype)
 
+    def require_stock(self, heads: int) -> None:
+        """Raise unless PyTorch's attention has the switches that it was made with: they are not among its weights."""
+        own = self.attention
+        made = (own.num_heads, own.head_dim * heads, own.batch_first, own.add_zero_attn, own.dropout)
+        if made != (heads, own.embed_dim, True, False, 0.0):
+            raise CertificateError(
+                "a block's attention has other switches than it was made with (num_heads, head_dim, batch_first, "
+                "add_zero_attn, dropout): what it computes is not what its weights say"
+            )
+
     def attend(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """What the heads add, and their weights (batch, head, query, key)."""
         found = self.attention(x, x, x, need_weights=True, average_attn_weights=False, attn_mask=mask)
@@ -416,6 +426,8 @@ class PlainTransformer(CertifiedModule):
 
     def recertify(self) -> Certificate:
         """The bound of the present weights against what their network was made for, computed anew."""
+        for block, row in zip(self.blocks, self.heads, strict=True):
+            cast(PlainBlock, block).require_stock(len(row))
         net, layers = network_of(self), self._layers
         if layers is None and net.family in THEOREMS:
             layers = importlib.import_module(SOURCES).theorem_source

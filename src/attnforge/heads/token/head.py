@@ -202,6 +202,15 @@ class TokenHead(CertifiedModule):
         head.attach(head.recertify())
         return head
 
+    def _require_own_scope(self) -> None:
+        """Raise unless the head sees what its mode says, and its positions are those that it was made with: neither is
+        among its weights."""
+        seen = (self.attention.scope, self.attention.causal)
+        if seen != ("tokens", self.mode == "prefix_mean"):
+            raise CertificateError(f"a {self.mode} head does not see what this one sees: {seen[0]}, causal={seen[1]}")
+        if not torch.equal(self.positions, torch.eye(len(self.positions)).to(self.positions)):
+            raise CertificateError("the positions of this token head have changed: they are exact ones and zeros")
+
     def core(self, *inputs: Tensor) -> Tensor:
         (x,) = inputs
         if self.positions.shape[0]:
@@ -219,6 +228,7 @@ class TokenHead(CertifiedModule):
         for name, tensor in self.attention.state_dict().items():
             if not bool(tensor.isfinite().all()):
                 raise CertificateError(f"'{name}' of this token head holds NaN or infinity: nothing can be certified")
+        self._require_own_scope()
         if self.dtype not in OMEGA:
             raise PrecisionError(f"token heads are certified in float32 and float64, not in {self.dtype}")
         outward = self.box.outward(self.dtype)
