@@ -11,6 +11,7 @@ import torch
 
 from attnforge.compiler.lengths import EveryLength, general_keys, quantised
 from attnforge.errors import ArgumentError, CertificateError
+from attnforge.heads import AnchorHead
 from attnforge.theorems import splice
 
 
@@ -145,3 +146,13 @@ def test_sizes_and_refusals(net: EveryLength) -> None:
         EveryLength([], "x", -1, 1)
     with pytest.raises(ArgumentError, match="kappa must be"):
         quantised(0.1, 1, 0.3)
+
+
+def test_a_head_that_is_read_fast_is_certified_as_it_is_read_here() -> None:
+    """In float32 a softmax over 2000 anchors rounds more than the quotient that is read in its place."""
+    slow = AnchorHead.fit("sin", -3, 3, anchors=2000, dtype=torch.float32)
+    fast = copy.deepcopy(slow)
+    fast.fast = True
+    assert fast.bound is not None and slow.bound is not None and fast.bound < slow.bound
+    bounds = [EveryLength([head], "m0 + x", -3, 3, eps=1e-2, dtype=torch.float32).bound(7) for head in (fast, slow)]
+    assert bounds[0] == bounds[1] and fast.fast

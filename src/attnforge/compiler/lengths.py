@@ -9,6 +9,7 @@ the general case.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -93,6 +94,9 @@ class EveryLength(nn.Module):
         if (given.lo, given.hi, given.dtype) != (self.lo, self.hi, self.dtype) or given.relative:
             wanted = f"{dtype_name(self.dtype)} head on [{self.lo:g}, {self.hi:g}]"
             raise ArgumentError(f"expected a {wanted}, not relative, got {given!r}")
+        if given.fast:  # its certificate is of another reading than that of the layers made here
+            given = copy.deepcopy(given)
+            given.fast = False
         return given
 
     @staticmethod
