@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from attnforge.certificates.certified import certify
 from attnforge.compiler.lengths import EveryLength, general_keys, quantised
 from attnforge.errors import ArgumentError, CertificateError
 from attnforge.heads import AnchorHead
@@ -156,3 +157,20 @@ def test_a_head_that_is_read_fast_is_certified_as_it_is_read_here() -> None:
     assert fast.bound is not None and slow.bound is not None and fast.bound < slow.bound
     bounds = [EveryLength([head], "m0 + x", -3, 3, eps=1e-2, dtype=torch.float32).bound(7) for head in (fast, slow)]
     assert bounds[0] == bounds[1] and fast.fast
+
+
+def test_a_head_that_changes_later_is_not_the_one_in_here() -> None:
+    """A coarse head went into the network; that its owner makes a fine one of it is no news for the network."""
+    fine = AnchorHead.fit("sin", -3, 3, anchors=32, dtype=torch.float64)
+    coarse = copy.deepcopy(fine)
+    with torch.no_grad():
+        coarse.group.M_V.mul_(1.1)
+    certify(coarse)
+    built = EveryLength([coarse], "m0 + x", -3, 3, eps=0.5)
+    before = built.bound(1)
+    coarse.load_state_dict(fine.state_dict())
+    certify(coarse)
+    x = torch.linspace(-3, 3, 1001, dtype=torch.float64)[:, None]
+    error = float((built(x) - torch.sin(x) - x).abs().max())
+    assert coarse.bound is not None and error > 4 * coarse.bound
+    assert error <= built.bound(1) == before

@@ -201,6 +201,11 @@ class CertifiedModule(nn.Module):
             given = (x if x.is_complex() else x.to(self.dtype) for x in self.as_tensors(inputs, named))
             return self(*given).cpu().numpy()  # type: ignore[no-any-return]
 
+    def written_out(self) -> Certificate | None:
+        """The certificate of the core as exports hold it, heads written out; None where there is none, because what is
+        certified is another reading of these heads, which rounds otherwise."""
+        return self.certificate
+
     def stands_for(self) -> CertifiedModule | None:
         """The network that this one is another form of; None where it is none, or where that is not known."""
         return None

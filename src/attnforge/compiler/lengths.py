@@ -94,10 +94,10 @@ class EveryLength(nn.Module):
         if (given.lo, given.hi, given.dtype) != (self.lo, self.hi, self.dtype) or given.relative:
             wanted = f"{dtype_name(self.dtype)} head on [{self.lo:g}, {self.hi:g}]"
             raise ArgumentError(f"expected a {wanted}, not relative, got {given!r}")
-        if given.fast:  # its certificate is of another reading than that of the layers made here
-            given = copy.deepcopy(given)
-            given.fast = False
-        return given
+        kept = copy.deepcopy(given)  # its tables are those of now, and so is its bound
+        if kept.fast:  # a certificate of another reading than that of the layers made here
+            kept.fast = False
+        return kept
 
     @staticmethod
     def _bound(head: AnchorHead) -> float:

@@ -251,12 +251,12 @@ def _name_axes(model: onnx.ModelProto) -> None:
 
 def _describe(model: onnx.ModelProto, net: CertifiedModule) -> None:
     """What the network is for, in the file's own metadata."""
-    certificate = net.certificate
+    certificate, written = net.certificate, net.written_out()
     about: dict[str, Any] = {
         "target": certificate.target,
         "box": certificate.box.to_json(),
-        "kind": certificate.kind,
-        "bound": certificate.bound,
+        "kind": "not certified" if written is None else written.kind,
+        "bound": None if written is None else written.bound,
         "dtype": certificate.dtype,
     }
     entry = model.metadata_props.add()

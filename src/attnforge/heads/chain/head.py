@@ -248,7 +248,7 @@ class ChainHead(CertifiedModule):
         for key in self.heads:
             head = self._head(key)
             if key.startswith("table") and not (
-                isinstance(head, AnchorHead) and head.function == self.function and not head.relative
+                isinstance(head, AnchorHead) and head.function == self.function and not (head.relative or head.fast)
             ):
                 wrong.append(f"{key} is no table of {self.name}")
             if key == "product" and not (isinstance(head, ProductHead) and head.width is None):
