@@ -9,9 +9,10 @@ from types import ModuleType
 from typing import Any
 
 from .certificates import certified as networks
-from .errors import CertificateError
+from .certificates import storage
+from .errors import ArgumentError, CertificateError
 
-__all__ = ["check", "load"]
+__all__ = ["check", "load", "network"]
 
 networks.HOMES.update(
     {
@@ -47,23 +48,41 @@ PROVED = {
     ),
     **dict.fromkeys(("theorem-universal", "theorem-cells"), "attnforge.theorems.derivation"),
     "blackbox-grid": "attnforge.blackbox.derivation",
-}  # fmt: skip
+}  # fmt: skip#: Who reads files that hold no network of ours but something that ran one.
+READERS = {"estimator": "attnforge.incontext.saved"}
+
 
 def load(path: str | Path) -> Any:
-    """A network or head from its file, a converted model from its folder; raises `CertificateError` when they are
+    """A network, head or fitted estimator from its file, a converted model from its folder; raises `CertificateError` when they are
     unreadable, truncated or tampered with."""
-    return _conversions().load(path) if Path(path).is_dir() else networks.load(path)
+    if Path(path).is_dir():
+        return _conversions().load(path)
+    reader = READERS.get(storage.stated_family(path))
+    return import_module(reader).load(path) if reader else networks.load(path)
+
+
+def network(path: str | Path) -> Any:
+    """A network or head from its file, and nothing else: what can be taken apart, drawn, run on points, exported."""
+    if storage.stated_family(path) in READERS:
+        raise ArgumentError(
+            f"'{Path(path).name}' holds a fitted estimator, no network: attnforge check proves it again, "
+            "attnforge.load reads it back, and its predict takes new rows"
+        )
+    return load(path)
 
 
 def check(path: str | Path) -> Any:
-    """Recompute what a file states: its `Certificate`, or the `Conversion` of a folder with every site certified
-    again; raises `CertificateError` if it does not hold.
+    """Recompute what a file states: its `Certificate`, of a fitted estimator its `ConvergenceCertificate`, or the
+    `Conversion` of a folder with every site certified again; raises `CertificateError` if it does not hold.
 
     A file is checked twice: by the analysis that wrote its bound, and by the kernel, which proves one from the stored
     numbers alone (docs/kernel.md). `proof` and `kernel` of the certificate say what came of it, `remark` why nothing.
     """
     if Path(path).is_dir():
         return _conversions().check(path)
+    reader = READERS.get(storage.stated_family(path))
+    if reader:
+        return import_module(reader).check(path)
     found, net = networks.check(path), networks.load(path)
     stated = net.certificate
     if net.family not in PROVED or found.bound is None or stated.bound is None:

@@ -47,7 +47,18 @@ def written(header: dict[str, Any], weights: str, tensors: Mapping[str, torch.Te
     return to_bytes(kept, metadata={"attnforge": _canonical(full)})
 
 
-def read(path: str | Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def stated_family(path: str | Path) -> str:
+    """The family that a file names; empty where it names none that can be read, which `read` says in words."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            text = (file.metadata() or {}).get("attnforge", "")
+        family = json.loads(text)["family"] if 0 < len(text) <= MAX_HEADER else ""
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return family if isinstance(family, str) else ""
+
+
+def read(path: str | Path, form: Any = HEADER) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The header and the tensors of a file; raises `CertificateError` when it is unreadable or not of this format."""
     source = Path(path)
     if not source.is_file():
@@ -70,7 +81,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     if not isinstance(header, dict) or header.get("format") != wanted:
         raise CertificateError(f"{source.name}: expected format {wanted}; upgrade attnforge, or write the file again")
     limited(header, f"the header of {source.name}")
-    require(header, HEADER, f"the header of {source.name}")
+    require(header, form, f"the header of {source.name}")
     return header, tensors
 
 

@@ -63,7 +63,7 @@ def export(
         refuse_overwriting({".json": place_beside(output)}, force)
     for module, extra in NEEDS.get(to, ()):  # found out now, not after the work
         require(module, extra)
-    net = files.load(file)
+    net = files.network(file)
     if not isinstance(net, CertifiedModule):
         raise ArgumentError(f"'{file}' is a {type(net).__name__}, which has no exported form; expected a network")
     start = time.perf_counter()

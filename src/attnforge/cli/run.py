@@ -199,7 +199,7 @@ def run(
     existing(file)
     if output != PIPE:
         refuse_overwriting({output.suffix.lower(): output}, force)
-    net = files.load(file)
+    net = files.network(file)
     if isinstance(net, TokenNetwork):
         _run_program(net, list(sequences or []), points, output)
         return

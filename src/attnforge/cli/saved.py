@@ -58,6 +58,7 @@ def check(
     if machine:
         raise ArgumentError(f"--machine measures this machine and reads no file; leave out '{file}', or --machine")
     from .. import files
+    from ..certificates.certificate import Certificate
     from ..conversion.storage import is_converted
 
     converted = file.is_dir()
@@ -69,7 +70,7 @@ def check(
         say_json({"holds": True, "conversion" if converted else "certificate": found.to_json()})
         return
     held = f"the certificates of {len(found.sites)} sites hold" if converted else "the certificate holds"
-    say(str(found)) if converted else say_certificate(found)
+    say_certificate(found) if isinstance(found, Certificate) else say(str(found))
     say(f"\n{file.name}: {held}")
 
 
@@ -115,7 +116,7 @@ def explain(
 
     existing(file)
     with waiting(f"reading {file.name}"):
-        net = files.load(file)
+        net = files.network(file)
         parts = structure(net) if isinstance(net, CompiledNetwork) else None
     if parts is None or not isinstance(net, CompiledNetwork):
         _explain_head(net, as_json, net.explain() if isinstance(net, TokenNetwork) else None)
@@ -139,7 +140,7 @@ def _network(file: Path, what: str) -> CompiledNetwork:
     from .. import files
     from ..compiler.compiled import CompiledNetwork
 
-    net = files.load(existing(file))
+    net = files.network(existing(file))
     if not isinstance(net, CompiledNetwork):
         raise ArgumentError(f"'{file.name}' holds one of the family '{net.family}'; {what} takes a compiled network")
     return net
@@ -232,7 +233,7 @@ def explore(
         elif site is not None:
             raise ArgumentError(f"--site is for folders of converted models, and '{file}' is a file; leave it out")
         else:
-            net = files.load(existing(file))
+            net = files.network(existing(file))
         path = Path(write(net, output, force=True))
     if as_json:
         say_json({"page": str(path), "bytes": path.stat().st_size})

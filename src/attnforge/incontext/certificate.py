@@ -14,8 +14,8 @@ ball around w_T; what cannot be shown is the `reason` of a calibrated certificat
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -46,6 +46,9 @@ class ConvergenceCertificate:
     distance is at least: the residual less the rounding of gradients, over L; 0 where that says nothing. `depth` counts
     the applications since the last choice of a step size.
     `domain` says which queries the bound is for, where it speaks of predictions.
+
+    `kernel` is the distance that the kernel proves from a file's data and weights (docs/kernel.md), None where it was
+    not run; `remark` says why it cannot be, and then the bound is one by the analysis alone.
     """
 
     kind: Literal["certified", "calibrated"]
@@ -64,10 +67,15 @@ class ConvergenceCertificate:
     reason: str = ""
     aside: float = 0.0
     domain: str = ""
+    proof: Literal["analysis", "kernel"] = field(default="analysis", compare=False)
+    kernel: float | None = field(default=None, compare=False)
+    remark: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rho < 1:
             raise ArgumentError(f"a contraction has a factor in [0, 1), got {self.rho!r}")
+        if self.proof == "kernel" and self.kernel is None:
+            raise ArgumentError("a proof by the kernel states what the kernel proves")
         if (self.kind == "certified") == bool(self.reason):
             raise ArgumentError("a calibrated certificate gives a reason, a certified one needs none")
 
@@ -88,9 +96,24 @@ class ConvergenceCertificate:
         """The sum of both terms, and of what comes aside."""
         return _above(_above(self.start + self.steps) + self.aside)
 
+    @property
+    def word(self) -> str:
+        """The kind in words: what no kernel can prove again is one by the analysis alone."""
+        alone = self.kind == "certified" and self.kernel is None and self.remark
+        return f"{self.kind} by the analysis alone" if alone else self.kind
+
+    def to_json(self) -> dict[str, Any]:
+        """What is stated, and what was proved of it, in plain numbers; infinity is null."""
+
+        def finite(value: Any) -> Any:
+            return None if isinstance(value, float) and not math.isfinite(value) else value
+
+        each = {one.name: getattr(self, one.name) for one in fields(self)} | {"bound": self.bound}
+        return {name: [finite(end) for end in value] if isinstance(value, tuple) else finite(value)
+                for name, value in each.items()}  # fmt: skip
+
     def __str__(self) -> str:
-        word = f"calibrated, not certified ({self.reason})"
-        word = "certified by the analysis alone" if self.kind == "certified" else word
+        word = self.word if self.kind == "certified" else f"calibrated, not certified ({self.reason})"
         factor = "" if self.growth == 1 else f"{self.growth:.4g} * "
         low, high = self.curvature
         return "\n".join(
@@ -104,6 +127,9 @@ class ConvergenceCertificate:
                 *([f"  domain {self.domain}"] if self.domain else ()),
                 f"  measured at the end: residual {self.residual:.3e}, curvatures in [{low:.3g}, {high:.3g}], so the "
                 f"distance is at most {upper_text(self.posterior, 4)}",
+                *([] if self.kernel is None else [
+                    f"the kernel proves {upper_text(self.kernel, 4)} from the stored data and weights"]),
+                *([f"by the analysis alone: {self.remark}"] if self.kernel is None and self.remark else ()),
             )
         )
 
@@ -192,8 +218,10 @@ def _audit(problem: StatedProblem, path: Array, made: Made, reason: str) -> Conv
 
 
 def worst(found: list[ConvergenceCertificate]) -> ConvergenceCertificate:
-    """The certificate that speaks for all: one that proves nothing if there is one, and the largest bound of those."""
-    return max(found, key=lambda certificate: (certificate.kind == "calibrated", certificate.bound))
+    """The certificate that speaks for all: one that proves nothing if there is one, and the largest bound of those;
+    its posterior is the largest of all, what it says of the distance at least is so of one."""
+    most = max(found, key=lambda certificate: (certificate.kind == "calibrated", certificate.bound))
+    return replace(most, posterior=max(each.posterior for each in found))
 
 
 def quadratic(

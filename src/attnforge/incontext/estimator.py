@@ -7,7 +7,8 @@ scikit-learn is imported here, and this module when an estimator is first asked 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..charts.chart import Contour, Figure, Heat, Level, Panel, Series
 from ..charts.drawing import matplotlib_figure
 from ..dtypes import DTYPES, SHIPPED, Array
 from ..errors import ArgumentError, MissingExtra
+from ..kernel.incontext.prove import beyond_reach
 from .blocks import Block, Lean, frozen
 from .certificate import ConvergenceCertificate
 from .losses import LINEAR
@@ -62,6 +64,20 @@ class Parameters:
     dtype: str = "float64"
 
 
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What was fitted: rows, labels (numbers of classes, for classifiers), sample weights; copies, for files."""
+
+    rows: Array
+    labels: Array
+    weight: Array
+
+    @classmethod
+    def of(cls, rows: Array, labels: Array, weight: Array) -> Given:
+        """Labels as a table of columns."""
+        return cls(*(np.array(each, dtype=np.float64) for each in (rows, labels.reshape(len(rows), -1), weight)))
+
+
 class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     """Base of the estimators: an estimator lays data out as a prompt and lets a frozen network work on it.
 
@@ -74,6 +90,8 @@ class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     scaling_: Scaling
     certificate_: ConvergenceCertificate
     trajectory_: Array
+    _given: Given
+    _weights: Array  # in the prompt's units, of every fit and state: (F, K, d)
     _path: Array  # the weights after every application in the prompt's units, (T + 1, K, d)
     prompt_: torch.Tensor
     n_iter_: int
@@ -117,16 +135,38 @@ class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         given: dict[str, Any] = {"tol": self.tol if tol is None else tol, "max_iter": self.max_iter, **options}
         return solve(problem, scaling, dtype=self._torch_dtype(), condition=self.condition, **given)
 
-    def _keep(self, done: Solution, certificate: ConvergenceCertificate, steps: int) -> None:
+    def _keep(
+        self, done: Solution, certificate: ConvergenceCertificate, steps: int, given: Given | None = None
+    ) -> None:
         """What every fit leaves behind; columns beyond those of the data carry the intercept."""
+        if given is not None:
+            self._given, self._weights = given, done.w[None]
         self.network_, self.scaling_, self.prompt_ = done.network, done.scaling, done.prompt
         self.certificate_, self.n_iter_, self._path = certificate, steps, done.trajectory
         path = self._units(done.trajectory[:, :, : len(done.scaling.x_scale)])
         self.trajectory_ = path[:, 0] if path.shape[1] == 1 else path
+        if given is not None:
+            self.settled()
 
     def _units(self, w: Array) -> Array:
         """Weights of the prompt (..., K, d) in the units of the data."""
         return self.scaling_.original(w)
+
+    def settled(self) -> None:
+        """Say in the certificate where no kernel can prove it again."""
+        self.certificate_ = replace(self.certificate_, remark=self._beyond())
+
+    def _beyond(self) -> str:
+        """Why there is no proof of a fit like this one."""
+        return beyond_reach(len(self._given.rows), self._weights.shape[1] * self._weights.shape[2])
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write data, weights and certificate to one safetensors file; `attnforge.load` reads it back, and
+        `attnforge.check` proves from it how far the weights are from the optimum."""
+        check_is_fitted(self)
+        from .saved import save
+
+        save(self, path, force)
 
     def _new_rows(self, X: Any) -> Array:
         """New rows in the prompt's units."""
@@ -187,6 +227,8 @@ class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     def plot(self) -> matplotlib.figure.Figure:
         """The prompt's attention per step, the error against depth with its bound, the path of w for two columns."""
         check_is_fitted(self)
+        if not hasattr(self, "prompt_"):
+            raise ArgumentError("a file does not hold the steps of the run, which the picture shows; fit again")
         return estimator_figure(self)
 
 

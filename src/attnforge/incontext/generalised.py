@@ -28,6 +28,7 @@ from .blocks import Lean
 from .certificate import with_scale
 from .estimator import (
     ClassifierMixin,
+    Given,
     InContextEstimator,
     RegressorMixin,
     at_least,
@@ -91,7 +92,7 @@ class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[m
         empty = bool((np.bincount(index, weights=weight, minlength=len(self.classes_)) == 0).any())
         limit = min(self.max_iter, FUTILE) if empty and self.fit_intercept else self.max_iter
         done = self._solved(*self._problem(X, index, weight / total, 1 / (self.C * total)), max_iter=limit)
-        self._keep(done, done.certificate(), done.steps)
+        self._keep(done, done.certificate(), done.steps, Given.of(X, index, weight))
         d = X.shape[1]
         self.coef_ = self._units(done.w[:, :d])
         offset = done.w[:, d] if self.fit_intercept else np.zeros(len(done.w))
@@ -167,7 +168,7 @@ class PoissonRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
         if not y @ weight > 0:
             raise ArgumentError("all labels y are 0: the Poisson mean has no logarithm; give a positive label")
         done = self._solved(*self._problem(X, y, weight / weight.sum()))
-        self._keep(done, done.certificate(), done.steps)
+        self._keep(done, done.certificate(), done.steps, Given.of(X, y, weight))
         d, scaling = X.shape[1], done.scaling
         self.coef_ = self._units(done.w[:, :d])[0]
         # Labels were divided by y_scale: the logarithm of it comes back here.
@@ -230,15 +231,19 @@ class HuberRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc]
         fit = _Scale(self, X, y, weight)
         done = fit.search()
         scaling = done.scaling
-        self._keep(done, with_scale(done.problem, done.w, float(self.epsilon), done.certificate()), fit.steps)
+        found = with_scale(done.problem, done.w, float(self.epsilon), done.certificate())
+        self._keep(done, found, fit.steps, Given.of(X, y, weight))
         self.scale_, d = fit.sigma, X.shape[1]
         self.coef_ = self._units(done.w[:, :d])[0]
         offset = float(done.w[0, d]) * scaling.y_scale + float(scaling.y_mean[0]) - float(self.coef_ @ scaling.x_mean)
         self.intercept_ = offset if self.fit_intercept else 0.0
-        residual = np.abs(y - X @ self.coef_ - self.intercept_)
-        self.outliers_ = residual > self.scale_ * self.epsilon
+        self.outliers_ = self.far(X, y)
         self._warn(done.converged and fit.settled)
         return self
+
+    def far(self, X: Array, y: Array) -> Array:
+        """Which rows lie beyond the kink."""
+        return np.asarray(np.abs(y - X @ self.coef_ - self.intercept_) > self.scale_ * self.epsilon)
 
     def predict(self, X: Any) -> Array:
         """Predictions for new rows, read by the network's own prediction heads."""

@@ -30,15 +30,17 @@ from torch import Tensor, nn
 from ..arguments import is_number
 from ..dtypes import Array
 from ..errors import ArgumentError
+from ..kernel.incontext.prove import beyond_reach
 from ..network import AttentionLayer, AttentionOnly, Heads
 from .blocks import OMEGA, Momentum, NamedChannels, heads
 from .certificate import Made, kernel_descent, kernel_mean
-from .estimator import InContextEstimator, MultiOutputMixin, RegressorMixin
+from .estimator import Given, InContextEstimator, MultiOutputMixin, RegressorMixin
 from .extrapolation import LOG_SINK, built, pairs
 from .prompt import AFFINE, MARGIN, STOPPING, Scaling, doublings_for, step_size, tensor
 from .solver import contraction, few_threads, repeat
 
 METHODS = ("ridge", "mean")
+MEAN = "a mean has no weights whose distance from an optimum the kernel could prove"
 QUERIES = 256  # queries read at once, so that memory stays linear in the prompt
 NETWORKS = 64  # frozen networks that are kept: more than the classes of condition numbers
 MASK_SLACK = 1.01  # of the reach of logits: far above their rounding
@@ -219,6 +221,7 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
                 raise ArgumentError(f"{name} must be a positive number, got {value!r}")
         X, y, _ = self._checked(X, y, multi_output=True, y_numeric=True)
         Y = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+        self._given = Given.of(X, Y, np.ones(len(X)))
         x_mean = X.mean(axis=0)
         gamma = 1 / X.shape[1] if self.gamma is None else float(self.gamma)
         length = 1 / math.sqrt(2 * gamma)
@@ -239,7 +242,8 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
         if self.method == "mean":
             self.network_, self.scaling_, self.n_iter_ = kernel_network("mean", *self._shape(), 0, dtype), scaling, 1
             self.certificate_ = kernel_mean(self.rows_, self.values_, radius, length * radius, dtype)
-            self.prompt_ = self._prompt(self.network_, self.rows_, radius)
+            self.prompt_, self._weights = self._prompt(self.network_, self.rows_, radius), self.values_.T[:, None]
+            self.settled()
             return self
         sums = self._sums(dtype)
         # Entries of the kernel are positive: its largest row sum bounds its eigenvalues.
@@ -251,6 +255,9 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
         self.network_ = kernel_network("ridge", *self._shape(), doublings, dtype)
         self._descend(dtype)
         return self
+
+    def _beyond(self) -> str:
+        return beyond_reach(len(self._given.rows), 0, pairs=True) if self.method == "ridge" else MEAN
 
     def _shape(self) -> tuple[int, int]:
         return self.rows_.shape[1], self.values_.shape[1]
@@ -281,7 +288,8 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
         self.n_iter_, self.prompt_ = done.steps, done.state
         self.trajectory_, self._path = path * self.scaling_.y_scale, path
         self.dual_coef_ = self.trajectory_[-1]
-        self.values_ = path[-1]
+        self.values_, self._weights = path[-1], path[-1].T[:, None]
+        self.settled()
         self._warn(done.converged)
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ coordinate (B1); thresholds, like penalties, are in the prompt.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ from ..arguments import is_number
 from ..dtypes import Array
 from ..errors import ArgumentError
 from .certificate import ConvergenceCertificate
-from .estimator import InContextEstimator, MultiOutputMixin, RegressorMixin, at_least
+from .estimator import Given, InContextEstimator, MultiOutputMixin, RegressorMixin, at_least
 from .losses import LINEAR
 from .problem import StatedProblem, gram, is_singular
 from .prompt import LARGEST_DOUBLINGS, Centred, Scaling, centred, column_scale
@@ -52,18 +53,18 @@ class LinearModel(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type
         found = [each.certificate() for each in fits]
         done, certificate = max(zip(fits, found, strict=True), key=_reach)
         if len(fits) > 1:  # every problem has units of its own
-            at = next(i for i, each in enumerate(fits) if each is done)
-            domain = f"target {at} of {len(fits)}, in its own units; certificates_ has one for each target"
-            certificate = replace(certificate, domain=domain)
+            certificate = spoken_for(found, next(i for i, each in enumerate(fits) if each is done))
         self._keep(done, certificate, max(each.steps for each in fits))
         each_target = [pair for pair in zip(fits, found, strict=True) for _ in pair[0].w]
         self.certificates_ = tuple(stated for _, stated in each_target)
         self.scalings_ = tuple(fit.scaling for fit, _ in each_target)
-        self._path = done.trajectory[:, :1]
+        self._path, self._given = done.trajectory[:, :1], Given.of(X, Y, weight)
+        self._weights = np.concatenate([each.w for each in fits])[:, None]
         coef = np.concatenate([each.scaling.original(each.w) for each in fits])
         intercept = np.concatenate([each.scaling.y_mean for each in fits]) - coef @ done.scaling.x_mean
         self.coef_ = coef[0] if np.ndim(y) == 1 else coef
         self.intercept_ = (float(intercept[0]) if np.ndim(y) == 1 else intercept) if self.fit_intercept else 0.0
+        self.settled()
         self._warn(*self._doubt(fits))
         return self
 
@@ -71,6 +72,12 @@ class LinearModel(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type
         """Predictions for new rows, read by the network's own prediction heads."""
         z = self._linear(X)
         return z[:, 0] if np.ndim(self.coef_) == 1 else z
+
+
+def spoken_for(each: Sequence[ConvergenceCertificate], at: int) -> ConvergenceCertificate:
+    """The certificate of one of several fits that have units of their own, said to be of that one."""
+    domain = f"target {at} of {len(each)}, in its own units; certificates_ has one for each target"
+    return replace(each[at], domain=domain)
 
 
 def _reach(pair: tuple[Solution, ConvergenceCertificate]) -> tuple[bool, float]:
