@@ -53,8 +53,8 @@ READERS = {"estimator": "attnforge.incontext.saved"}
 
 
 def load(path: str | Path) -> Any:
-    """A network, head or fitted estimator from its file, a converted model from its folder; raises `CertificateError` when they are
-    unreadable, truncated or tampered with."""
+    """A network, head or fitted estimator from its file, a converted model from its folder; raises `CertificateError`
+    when they are unreadable, truncated or tampered with."""
     if Path(path).is_dir():
         return _conversions().load(path)
     reader = READERS.get(storage.stated_family(path))

@@ -26,6 +26,9 @@ from attnforge.incontext import (
 from attnforge.incontext.certificate import Made, audit, factors, quadratic
 from attnforge.incontext.losses import POISSON, U
 from attnforge.incontext.problem import Rounding, StatedProblem, enclosure
+from attnforge.incontext.saved import written
+from attnforge.kernel.file import parse
+from attnforge.kernel.incontext.prove import prove_estimator
 
 Long = np.longdouble
 Array = np.ndarray[Any, Any]
@@ -61,6 +64,10 @@ def check(model: Any, exact: Array) -> bool:
     assert certificate.measured <= certificate.posterior
     if not isinstance(model, (LogisticRegression, PoissonRegressor)):  # there the intercept is part of the distance
         assert certificate.kind != "certified" or certificate.measured <= distance
+    off = np.abs(own - exact).astype(float).ravel()
+    for far in prove_estimator(parse(written(model))) if certificate.kind == "certified" else ():
+        assert (np.abs(off - far.coefficients) <= 1e-15 * np.abs(own.ravel()).astype(float)).all(), "as the kernel says"
+        assert far.most <= min(certificate.bound, certificate.posterior)
     if certificate.kind == "certified":
         assert distance <= certificate.bound
         assert distance <= certificate.posterior
@@ -301,7 +308,7 @@ def test_kernels(seed: int) -> None:
     mean = KernelRegressor(method="mean", gamma=0.3, dtype=dtype).fit(X, y)
     exact = kernel @ y.astype(Long) / kernel.sum(axis=1, keepdims=True)
     assert np.abs(mean.predict(X) - exact).max() / mean.scaling_.y_scale <= mean.certificate_.bound
-    assert mean.certificate_.start == 0 and mean.certificate_.kind == "certified"
+    assert mean.certificate_.start == 0 and mean.certificate_.kind == "analysed"
 
 
 def test_what_the_distance_is_at_least() -> None:
@@ -331,7 +338,7 @@ def test_masks_of_kernel_means_follow_from_the_reach(gamma: float, dtype: str) -
     kernel = np.exp(apart - apart.max(axis=1, keepdims=True))
     exact = kernel @ y.astype(Long) / kernel.sum(axis=1)
     bound = model.certificate_.bound * model.scaling_.y_scale
-    assert model.certificate_.kind == "certified" and bound <= 2.001 and "queries within" in str(model.certificate_)
+    assert model.certificate_.kind == "analysed" and bound <= 2.001 and "queries within" in str(model.certificate_)
     for asked in (np.arange(len(new)), *np.arange(len(new))[:, None]):
         assert np.abs(model.predict(new[asked, None]) - exact[asked]).max() <= bound
 

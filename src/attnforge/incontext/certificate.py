@@ -40,18 +40,19 @@ class ConvergenceCertificate:
     """||w_T - w*|| <= start + steps, in the prompt's units, and what was measured.
 
     w* is the optimum of the data as they were given, so the rounding of the prompt is one of the errors of a step.
-    `kind` is "certified" where rho, e, the curvatures and ||w_0 - w*|| are bounds; otherwise "calibrated": they were
-    measured, nothing is proved, and `reason` says why. `residual` is the measured norm of the (sub)gradient at the end;
-    `posterior` = residual/mu bounds the distance once more, without the history of the run, and `measured` is what the
-    distance is at least: the residual less the rounding of gradients, over L; 0 where that says nothing. `depth` counts
-    the applications since the last choice of a step size.
+    `kind` is "certified" where rho, e, the curvatures and ||w_0 - w*|| are bounds, and the kernel has proved the
+    distance again or can be run on a file; "analysed" where it cannot, as `remark` says; otherwise "calibrated": they
+    were measured, nothing is proved, and `reason` says why. `residual` is the measured norm of the (sub)gradient at the
+    end; `posterior` = residual/mu bounds the distance once more, without the history of the run, and `measured` is what
+    the distance is at least: the residual less the rounding of gradients, over L; 0 where that says nothing. `depth`
+    counts the applications since the last choice of a step size.
     `domain` says which queries the bound is for, where it speaks of predictions.
 
     `kernel` is the distance that the kernel proves from a file's data and weights (docs/kernel.md), None where it was
-    not run; `remark` says why it cannot be, and then the bound is one by the analysis alone.
+    not run.
     """
 
-    kind: Literal["certified", "calibrated"]
+    kind: Literal["certified", "analysed", "calibrated"]
     rho: float
     depth: int
     distance: float
@@ -67,7 +68,9 @@ class ConvergenceCertificate:
     reason: str = ""
     aside: float = 0.0
     domain: str = ""
-    proof: Literal["analysis", "kernel"] = field(default="analysis", compare=False)
+    proof: Literal["analysis", "kernel"] = field(
+        default="analysis", compare=False
+    )  # as certificates of networks have it
     kernel: float | None = field(default=None, compare=False)
     remark: str = field(default="", compare=False)
 
@@ -76,8 +79,11 @@ class ConvergenceCertificate:
             raise ArgumentError(f"a contraction has a factor in [0, 1), got {self.rho!r}")
         if self.proof == "kernel" and self.kernel is None:
             raise ArgumentError("a proof by the kernel states what the kernel proves")
-        if (self.kind == "certified") == bool(self.reason):
+        if (self.kind == "calibrated") != bool(self.reason):
             raise ArgumentError("a calibrated certificate gives a reason, a certified one needs none")
+        if self.kind != "calibrated":
+            alone = self.kernel is None and bool(self.remark)
+            object.__setattr__(self, "kind", "analysed" if alone else "certified")
 
     @property
     def start(self) -> float:
@@ -96,12 +102,6 @@ class ConvergenceCertificate:
         """The sum of both terms, and of what comes aside."""
         return _above(_above(self.start + self.steps) + self.aside)
 
-    @property
-    def word(self) -> str:
-        """The kind in words: what no kernel can prove again is one by the analysis alone."""
-        alone = self.kind == "certified" and self.kernel is None and self.remark
-        return f"{self.kind} by the analysis alone" if alone else self.kind
-
     def to_json(self) -> dict[str, Any]:
         """What is stated, and what was proved of it, in plain numbers; infinity is null."""
 
@@ -113,7 +113,7 @@ class ConvergenceCertificate:
                 for name, value in each.items()}  # fmt: skip
 
     def __str__(self) -> str:
-        word = self.word if self.kind == "certified" else f"calibrated, not certified ({self.reason})"
+        word = f"calibrated, not certified ({self.reason})" if self.kind == "calibrated" else self.kind
         factor = "" if self.growth == 1 else f"{self.growth:.4g} * "
         low, high = self.curvature
         return "\n".join(
@@ -127,8 +127,11 @@ class ConvergenceCertificate:
                 *([f"  domain {self.domain}"] if self.domain else ()),
                 f"  measured at the end: residual {self.residual:.3e}, curvatures in [{low:.3g}, {high:.3g}], so the "
                 f"distance is at most {upper_text(self.posterior, 4)}",
-                *([] if self.kernel is None else [
-                    f"the kernel proves {upper_text(self.kernel, 4)} from the stored data and weights"]),
+                *(
+                    []
+                    if self.kernel is None
+                    else [f"the kernel proves {upper_text(self.kernel, 4)} from the stored data and weights"]
+                ),
                 *([f"by the analysis alone: {self.remark}"] if self.kernel is None and self.remark else ()),
             )
         )
@@ -383,9 +386,9 @@ def with_scale(
     joint = residual / mu * GROWN if mu > 0 else math.inf
     if fixed.kind == "certified" and not (mu > 0 and joint <= ball < tau / 2):
         reason = "the joint curvature of weights and scale could not be bounded from below near the end"
-        return replace(fixed, kind="calibrated", reason=reason)
+        return replace(fixed, kind="calibrated", reason=reason, measured=0.0)
     if fixed.kind != "certified":
-        return fixed
+        return replace(fixed, measured=0.0)  # it was measured to the optimum at this scale, which may be farther
     return replace(fixed, aside=joint + fixed.posterior, posterior=joint, measured=0.0)
 
 

@@ -6,6 +6,7 @@ scikit-learn is imported here, and this module when an estimator is first asked 
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 SQUARABLE = (2.0**-400, 2.0**400)
 SPARSE = ("csr", "csc", "coo")
 SHOWN = 64  # steps and tokens of an attention map: each a few pixels wide
+FILES = "attnforge.incontext.saved"  # above this module, loaded when it is wanted
+LARGEST = 512  # columns of a fit that has a file: the network that reading builds again takes 64 MB then
 GRID = 48  # places of each axis where the loss is evaluated for its contours: smooth at the size of a panel
 
 
@@ -158,15 +161,14 @@ class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
 
     def _beyond(self) -> str:
         """Why there is no proof of a fit like this one."""
-        return beyond_reach(len(self._given.rows), self._weights.shape[1] * self._weights.shape[2])
+        fits, states, unknowns = self._weights.shape
+        return too_wide(self._given) or beyond_reach(len(self._given.rows), states * unknowns, fits)
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write data, weights and certificate to one safetensors file; `attnforge.load` reads it back, and
         `attnforge.check` proves from it how far the weights are from the optimum."""
         check_is_fitted(self)
-        from .saved import save
-
-        save(self, path, force)
+        importlib.import_module(FILES).save(self, path, force)
 
     def _new_rows(self, X: Any) -> Array:
         """New rows in the prompt's units."""
@@ -230,6 +232,12 @@ class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         if not hasattr(self, "prompt_"):
             raise ArgumentError("a file does not hold the steps of the run, which the picture shows; fit again")
         return estimator_figure(self)
+
+
+def too_wide(given: Given) -> str:
+    """Why a fit has no file; empty where it has one."""
+    width = given.rows.shape[1]
+    return "" if width <= LARGEST else f"files are for estimators of up to {LARGEST} columns, got {width}"
 
 
 def _dense(X: Any) -> Array:

@@ -92,7 +92,7 @@ class LogisticRegression(ClassifierMixin, InContextEstimator):  # type: ignore[m
         empty = bool((np.bincount(index, weights=weight, minlength=len(self.classes_)) == 0).any())
         limit = min(self.max_iter, FUTILE) if empty and self.fit_intercept else self.max_iter
         done = self._solved(*self._problem(X, index, weight / total, 1 / (self.C * total)), max_iter=limit)
-        self._keep(done, done.certificate(), done.steps, Given.of(X, index, weight))
+        self._keep(done, done.certificate(), done.steps, Given.of(X, np.asarray(index, dtype=np.float64), weight))
         d = X.shape[1]
         self.coef_ = self._units(done.w[:, :d])
         offset = done.w[:, d] if self.fit_intercept else np.zeros(len(done.w))

@@ -34,7 +34,7 @@ from ..kernel.incontext.prove import beyond_reach
 from ..network import AttentionLayer, AttentionOnly, Heads
 from .blocks import OMEGA, Momentum, NamedChannels, heads
 from .certificate import Made, kernel_descent, kernel_mean
-from .estimator import Given, InContextEstimator, MultiOutputMixin, RegressorMixin
+from .estimator import Given, InContextEstimator, MultiOutputMixin, RegressorMixin, too_wide
 from .extrapolation import LOG_SINK, built, pairs
 from .prompt import AFFINE, MARGIN, STOPPING, Scaling, doublings_for, step_size, tensor
 from .solver import contraction, few_threads, repeat
@@ -257,7 +257,8 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, InContextEstimator):  # 
         return self
 
     def _beyond(self) -> str:
-        return beyond_reach(len(self._given.rows), 0, pairs=True) if self.method == "ridge" else MEAN
+        far = beyond_reach(len(self._given.rows), self._given.rows.shape[1], pairs=True)
+        return (too_wide(self._given) or far) if self.method == "ridge" else MEAN
 
     def _shape(self) -> tuple[int, int]:
         return self.rows_.shape[1], self.values_.shape[1]

@@ -44,6 +44,10 @@ class LinearModel(MultiOutputMixin, RegressorMixin, InContextEstimator):  # type
         """Whether the fits converged, and what to say if they did not."""
         return all(each.converged for each in fits), ""
 
+    def settled(self) -> None:
+        super().settled()
+        self.certificates_ = tuple(replace(each, remark=self._beyond()) for each in self.certificates_)
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Lay the data out as a prompt and apply the network to it until it has converged."""
         self._check_common()
@@ -83,7 +87,7 @@ def spoken_for(each: Sequence[ConvergenceCertificate], at: int) -> ConvergenceCe
 def _reach(pair: tuple[Solution, ConvergenceCertificate]) -> tuple[bool, float]:
     """How far off weights may be in the units of the data; what is only calibrated comes last."""
     fit, found = pair
-    return found.kind != "certified", found.bound * fit.scaling.y_scale / float(fit.scaling.x_scale.min())
+    return found.kind == "calibrated", found.bound * fit.scaling.y_scale / float(fit.scaling.x_scale.min())
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

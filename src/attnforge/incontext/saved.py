@@ -14,7 +14,7 @@ the numbers in the file (docs/kernel.md).
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,16 @@ from ..certificates.schema import Either, Whole, Word, require
 from ..dtypes import DTYPES, Array
 from ..errors import ArgumentError, AttnforgeError, CertificateError
 from ..kernel.balls import NotProved
-from ..kernel.file import Saved, parse
-from ..kernel.incontext.prove import Distance, prove_estimator
+from ..kernel.file import parse
+from ..kernel.incontext.prove import prove_estimator
 from ..progress import shown
 from ..saving import free_file, write_whole
 from . import prompt
 from .blocks import frozen
 from .certificate import ConvergenceCertificate, kernel_mean
+from .estimator import LARGEST, Given, InContextEstimator, too_wide
 from .generalised import SCALE_CHOICE, HuberRegressor, LogisticRegression, PoissonRegressor
 from .kernel import LARGEST_SUM, KernelRegressor, kernel_network
-from .estimator import Given, InContextEstimator
 from .linear import ElasticNet, Lasso, LinearModel, LinearRegression, Ridge, spoken_for
 from .losses import HUBER, LINEAR, LOGISTIC, LOSSES, POISSON, SOFTMAX, Loss
 from .prompt import Scaling
@@ -50,17 +50,17 @@ CLASSES: dict[str, type[Any]] = {
 OUTSIDE = (prompt.AFFINE, prompt.STOPPING, prompt.SMALLEST_CURVATURE, prompt.LIVE_CURVATURE, prompt.STEP_CHOICE,
            prompt.HELD, SCALE_CHOICE, LARGEST_SUM)  # fmt: skip
 DUAL = ("kernel ridge", "kernel mean")  # what certificates of kernel estimators call their loss
-TENSORS = {
+TENSORS: dict[str, int] = {
     "rows": 2, "labels": 2, "sample weight": 1, "weights": 3, "coefficients": 2, "intercepts": 1, "x mean": 1,
     "x scale": 2, "y mean": 1, "y scale": 1, "scale": 1,
 }  # fmt: skip
 LABEL = Either(bool, float, str)  # of a class
 NUMBER = Either(None, float)  # null is infinity, or what the estimator makes of None
-LARGEST = 512  # columns of a network that is built again: its tables take 64 MB then
 STATED = {
-    "kind": Word("certified", "calibrated"), "rho": float, "depth": Whole(0, 2**53), "distance": NUMBER, "step_error": NUMBER, "growth": NUMBER,
-    "amplification": NUMBER, "residual": NUMBER, "measured": NUMBER, "posterior": NUMBER, "curvature": (NUMBER, NUMBER),
-    "dtype": Word("float32", "float64"), "loss": Word(*LOSSES, *DUAL), "reason": str, "aside": NUMBER, "domain": str,
+    "kind": Word("certified", "analysed", "calibrated"), "rho": float, "depth": Whole(0, 2**53), "distance": NUMBER,
+    "step_error": NUMBER, "growth": NUMBER, "amplification": NUMBER, "residual": NUMBER, "measured": NUMBER,
+    "posterior": NUMBER, "curvature": (NUMBER, NUMBER), "dtype": Word("float32", "float64"),
+    "loss": Word(*LOSSES, *DUAL), "reason": str, "aside": NUMBER, "domain": str,
 }  # fmt: skip
 FIT = {"spectrum": (float, float), "doublings": Whole(0, 64), "step": float, "outside": [Word(*OUTSIDE)]}
 CONFIG = {
@@ -79,7 +79,6 @@ PARAMS: dict[str, Any] = {
 WRONG = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RuntimeError, AttnforgeError)
 
 
-
 def save(est: InContextEstimator, path: str | Path, force: bool = False) -> None:
     """Write a fitted estimator; a file that is there already is refused unless `force`."""
     write_whole(free_file(path, force=force), written(est))
@@ -91,16 +90,19 @@ def written(est: InContextEstimator) -> bytes:
     if CLASSES.get(name) is not type(est):
         raise ArgumentError(f"files are for attnforge's own estimators, {', '.join(CLASSES)}; got {name}")
     tensors = {key: torch.from_numpy(np.ascontiguousarray(a, dtype=np.float64)) for key, a in _tensors(est).items()}
-    if tensors["rows"].shape[1] > LARGEST:
-        raise ArgumentError(f"files are for estimators of up to {LARGEST} columns, got {tensors['rows'].shape[1]}")
+    if too_wide(est._given):
+        raise ArgumentError(too_wide(est._given))
     linear = isinstance(est, LinearModel)
     each = est.certificates_ if linear else (est.certificate_,) * len(est._weights)
     chosen = next((k for k, one in enumerate(_scalings(est)) if one is est.scaling_), 0)
-    header = {"family": FAMILY, "config": _described(est),
-              "certificate": {"each": [_to_json(one) for one in each], "chosen": chosen}}  # fmt: skip
+    config, stated = _described(est), {"each": [_to_json(one) for one in each], "chosen": chosen}
+    header = {"family": FAMILY, "config": config, "certificate": stated}
     try:
-        return storage.written(header, hashed(tensors), tensors)
-    except (TypeError, ValueError) as error:
+        found = storage.written(header, hashed(tensors), tensors)
+        require({"format": 0, "digest": "", **header}, FORM, "the file")
+        _parameters(CLASSES[name], config["params"])
+        return found
+    except (TypeError, ValueError, CertificateError) as error:
         raise ArgumentError(f"a parameter or a label of {name} has no place in a file: {error}") from error
 
 
@@ -156,7 +158,7 @@ def _to_json(certificate: ConvergenceCertificate) -> dict[str, Any]:
 
 
 def _from_json(data: dict[str, Any]) -> ConvergenceCertificate:
-    found = {name: math.inf if data[name] is None else data[name] for name in STATED}
+    found: dict[str, Any] = {name: math.inf if data[name] is None else data[name] for name in STATED}
     low, high = (math.inf if end is None else end for end in data["curvature"])
     return ConvergenceCertificate(**{**found, "curvature": (low, high)})
 
@@ -191,7 +193,7 @@ def _rebuilt(header: dict[str, Any], found: dict[str, Array]) -> InContextEstima
     kind = CLASSES[config["estimator"]]
     est = kind(**_parameters(kind, config["params"]))
     est._check_common()
-    (n, d), (fits, states, unknowns) = found["rows"].shape, found["weights"].shape
+    (n, d), (fits, states, _) = found["rows"].shape, found["weights"].shape
     dual, linear = kind is KernelRegressor, issubclass(kind, LinearModel)
     classes = config["classes"]
     outputs = found["labels"].shape[1]
@@ -257,7 +259,7 @@ def _restore(est: Any, header: dict[str, Any], found: dict[str, Array]) -> None:
     rows, y_scale, states = found["coefficients"], est.scaling_.y_scale, found["weights"].shape[1]
     if isinstance(est, KernelRegressor):
         ridge = est.method == "ridge"
-        if not 0 < config["radius"] < math.inf or est.gamma is not None and not est.gamma > 0 or not est.alpha > 0:
+        if not 0 < config["radius"] < math.inf or (est.gamma is not None and not est.gamma > 0) or not est.alpha > 0:
             raise CertificateError("radius, gamma and alpha are positive")
         est.network_ = kernel_network(est.method, d, outputs, doublings if ridge else 0, dtype)
         est.rows_, est.radius_, est.single_ = est.scaling_.scaled(est._given.rows), config["radius"], config["single"]
@@ -302,32 +304,35 @@ def check(path: str | Path) -> ConvergenceCertificate:
     """
     est, name = load(path), Path(path).name
     each = est.certificates_ if isinstance(est, LinearModel) else (est.certificate_,) * len(est._weights)
-    return proved(est, each, parse(Path(path).read_bytes(), name), name)
+    return proved(est, each, Path(path).read_bytes(), name)
 
 
 def proved(
-    est: InContextEstimator, each: tuple[ConvergenceCertificate, ...], saved: Saved, name: str
+    est: InContextEstimator, each: tuple[ConvergenceCertificate, ...], data: bytes, name: str
 ) -> ConvergenceCertificate:
     """The certificate that speaks for all fits, after the kernel has looked at each of them."""
     if isinstance(est, KernelRegressor) and est.method == "mean":
         scale = float(est.scaling_.x_scale[0])
         found = kernel_mean(est.rows_, est.values_, est.radius_, scale, est.network_.dtype)
+        found = replace(found, remark=est.certificate_.remark)
         if found != est.certificate_:
             raise CertificateError(f"{name}: the file states another bound or domain than can be computed: {found}")
         return est.certificate_
     try:
-        distances = prove_estimator(saved)
+        distances = prove_estimator(parse(data, name))
     except NotProved as error:
         return replace(est.certificate_, remark=str(error))
     most = max(far.most for far in distances)
     for k, (stated, far) in enumerate(zip(each, distances, strict=True)):
         shared = max(other.most for one, other in zip(each, distances, strict=True) if one == stated)
-        if stated.kind == "certified" and not far.most <= min(stated.bound, stated.posterior):
+        if stated.kind != "calibrated" and not far.most <= min(stated.bound, stated.posterior):
             raise CertificateError(
                 f"{name}: fit {k} is stated to be within {min(stated.bound, stated.posterior)!r} of its optimum, but "
                 f"only {far.most!r} can be proved"
             )
         if stated.measured > shared:
-            raise CertificateError(f"{name}: fit {k} is stated to be {stated.measured!r} away, at most {shared!r} is so")
+            raise CertificateError(
+                f"{name}: fit {k} is stated to be {stated.measured!r} away, at most {shared!r} is so"
+            )
     own = replace(est.certificate_, kernel=most)
-    return replace(own, proof="kernel") if own.kind == "certified" else own
+    return own if own.kind == "calibrated" else replace(own, proof="kernel")

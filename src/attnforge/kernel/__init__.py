@@ -15,6 +15,7 @@ on the box, in ball arithmetic. It shares with the rest of the package the file 
     values.py       ranges of all values of the program on a part of the box
     alone/          heads, norms, chains, ramps and fast activations on their own
     plain/          plain transformers and their variants, a part of its own
+    incontext/      fitted estimators, a part of its own
     programs/       token programs, a part of its own
     prove.py        errors from layer to layer, the split tree of the box, the bound
 """

@@ -67,8 +67,8 @@ class Linear:
 class Softmax:
     """sum_i weight_i (log sum_k exp z_ik - z_i,label) + penalties, v the classes' coordinates one after the other.
 
-    Where nothing is penalised the objective does not see what all classes share: half of its square is added, which
-    the minimiser without it, moved to where it is 0, minimises too (lemma K63).
+    The sum does not see what all classes share: half of its square is added, which is 0 at the minimiser where that is
+    penalised, and picks the one at which it is 0 where it is not (lemma K63).
     """
 
     rows: arb_mat
@@ -98,12 +98,12 @@ class Softmax:
 
     def _shared(self, at: Vector) -> Vector:
         width = len(self.penalty)
-        return [sum(at[j::width], ZERO) if p.is_zero() else ZERO for j, p in enumerate(self.penalty)]
+        return [sum(at[j::width], ZERO) for j in range(width)]
 
     def hessian(self, box: Vector) -> arb_mat:
         means, width = self._means(box), len(self.penalty)
         out = [[ZERO] * (self.classes * width) for _ in range(self.classes * width)]
-        common = diagonal([ONE if p.is_zero() else ZERO for p in self.penalty])
+        common = diagonal([ONE] * width)
         for a in range(self.classes):
             for b in range(a + 1):
                 factor = [w * (p * (1 - p) if a == b else -p * q)

@@ -14,11 +14,12 @@ from ...errors import CertificateError
 from ..balls import ONE, ZERO, NotProved, down, up, working
 from ..file import Saved
 from .enclosure import lengths, minimiser, thresholded
-from .objective import LOGISTIC, POISSON, SQUARE, Huber, Linear, Softmax, Stationary, Vector
+from .objective import LOGISTIC, POISSON, Huber, Linear, Softmax, Stationary, Vector
 
 WIDE = 256  # bits: centring may cost 53, the worst Gram matrix that a network is made for 52, its square the same again
 MOST_WORK = 1 << 26  # multiplications of a Hessian and its inverse: half a minute
-MOST_PAIRS = 1 << 19  # of rows, for a kernel between all of them: seconds
+MOST_PAIRS = 1 << 23  # of rows, times their columns, for a kernel between all of them: seconds
+SMALL = 8  # columns that cost as much as one number does by itself
 SOLVED = 256  # rows up to which a kernel's system is solved; beyond, its least eigenvalue is at least the penalty
 WRONG = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, ZeroDivisionError)
 
@@ -45,12 +46,16 @@ def prove_estimator(saved: Saved) -> tuple[Distance, ...]:
             raise CertificateError(f"the file does not hold the data of an estimator: {error!r}") from error
 
 
-def beyond_reach(samples: int, unknowns: int, pairs: bool = False) -> str:
-    """Why a fit of so many samples and unknowns is too much for a proof; empty where it is not."""
-    if pairs and samples * samples > MOST_PAIRS:
-        return f"{samples} rows have {samples * samples:,} pairs, more than the {MOST_PAIRS:,} that the kernel looks at"
-    if not pairs and (samples + unknowns) * unknowns * unknowns > MOST_WORK:
-        return f"{samples} samples of {unknowns} unknowns are more than the kernel looks at"
+def beyond_reach(samples: int, unknowns: int, fits: int = 1, pairs: bool = False) -> str:
+    """Why so many fits of so many samples and unknowns are too much for a proof; empty where they are not.
+
+    `pairs`: a kernel between all rows, of which `unknowns` counts the columns.
+    """
+    work = samples * samples * (unknowns + SMALL) if pairs else fits * (samples + unknowns) * (unknowns + SMALL) ** 2
+    if work > (MOST_PAIRS if pairs else MOST_WORK):
+        return (
+            f"{samples:,} rows and {unknowns:,} {'columns' if pairs else 'unknowns'} are more than the kernel looks at"
+        )
     return ""
 
 
@@ -75,6 +80,10 @@ class _Fit:
         self.rows = tensors["rows"].rows()
         self.samples, self.width = tensors["rows"].shape
         self.count, self.states, self.unknowns = tensors["weights"].shape
+        pairs = self.name == KERNEL
+        why = beyond_reach(self.samples, self.width if pairs else self.unknowns * self.states, self.count, pairs)
+        if why:
+            raise NotProved(why)
         self.labels = _exact(tensors["labels"].rows(), self.samples)
         self.sample_weight = [arb(w) for w in tensors["sample weight"].numbers]
         if len(self.sample_weight) != self.samples or any(w < 0 for w in self.sample_weight):
@@ -84,18 +93,16 @@ class _Fit:
         self.coefficients, self.intercepts = tensors["coefficients"].rows(), tensors["intercepts"].rows()
         self.mean, self.scale = tensors["x mean"].rows(), tensors["x scale"].rows()
         self.unit, self.label_mean = tensors["y scale"].rows(), tensors["y mean"].rows()
+        self.matrix: arb_mat | None = None  # of a kernel between all rows, the same for all fits
         self.label_scale = arb(tensors["scale"].numbers[0])
         self.intercept = bool(self.params.get("fit_intercept", False))
         if any(not s > 0 for s in (*self.unit, *(s for row in self.scale for s in row))):
             raise CertificateError("scales are positive")
-        why = beyond_reach(self.samples, self.unknowns * self.states, self.name == KERNEL)
-        if why:
-            raise NotProved(why)
 
     def number(self, name: str) -> arb:
         """A parameter, exactly."""
         value = self.params[name]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
             raise CertificateError(f"{name} must be a number that is not negative, got {value!r}")
         return arb(value)
 
@@ -165,7 +172,9 @@ class _Fit:
 
 def _least_squares(fit: _Fit, k: int) -> Distance:
     alpha = fit.params.get("alpha", 0.0)
-    strength = arb(alpha[k]) if isinstance(alpha, list) else arb(0) if "alpha" not in fit.params else fit.number("alpha")
+    strength = (
+        arb(alpha[k]) if isinstance(alpha, list) else arb(0) if "alpha" not in fit.params else fit.number("alpha")
+    )
     if strength < 0:
         raise CertificateError("alpha is not negative")
     problem, mean, label = fit.squares(k, strength)
@@ -212,7 +221,9 @@ def _poisson(fit: _Fit, k: int) -> Distance:
     unit, mean = arb(fit.unit[k]), fit.given()
     offset = ZERO if fit.intercept else -unit.log()
     penalty = fit.penalties(k, fit.total * fit.number("alpha") / unit)
-    problem = Linear(fit.moved(k, mean), [row[0] / unit for row in fit.labels], fit.sample_weight, penalty, POISSON, offset)
+    problem = Linear(
+        fit.moved(k, mean), [row[0] / unit for row in fit.labels], fit.sample_weight, penalty, POISSON, offset
+    )
     return fit.stated(k, [minimiser(problem, fit.at(k)) + fit.pinned(k, offset)], mean, [unit.log()])
 
 
@@ -230,19 +241,21 @@ def _huber(fit: _Fit, k: int) -> Distance:
 
 
 def _kernel_ridge(fit: _Fit, k: int) -> Distance:
-    """Dual weights: (K + alpha) a = y, K_ij = exp(-gamma |x_i - x_j|^2) positive semidefinite (lemma K65)."""
+    """Dual weights: (K + alpha) a = y with K_ij = exp(-gamma |x_i - x_j|^2) positive semidefinite (lemma K65)."""
     if fit.params["method"] != "ridge":
         raise NotProved("a mean has no weights: what its network computes, the kernel does not look at")
     alpha, gamma = fit.number("alpha"), arb(1 / fit.width) if fit.params["gamma"] is None else fit.number("gamma")
-    n, unit = fit.samples, arb(fit.unit[k])
-    points = [[arb(x) for x in row] for row in fit.rows]
-    table = [[ZERO] * n for _ in range(n)]
-    for i in range(n):
-        table[i][i] = ONE + alpha
-        for j in range(i):
-            apart = sum([(a - b) ** 2 for a, b in zip(points[i], points[j], strict=True)], ZERO)
-            table[i][j] = table[j][i] = (-gamma * apart).exp()
-    matrix, at = arb_mat(table), [arb(w) for w in fit.weights[k][0]]
+    n, unit, at = fit.samples, arb(fit.unit[k]), [arb(w) for w in fit.weights[k][0]]
+    if fit.matrix is None:
+        points = [[arb(x) for x in row] for row in fit.rows]
+        table = [[ZERO] * n for _ in range(n)]
+        for i in range(n):
+            table[i][i] = ONE + alpha
+            for j in range(i):
+                apart = sum([(a - b) ** 2 for a, b in zip(points[i], points[j], strict=True)], ZERO)
+                table[i][j] = table[j][i] = (-gamma * apart).exp()
+        fit.matrix = arb_mat(table)
+    matrix = fit.matrix
     rest = [row[k] / unit - s for row, s in zip(fit.labels, (matrix * arb_mat(n, 1, at)).entries(), strict=True)]
     stored = [arb(c) / unit for c in fit.coefficients[k]]
     if n <= SOLVED:
