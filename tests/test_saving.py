@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,6 +107,8 @@ def commands(folder: Path) -> dict[str, list[object]]:
         "out.parquet": ["run", *saved, "-i", folder / "points.csv", "-o", folder / "out.parquet"],
         "net.onnx": ["export", *saved, "--to", "onnx", "--no-verify", "-o", folder / "net.onnx"],
         "head.svg": [*head, "--plot", folder / "head.svg"],
+        "program.safetensors": ["rasp", "reverse", "--length", "4", "-o", folder / "program.safetensors"],
+        "out.txt": ["run", folder / "program.safetensors", *["abba"] * 5, "-o", folder / "out.txt"],
     }
 
 
@@ -131,6 +134,70 @@ def test_a_name_that_cannot_be_written_is_wrong_use(tmp_path: Path) -> None:
     assert code == 2 and "does not exist" in text
 
 
+def test_names_that_lead_nowhere_are_refused_before_the_work(
+    tmp_path: Path, net: CompiledNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, dangling, file = tmp_path / "loop.html", tmp_path / "dangling", tmp_path / "file"
+    loop.symlink_to(loop)
+    dangling.symlink_to(tmp_path / "nothing")
+    file.write_text("mine")
+    odd: Any = (b"net.html", None, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr("attnforge.report.html.Page.html", None)  # no page is drawn for a name that cannot be
+        refused = {loop: "leads back to itself", "a\0.html": "expected the name"}
+        refused |= dict.fromkeys((file / "a.html", file / "b" / "a.html"), "file' is a file, not a folder")
+        for path, words in refused.items():
+            with pytest.raises(af.ArgumentError, match=words):
+                net.report(path)
+    for path in odd:
+        with pytest.raises(af.ArgumentError, match="expected the name of a file or folder"):
+            net.save(path)
+    for write in (storage.prepare, lambda folder: af.export.to_hf(net, folder, verify=False)):
+        with pytest.raises(af.ArgumentError, match="is a link to nothing"):
+            write(dangling)
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != closed)  # tests may run as root
+    with pytest.raises(af.ArgumentError, match="closed' may not be written"):
+        net.save(closed / "net.safetensors")
+    assert contents(tmp_path) == {"file": b"mine"}
+
+
+def test_a_folder_for_others_is_whole_or_not_there(
+    tmp_path: Path, net: CompiledNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "model"
+
+    def full(path: Path, data: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("attnforge.export.hf.folder.write_whole", full)  # the card comes last
+        with pytest.raises(OSError, match=str(target)):
+            af.export.to_hf(net, target, verify=False)
+    assert not list(tmp_path.iterdir())
+    (target / "README.md").mkdir(parents=True)
+    with pytest.raises(OSError, match=r"'README.md' is a folder, where a file belongs: '.*model'"):
+        af.export.to_hf(net, target, verify=False, force=True)
+    assert not contents(tmp_path), "no file of it has moved"
+
+
+@pytest.mark.parametrize("kind", ["catalogue", "pack", "lab"])
+def test_what_a_full_disk_stops_goes_on_later(tmp_path: Path, kind: str) -> None:
+    from attnforge.catalogue.build import _opened as catalogue
+    from attnforge.lab.store import Store
+    from attnforge.verification.folder import _opened as pack
+
+    openers: dict[str, Callable[[Path], object]] = {
+        "catalogue": lambda path: catalogue(path, 0), "pack": lambda path: pack(path, {"seed": 0}), "lab": Store.create,
+    }  # fmt: skip
+    with pytest.raises(OSError, match=str(tmp_path / "new")) as told, full_disk(2):
+        openers[kind](tmp_path / "new")
+    assert told.value.errno == errno.EFBIG and not isinstance(told.value, af.AttnforgeError), "nobody's mistake"
+    openers[kind](tmp_path / "new")
+    assert contents(tmp_path / "new")
+
+
 def test_links_devices_and_modes_stay(tmp_path: Path) -> None:
     real, link = tmp_path / "real", tmp_path / "link"
     write_whole(real, "old")
@@ -138,6 +205,8 @@ def test_links_devices_and_modes_stay(tmp_path: Path) -> None:
     link.symlink_to(real)
     assert write_whole(link, b"new") == link
     assert link.is_symlink() and real.read_text() == "new" and real.stat().st_mode & 0o777 == 0o600
+    long = tmp_path / ("\U0001f600" * 60)  # of four bytes each: a name may have 255
+    assert write_whole(long, "short").read_text() == "short"
     write_whole("/dev/null", "away")
     assert not Path("/dev/null").is_file()
     fresh = tmp_path / "fresh"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -13,6 +14,10 @@ from pathlib import Path
 
 from .errors import ArgumentError
 
+# What the system says of names that were mistyped, or that are not the user's to write; all else is the machine's.
+MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+SHOWN = 32  # characters of its name that a half-written file has: of four bytes each, half of what a name may take
+
 
 def free_file(path: str | Path, suffixes: str | Sequence[str] = (), force: bool = False, make: bool = False) -> Path:
     """A path that may be written: right ending, nothing there unless `force`, in a folder that exists or, with `make`,
@@ -22,7 +27,7 @@ def free_file(path: str | Path, suffixes: str | Sequence[str] = (), force: bool 
     Traceback (most recent call last):
     attnforge.errors.ArgumentError: expected a file name that ends with .onnx, got 'net.txt'
     """
-    target, known = Path(path), (suffixes,) if isinstance(suffixes, str) else tuple(suffixes)
+    target, known = _named(path), (suffixes,) if isinstance(suffixes, str) else tuple(suffixes)
     if known and target.suffix.lower() not in known:
         raise ArgumentError(f"expected a file name that ends with {', '.join(known)}, got '{target}'")
     if target.is_dir():
@@ -33,17 +38,36 @@ def free_file(path: str | Path, suffixes: str | Sequence[str] = (), force: bool 
 
 def free_folder(path: str | Path, force: bool = False, make: bool = False) -> Path:
     """A folder that may be written: empty or not there yet, unless `force`; with `make`, those above it are made."""
-    target = Path(path)
+    target = _named(path)
     if target.exists() and not target.is_dir():
         raise ArgumentError(f"'{target}' is a file; expected a folder")
+    if target.is_symlink() and not target.exists():
+        raise ArgumentError(f"'{target}' is a link to nothing; expected a folder")
     if not (target.is_dir() and not any(target.iterdir())):
         _refuse(target, force, make)
     return target
 
 
+def _named(path: str | Path) -> Path:
+    """A path as the system can take it: text without its end inside, and no link that leads back to itself."""
+    if not isinstance(path, str | Path) or "\0" in str(path):
+        raise ArgumentError(f"expected the name of a file or folder, as text or a Path, got {path!r}")
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ArgumentError(f"'{path}' is a link that leads back to itself") from error
+    return Path(path)
+
+
 def _refuse(target: Path, force: bool, make: bool = False) -> None:
     if (target.is_file() or target.is_dir()) and not force:
         raise ArgumentError(f"'{target}' is there already; force=True overwrites it")
+    above = next(folder for folder in target.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise ArgumentError(f"cannot write '{target}': '{above}' is a file, not a folder")
+    if not os.access(above, os.W_OK) and (target.is_file() or target.is_dir() or not target.exists()):
+        raise ArgumentError(f"cannot write '{target}': the folder '{above}' may not be written")
     if not make and not target.parent.is_dir():
         raise ArgumentError(f"cannot write '{target}': the folder '{target.parent}' does not exist")
 
@@ -59,7 +83,7 @@ def write_whole(path: str | Path, data: bytes | str) -> Path:
             target.write_bytes(data.encode() if isinstance(data, str) else data)
         return target
     place = target.resolve()  # where a link points to: the link stays
-    partial = place.with_name(f".{place.name[:64]}.{secrets.token_hex(4)}.part")
+    partial = place.with_name(f".{place.name[:SHOWN]}.{secrets.token_hex(4)}.part")
     with _naming(target):
         try:
             with partial.open("xb") as file:
@@ -84,17 +108,22 @@ def whole_folder(path: str | Path, last: str = "") -> Iterator[Path]:
     target = Path(path)
     with _naming(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        staged = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name[:64]}.", suffix=".part"))
+        held = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name[:SHOWN]}.", suffix=".part"))
         try:
+            staged = held / target.name  # what is said of it while it is here names the folder that was asked for
+            staged.mkdir()
             yield staged
             made = [file.relative_to(staged) for file in sorted(staged.rglob("*")) if file.is_file()]
+            for name in made:  # found out before the first of them moves
+                if (target / name).is_dir():
+                    raise IsADirectoryError(errno.EISDIR, f"its '{name}' is a folder, where a file belongs")
             if last:
                 (target / last).unlink(missing_ok=True)  # half a folder is not taken for a whole one
             for name in sorted(made, key=lambda name: name == Path(last)):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(staged / name, target / name)
         finally:
-            shutil.rmtree(staged, ignore_errors=True)
+            shutil.rmtree(held, ignore_errors=True)
 
 
 @contextmanager

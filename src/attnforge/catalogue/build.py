@@ -34,7 +34,7 @@ from ..lab.engine import parallel
 from ..lab.machine import reproducible
 from ..rasp.network.compiled import CompiledProgram
 from ..rasp.network.data import value_json
-from ..saving import whole_folder, write_whole
+from ..saving import MISTAKES, whole_folder, write_whole
 from .page import index_page, model_page
 from .recipes import Recipe, described, model, recipes
 
@@ -104,12 +104,14 @@ def _opened(folder: Path, seed: int) -> Path:
                     f"'{folder}' holds a catalogue of version {found.get('version')} and seed {found.get('seed')}, not "
                     f"of version {VERSION} and seed {seed}: name another folder"
                 )
+        folder.mkdir(parents=True, exist_ok=True)
+        # First: what a full disk stops here goes on later.
+        write_whole(folder / MARKER, json.dumps({"version": VERSION, "seed": seed}) + "\n")
         for part in ("models", "answers"):
             (folder / part).mkdir(parents=True, exist_ok=True)
             for left in (folder / part).glob(".m[0-9]*.part"):  # of a run that was killed
                 shutil.rmtree(left)
-        write_whole(folder / MARKER, json.dumps({"version": VERSION, "seed": seed}) + "\n")
-    except OSError as error:
+    except MISTAKES as error:
         raise ArgumentError(
             f"cannot write a catalogue to '{folder}': {error.strerror or error}; name a folder that can be written"
         ) from error

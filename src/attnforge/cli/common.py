@@ -26,7 +26,7 @@ from typer.core import TyperCommand, TyperGroup
 from ..errors import ArgumentError, AttnforgeError, CertificateError, PurityError, closest
 from ..extras import require
 from ..progress import stages
-from ..saving import free_file
+from ..saving import MISTAKES, free_file
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 # Exit codes: a check, or the machine (a full disk), failed; the command was used wrongly; the user interrupted it (128
 # + SIGINT, as shells count).
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
-# What the system says of names that were mistyped, or that are not the user's to write.
-MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 # typer brings click along under different names in different versions; its own exceptions lead to it in all of them.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 CommandError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -379,6 +377,8 @@ def existing(file: Path) -> Path:
     if file.is_dir():
         raise ArgumentError(f"'{file}' is a folder: expected a file")
     if not file.is_file():
+        if file.exists():
+            raise ArgumentError(f"'{file}' is a pipe or a device: expected a file, which can be read more than once")
         beside = (p.name for p in file.parent.iterdir() if p.is_file()) if file.parent.is_dir() else ()
         raise ArgumentError(f"there is no file '{file}'{closest(file.name, beside)}")
     return file

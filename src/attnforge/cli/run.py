@@ -247,7 +247,7 @@ def _run_program(net: TokenNetwork, sequences: list[str], lines: Path | None, ou
     if output == PIPE:
         say("\n".join(found))
     else:
-        output.write_text("\n".join(found) + "\n", encoding="utf-8", newline="\n")
+        write_whole(output, "\n".join(found) + "\n")
         say(f"wrote {output}, {len(found):,} sequences")
 
 

@@ -35,7 +35,7 @@ from ..errors import ArgumentError, CertificateError
 from ..extras import transformers_without_bars
 from ..functions.registry import parse
 from ..heads.build import computes
-from ..saving import file_hash, whole_folder
+from ..saving import file_hash, free_folder, whole_folder
 from .build import scale_of
 from .find import jump_of, norm_of, recognise
 from .folder import model_class, read_config
@@ -213,9 +213,7 @@ MAX_DESCRIPTION = 64 << 20  # bytes of JSON that we are willing to read: more th
 
 def prepare(folder: str | Path, force: bool = False) -> Path:
     """The folder to write to: new, empty, or (with `force`) one that holds a converted model already."""
-    path = Path(folder)
-    if path.exists() and not path.is_dir():
-        raise ArgumentError(f"'{folder}' is a file: expected the name of a folder that can be made")
+    path = free_folder(folder, force=True, make=True)
     if not path.is_dir() or not any(path.iterdir()):
         return path
     if not (path / DESCRIPTION).is_file():

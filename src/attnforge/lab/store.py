@@ -15,7 +15,7 @@ from pathlib import Path
 from ..charts import drawing
 from ..charts.chart import Figure
 from ..errors import ArgumentError, AttnforgeError
-from ..saving import write_whole
+from ..saving import MISTAKES, write_whole
 from . import experiment as registry
 from .experiment import VERDICTS, Cell, Experiment, Finding, Record
 
@@ -71,7 +71,7 @@ class Store:
                 )
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / MARKER, _MARKED)
-        except OSError as error:
+        except MISTAKES as error:
             raise ArgumentError(
                 f"cannot write results to '{folder}': {error.strerror or error}; name a folder that can be written"
             ) from error

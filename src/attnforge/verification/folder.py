@@ -34,7 +34,7 @@ from ..errors import ArgumentError, AttnforgeError, CertificateError, PrecisionE
 from ..extras import require
 from ..progress import stages
 from ..rasp.network.compiled import CompiledProgram
-from ..saving import file_hash, write_whole
+from ..saving import MISTAKES, file_hash, write_whole
 from ..threads import one_thread
 from . import programs
 from .graph import StoredGraph, model, of_model
@@ -185,10 +185,12 @@ def _opened(root: Path, settings: dict[str, Any]) -> Path:
                 told = ", ".join(f"{key} {found[key]}" for key in settings if found.get(key) != settings[key])
                 raise ArgumentError(f"'{root}' holds a pack with {told}: give the same again to go on with it, "
                                     "or choose another folder")  # fmt: skip
-        for folder in FOLDERS:
-            (root / folder).mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
+        # First: what a full disk stops here goes on later.
         write_whole(root / SETTINGS, json.dumps(settings, sort_keys=True) + "\n")
-    except OSError as error:
+        for folder in FOLDERS:
+            (root / folder).mkdir(exist_ok=True)
+    except MISTAKES as error:
         raise ArgumentError(
             f"cannot write a pack to '{root}': {error.strerror or error}; choose a folder that can be written"
         ) from error

@@ -189,10 +189,10 @@ def to_hf(
             }
             with whole_folder(target) as staged:
                 AttnforgeModel(AttnforgeConfig(**described, dtype=plain.dtype), plain).save_pretrained(staged)
-        done = Artefact("hf", target).verified(net, verify)
-        step("the model card")
-        _write_card(net, plain, target, done.verification)
-    return done
+                found = Artefact("hf", staged).verified(net, verify).verification
+                step("the model card")
+                _write_card(net, plain, staged, target.name, found)
+    return Artefact("hf", target, found)
 
 
 def load_hf(folder: str | Path) -> AttnforgeModel:
@@ -231,7 +231,10 @@ def _refuse_strange(source: Path) -> None:
         raise CertificateError(f"'{source}' holds a model of the type {kind!r}, not 'attnforge'")
 
 
-def _write_card(net: CertifiedModule, plain: PlainTransformer, target: Path, found: Verification | None) -> None:
+def _write_card(
+    net: CertifiedModule, plain: PlainTransformer, folder: Path, name: str, found: Verification | None
+) -> None:
+    """The card and its picture, in `folder`, of an export that will be called `name`."""
     size = plain.size
     figures = {
         "layers": size.layers,
@@ -245,9 +248,9 @@ def _write_card(net: CertifiedModule, plain: PlainTransformer, target: Path, fou
         "largest |logit|": f"{size.largest_logit:.3g}",
         "largest |activation|": f"{size.largest_activation:.3g}",
     }
-    picture = draw(net, target / FIGURE)
-    text = card(plain, figures, found, _loading(plain, target.name), picture)
-    write_whole(target / "README.md", text)
+    picture = draw(net, folder / FIGURE)
+    text = card(plain, figures, found, _loading(plain, name), picture)
+    write_whole(folder / "README.md", text)
 
 
 def _loading(plain: PlainTransformer, folder: str) -> str:
