@@ -384,3 +384,15 @@ def test_a_head_whose_interval_leaves_the_domain_is_bounded_where_it_is_used(tmp
     assert math.isclose(sum(term.value for term in net.certificate.terms), net.certificate.bound, rel_tol=1e-12)
     net.save(tmp_path / "root.attn")
     assert af.check(tmp_path / "root.attn").bound <= 1e-3
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_reaches_beyond_its_intervals_is_certified_as_often_as_asked(bits: int, tmp_path: Path) -> None:
+    """Rounding moves arguments out of the intervals of heads: the bound that was found once is found again."""
+    net = af.quantise(af.compile("sin(x)*y", af.Box(x=(-1, 1), y=(0.5, 2)), eps=1e-2), bits).network
+    net.save(tmp_path / "few.safetensors")
+    again = af.load(tmp_path / "few.safetensors")
+    bounds = {af.check(tmp_path / "few.safetensors").bound, af.certify(again).bound, af.certify(again).bound, net.bound}
+    assert bounds == {net.bound} and again.measure(500).worst <= net.bound
+    plain = af.export.to_plain(again)
+    assert net.bound <= plain.bound <= 1.01 * net.bound

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..arguments import counted, number, whole
 from ..box import Box
-from ..certificates.certificate import Certificate, Term, total, weights_hash
+from ..certificates.certificate import Certificate, Term, total
 from ..certificates.certified import CertifiedModule
 from ..certificates.rounding import assumptions
 from ..certificates.schema import BOX, MOST_TOKENS, Whole
@@ -174,12 +174,18 @@ class CompiledNetwork(CertifiedModule):
         """The stored layers, for the error analysis."""
         return StoredLayers(self.layout, self.network, self.constants, self.dtype, stretch)
 
-    def analyse(self, effort: int = EFFORT) -> tuple[Propagation, NetworkBound]:
-        """The error analysis of the present weights, and the bound it gives."""
-        for stretch in STRETCHES:  # trained weights may push arguments out of the intervals their heads were built for
+    def analyse(
+        self, effort: int = EFFORT, stretches: Sequence[float] = STRETCHES
+    ) -> tuple[Propagation, NetworkBound]:
+        """The error analysis of the present weights, and the bound it gives.
+
+        Weights that were trained or rounded may push arguments out of the intervals that their heads were built for;
+        where that leaves no bound, intervals larger by each of `stretches` are tried.
+        """
+        for stretch in stretches:
             propagation = Propagation(self.reading(stretch))
             found = network_bound(propagation, self.eps, self.rtol, effort, self.grid)
-            if math.isfinite(found.bound) or not self._trained():
+            if math.isfinite(found.bound):
                 break
         return propagation, found
 
@@ -192,10 +198,6 @@ class CompiledNetwork(CertifiedModule):
         1.5
         """
         return lipschitz(self.analyse()[0], effort)
-
-    def _trained(self) -> bool:
-        """Whether the weights have changed since a certificate was last attached."""
-        return self._certificate is not None and self._certificate.weights != weights_hash(self)
 
     def certificate_of(self, propagation: Propagation, found: NetworkBound) -> Certificate:
         """An analysis as a certificate."""

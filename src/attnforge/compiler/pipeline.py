@@ -276,7 +276,7 @@ def attempt(problem: Problem, task: Task, say: Say) -> Attempt:
         return Attempt(net, None, NetworkBound(math.inf, math.inf, np.zeros(len(layout.sites) + 1), middle, middle, 0))
     say("certify")
     with np.errstate(over="ignore", invalid="ignore"):
-        return Attempt(net, *net.analyse())
+        return Attempt(net, *net.analyse(stretches=(0.0,)))  # what does not fit is planned again
 
 
 def ways(target: Any, boxes: tuple[Box, ...]) -> list[Way]:

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from ...certificates.certificate import Certificate
 from ...certificates.certified import CertifiedModule
 from ...certificates.rounding import gamma, up
-from ...compiler.compiled import CompiledNetwork
+from ...compiler.compiled import STRETCHES, CompiledNetwork
 from ...compiler.course import Course, Errors
 from ...compiler.layout import Layout, Step
 from ...compiler.propagation import EFFORT, Propagation, Reading, network_bound, outward_cells, roundings
@@ -60,8 +60,6 @@ from .source import Source, compiled_source, program_source
 from .spec import FLAG, PlainSpec
 from .stream import AGAIN, HeadTables, Stream, dtype_of, folded, read
 
-#: How far beyond their intervals heads are bounded, as a share of these: folded arguments leave them by a little more.
-STRETCHES = (0.0, 0.02)
 EXPLICIT = "torch.nn.MultiheadAttention with need_weights=True: an explicit softmax"
 
 
