@@ -52,6 +52,8 @@ def test_every_kind_of_input_is_the_same_point(net: CompiledNetwork) -> None:
     wanted = net(points)
     columns = {"x": [0.5, 0.25], "y": [1.0, 1.5]}
     frame = pd.DataFrame({"label": ["a", "b"], "y": columns["y"], "x": columns["x"]})
+    assert torch.equal(net(frame[["y", "x"]].iloc[0]), wanted[0]), "a row of a frame goes by its names, too"
+    assert torch.equal(net(pd.Series([0.5, 1.0])), wanted[0])
     for given in (points.tolist(), points.numpy(), points.float().numpy(), frame, columns):
         assert torch.equal(net(given), wanted)
         assert np.array_equal(net.predict(given), wanted.detach().numpy())
@@ -61,6 +63,9 @@ def test_every_kind_of_input_is_the_same_point(net: CompiledNetwork) -> None:
     head = af.AnchorHead.fit("sin", -3, 3, eps=1e-2)
     assert torch.equal(head(y=[0.5]), head(torch.tensor([0.5])))
     assert head.predict(np.array([0.5])).dtype == np.float32
+    assert torch.equal(head(pd.Series([0.5], index=["first"])), head(torch.tensor([0.5])))
+    unnamed = af.compile(lambda x: x.sum(-1), af.Box.cube(-1, 1, shape=3), eps=1e-2)
+    assert torch.equal(unnamed(pd.DataFrame([[0.1, 0.2, 0.3]])), unnamed([[0.1, 0.2, 0.3]]))
 
 
 @pytest.mark.parametrize(
@@ -74,6 +79,10 @@ def test_every_kind_of_input_is_the_same_point(net: CompiledNetwork) -> None:
         (lambda net: net(x=np.zeros(3), y=np.zeros(4)), r"shapes that broadcast, got x \(3,\), y \(4,\)"),
         (lambda net: net([0.5, 1.0], x=0.5, y=1.0), "by name or by place, not both"),
         (lambda net: net(pd.DataFrame({"x": [0.5], "z": [1.0]})), "there is no column 'y'; the network takes"),
+        (lambda net: net(pd.Series({"x": 0.5, "z": 1.0})), "there is no column 'y'; the network takes"),
+        (lambda net: net(pd.DataFrame([[0.5, 0.1, 1.0]], columns=["x", "x", "y"])), "'x' is there more than once"),
+        (lambda net: net(np.ma.array([[0.5, 1.0]], mask=[[True, False]])), "some of its entries are masked"),
+        (lambda net: net(torch.ones(1, 2, dtype=torch.float64).to_sparse()), r"sparse .*use x.to_dense\(\)"),
     ],
 )  # fmt: skip
 def test_wrong_inputs_are_told_in_words(net: CompiledNetwork, call: Callable[[Any], Any], words: str) -> None:

@@ -275,6 +275,8 @@ class CertifiedModule(nn.Module):
                 f"convert the input (x.to({self.dtype}), or net.predict(x))"
                 + (f", or build with dtype={x.dtype}" if x.dtype in SHIPPED else "")
             )
+        if x.layout != torch.strided:
+            raise ArgumentError(f"'{name}' is sparse ({x.layout}); use x.to_dense()")
         refuse_reduced_precision(x)
         if x.device.type != "cpu" and self._ulps < EXP_ULPS:
             raise PrecisionError(
@@ -465,10 +467,13 @@ def tensors(
     Tensors stay as they are; numbers, lists and arrays are rounded to the dtype. Columns of a data frame, entries of a
     dict and keyword arguments go by `names`: as the last dimension of one tensor where `stacked`, else one tensor each.
     """
-    if not named and len(inputs) == 1 and _is_frame(inputs[0]):
+    columns = _columns(inputs[0], names) if len(inputs) == 1 and not named else None
+    if columns is not None:
         frame = inputs[0]
-        columns = list(frame) if isinstance(frame, Mapping) else [str(c) for c in frame.columns]
         named, inputs = {name: frame[name] for name in (names or columns) if name in columns}, ()
+        twice = [name for name in named if columns.count(name) > 1]
+        if twice:
+            raise ArgumentError(f"the column '{twice[0]}' is there more than once: which one is meant?")
         if names is not None and len(named) < len(names):
             missing = [name for name in names if name not in named]
             raise ArgumentError(
@@ -496,15 +501,25 @@ def tensors(
         raise ArgumentError(f"the inputs must have one shape, or shapes that broadcast, got {shapes}") from error
 
 
-def _is_frame(x: object) -> bool:
-    """Whether an argument holds columns by name."""
-    return isinstance(x, Mapping) or (hasattr(x, "columns") and hasattr(x, "to_numpy"))
+def _columns(x: Any, names: Sequence[str] | None) -> list[str] | None:
+    """The names that an argument has for what it holds: those of a dict, of a data frame, and of a row of one where
+    there are several to tell apart; None where it goes by place."""
+    if isinstance(x, Mapping):
+        return list(x)
+    if names is None or not hasattr(x, "to_numpy"):
+        return None
+    if hasattr(x, "columns"):
+        return [str(name) for name in x.columns]
+    entries = list(getattr(x, "index", ())) if len(names) > 1 else []
+    return entries if entries and all(isinstance(name, str) for name in entries) else None
 
 
 def _tensor(name: str, x: Any, like: Tensor) -> Tensor:
     if isinstance(x, Tensor):
         return x
     try:
+        if np.ma.is_masked(x):
+            raise TypeError("some of its entries are masked")
         array = np.asarray(x)
         if array.dtype.kind not in "fiu":
             raise TypeError(f"it holds {array.dtype}")
