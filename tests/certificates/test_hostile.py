@@ -149,6 +149,15 @@ def test_sizes_that_no_file_needs(hosts: dict[str, Any], tmp_path: Path, name: s
     assert tried(written(tmp_path / "large.safetensors", header, tensors, weights)) == "refused"
 
 
+def test_a_head_that_has_no_tensors(tmp_path: Path) -> None:
+    made = ChainHead.fit("elu", -3, 3, eps=1e-2)
+    made.save(tmp_path / "chain.safetensors")
+    header, tensors = storage.read(tmp_path / "chain.safetensors")
+    for name in list(header["config"]["heads"]):
+        header["config"]["heads"][f"more {name}"] = header["config"]["heads"][name]
+    assert tried(written(tmp_path / "more.safetensors", header, tensors, weights_hash(made))) == "refused"
+
+
 def test_less_is_not_allowed_the_exponential(hosts: dict[str, Any], tmp_path: Path) -> None:
     """A file says for which arithmetic its bound holds, and cannot say that exponentials are exact."""
     header, tensors, weights = hosts["anchor"]

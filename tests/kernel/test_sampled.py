@@ -317,3 +317,14 @@ def test_a_stated_hypothesis_is_checked(tmp_path: Path) -> None:
     file.write_bytes(storage.written(header, weights_hash(net), net.state_dict()))
     with pytest.raises(CertificateError, match="other functions"):
         af.check(file)
+
+
+@pytest.mark.parametrize("name", ["softmax, tokens", "cells, causal", "grid"])
+def test_a_header_that_is_nested_too_deep_is_refused(name: str) -> None:
+    saved = parse(BUILT[name](torch.float32).written())
+    nested: Any = 0.0
+    for _ in range(900):
+        nested = [nested]
+    path = ["about", "box", "lower"] if name == "grid" else ["box", "lower"]
+    with pytest.raises(CertificateError):
+        prove(_changed(saved, path, nested), {})

@@ -42,7 +42,7 @@ from .schema import require
 #: What a description that fits its form but makes no sense may raise on the way to a network, or to its bound.
 WRONG = (
     *(AttnforgeError, ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError),
-    *(RuntimeError, TypeError, ValueError),
+    *(RuntimeError, StopIteration, TypeError, ValueError),
 )
 #: Where the classes of families are defined that a file may name before anyone has loaded them: family -> module.
 HOMES: dict[str, str] = {}

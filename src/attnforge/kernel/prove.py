@@ -60,6 +60,13 @@ def prove(saved: Saved, chosen: Any = None) -> Proof:
 
     `chosen` is a derivation as JSON; without one, the file's own is taken.
     """
+    try:
+        return _proved(saved, chosen)
+    except RecursionError as error:
+        raise CertificateError("the file is nested too deep for anything that it describes") from error
+
+
+def _proved(saved: Saved, chosen: Any) -> Proof:
     with working():
         given = saved.header.get("derivation") if chosen is None else chosen
         saved = unfolded(straightened(saved))
