@@ -161,6 +161,9 @@ def set_to(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("unsat", set_to("bound", 1e-12), "different bounds"), ("sat", set_to("dtype", "float64"), "different bounds"),
         ("sat", set_to("multiple", 7.0), "in bounds"), ("unsat", set_to("margin", -1.0), "above 0"),
         ("sat", set_to("witness", None), "witness"), ("sat", set_to("witness", [1e9] * 3), "outside"),
+        ("sat", set_to("inputs", 7), "inputs"), ("unsat", set_to("outputs", 7), "outputs"),
+        ("sat", set_to("enclosed", None), "enclosed"),
+        ("sat", lambda line: line["enclosed"][0].__setitem__(0, line["enclosed"][0][1]), "enclosed"),
         ("sat", lambda line: line["witness"].__setitem__(0, line["witness"][0] + 1e-12), "outside|numbers of float32"),
     ],
 )  # fmt: skip
@@ -173,6 +176,7 @@ def test_mutants_of_labels_are_refused(copy: Path, label: str, change: Any, want
     [
         ("name", "../x"), ("name", 7), ("margin", "much"), ("margin", 10**400), ("colour", "red"), ("witness", [True]),
         ("witness", {"x": 1}), ("bound", 0.0), ("sha256", []), ("label", "yes"),
+        ("enclosed", [[0.0]]), ("enclosed", [[0.0, "1"]]),
     ],
     ids=lambda x: str(x)[:10],
 )  # fmt: skip

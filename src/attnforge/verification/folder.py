@@ -351,6 +351,9 @@ def _instance(given: Any) -> Instance:
     if NAME.fullmatch(found.name) is None or found.label not in ("sat", "unsat"):
         raise ValueError(f"{found.name!r} with the label {found.label!r}")
     least = 0.0 if found.name.startswith("program_") else math.ulp(0.0)
+    for pair in found.enclosed or []:
+        first, last = pair
+        numbers += [first, last]
     if not all(map(is_number, numbers)) or not found.bound >= least or not isinstance(found.sha256, dict):
         raise ValueError("its numbers are not finite, or its bound is not above 0")
     return found
@@ -414,6 +417,8 @@ def _check_label(
     low, high = [-math.inf] * graph.inputs, [math.inf] * graph.inputs
     if isinstance(net, CompiledNetwork):
         low, high = (end.numpy().reshape(-1).tolist() for end in (net.box.lower, net.box.upper))
+    if (instance.inputs, instance.outputs) != (graph.inputs, graph.outputs):
+        raise CertificateError(f"{instance.name}: the graph has {graph.inputs} inputs and {graph.outputs} outputs")
     if len(claim.low) != len(low) or claim.outputs != graph.outputs:
         raise CertificateError(f"{instance.name}: the property is not one of this network's inputs and outputs")
     if not all(a <= b for ends in ((low, claim.low), (claim.high, high)) for a, b in zip(*ends, strict=True)):
@@ -433,7 +438,13 @@ def _check_label(
             raise CertificateError(f"{instance.name}: the witness lies outside of the box")
         if torch.tensor(point, dtype=torch.float64).to(net.dtype).double().tolist() != point:
             raise CertificateError(f"{instance.name}: the witness is not made of numbers of {instance.dtype}")
-        proved = witnessed(graph, claim, point).margin
+        shown = witnessed(graph, claim, point)
+        proved = shown.margin
+        stated = instance.enclosed
+        if stated is None or len(stated) != len(shown.outputs) or any(
+            not (a <= low and high <= b) for (a, b), (low, high) in zip(stated, shown.outputs, strict=True)
+        ):
+            raise CertificateError(f"{instance.name}: the outputs at the witness are not enclosed by what is stated")
     if not proved >= instance.margin:
         raise CertificateError(
             f"{instance.name}: {instance.label} with the margin {instance.margin:.6g} does not follow; "
