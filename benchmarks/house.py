@@ -2,6 +2,7 @@
 
 python benchmarks/house.py           counts, tries the laws of tests/laws.py on heads alone, writes results/house.json
 python benchmarks/house.py --quick   counts and prints; nothing is tried, and only the counts are written
+python benchmarks/house.py --lines   what the lines are, and which stand as they did when the house stood (git blame)
 python benchmarks/house.py --pytest  tries the same laws on networks, theorems, transformers, programs, grids, too: the
                                      tests that state them are run, which takes minutes
 python benchmarks/house.py --before  compiles the same formulas with the sources of earlier commits and with those of
@@ -168,6 +169,34 @@ def asked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*found, {"what": "all", "modules": total["modules"], "lines": total["lines"]}]
 
 
+#: What a line can be, in the order of the table.
+KINDS = ("code", "import", "docstring", "comment", "blank")
+
+
+def lines() -> list[dict[str, Any]]:
+    """What the lines are: all when the house stood, and those of now by whether a letter of them has changed since.
+
+    A line that was rewritten is new to git, whatever it serves: what is unchanged in the rooms of then is less than
+    what the capabilities of then take, and `asked`, which goes by places, counts those that replaced others.
+    """
+    with checkout(COMMITS["stood"]) as folder:
+        if folder is None:
+            return []
+        sources = [path.read_text("utf-8") for path in (folder / "src").rglob("*.py")]
+        found = {"when the house stood": Counter(kind for source in sources for kind in structure.kinds(source))}
+    package = ROOT / "src" / "attnforge"
+    for path in sorted(package.rglob("*.py")):
+        command = ["git", "blame", "-s", "-w", "-M", f"{COMMITS['stood']}..HEAD", "--", str(path)]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+        source = "".join(line.partition(") ")[2] + "\n" for line in said)
+        for line, kind in zip(said, structure.kinds(source), strict=True):
+            what = "the same since" if line.startswith("^") else "written or changed since"
+            what = "in later rooms" if path.relative_to(package).parts[0] in LATER else what
+            found.setdefault(what, Counter())[kind] += 1
+    order = ("when the house stood", "the same since", "written or changed since", "in later rooms")
+    return [{"lines": what, **{k: found[what][k] for k in KINDS}, "all": found[what].total()} for what in order]
+
+
 class Change(NamedTuple):
     """A module that changed since the house stood: how many lines longer and shorter its places became."""
 
@@ -332,6 +361,7 @@ def counts() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="count only")
+    parser.add_argument("--lines", action="store_true", help="say what the lines are, too; no law is tried")
     parser.add_argument("--pytest", action="store_true", help="run the tests of the other laws, too")
     parser.add_argument("--before", action="store_true", help="compile with earlier sources, too; no law is tried")
     options, console, found = parser.parse_args(), Console(width=140), counts()
@@ -345,10 +375,13 @@ def main() -> None:
     _shown(console, "Modules that came since, outside of the later rooms", found["since"])
     data: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
     data |= found
+    if options.lines:
+        data["lines"] = lines()
+    _shown(console, "What the lines are", data.get("lines", []))
     if options.before:
         data["versions"] = versions()
     _shown(console, "The same formulas, compiled by each version", data.get("versions", []))
-    if options.quick or options.before:
+    if options.quick or options.before or options.lines:
         RESULTS.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         return
     started, heads = time.perf_counter(), []

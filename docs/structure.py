@@ -205,18 +205,27 @@ def svg(graph: Graph) -> str:
     )
 
 
+def kinds(source: str) -> list[str]:
+    """What every line is: code, import, docstring, comment or blank; docstrings keep their blank lines."""
+    lines, found = source.splitlines(), dict[int, str]()
+    for node in ast.walk(parsed(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            found |= dict.fromkeys(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1), "docstring")
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), "import")
+    for n, line in enumerate(lines, 1):
+        bare = line.strip()
+        found.setdefault(n, "comment" if bare.startswith("#") else "code" if bare else "blank")
+    return [found[n] for n in range(1, len(lines) + 1)]
+
+
 def sizes(package: Path) -> dict[str, tuple[int, int, int, int, int]]:
     """Package -> modules, lines, and of these: code, docstrings and comments, blank ones outside of them."""
     found: dict[str, list[int]] = {}
     for path in sorted(package.rglob("*.py")):
-        source, parts = path.read_text("utf-8"), path.relative_to(package).parts
-        lines, said = source.splitlines(), set[int]()
-        for node in ast.walk(parsed(source)):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-                said |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-        said |= {n for n, line in enumerate(lines, 1) if line.lstrip().startswith("#")}
-        blank = sum(not line.strip() for n, line in enumerate(lines, 1) if n not in said)
-        counts = (1, len(lines), len(lines) - len(said) - blank, len(said), blank)
+        parts, said = path.relative_to(package).parts, kinds(path.read_text("utf-8"))
+        words, blank = said.count("docstring") + said.count("comment"), said.count("blank")
+        counts = (1, len(said), len(said) - words - blank, words, blank)
         for name in (parts[0] if len(parts) > 1 else "(files)", "(all)"):
             found[name] = [a + b for a, b in zip(found.get(name, [0] * 5), counts, strict=True)]
     return {name: (a, b, c, d, e) for name, (a, b, c, d, e) in found.items()}

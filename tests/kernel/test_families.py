@@ -107,7 +107,8 @@ SPEAKERS = {
     "heads/product/head": {"product"}, "heads/token/head": {"token"}, "rasp/network/compiled": {"program"},
     "rasp/network/several": {"programs"},
     "theorems/result": {"theorem-ramp", "theorem-universal", "theorem-cells"},
-    **{key: set() for key in ("certificates/certificate", "compiler/routes", "demo", "groundtruth/manifest")},  # of others' certificates
+    # of others' certificates
+    **{key: set() for key in ("certificates/certificate", "compiler/routes", "demo", "groundtruth/manifest")},
     **{f"incontext/{key}": set() for key in ("certificate", "saved")},  # of estimators: tests/incontext/test_saved.py
 }  # fmt: skip
 
