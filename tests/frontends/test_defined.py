@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import sympy
 import torch
+from flint import arb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -17,6 +19,8 @@ import attnforge as af
 from attnforge.box import Box
 from attnforge.errors import DomainError
 from attnforge.frontends.formula.program import capture_formula
+from attnforge.functions.directed import precision
+from attnforge.programs.interpret import values
 
 Intervals = dict[str, tuple[float, float]]
 
@@ -72,7 +76,10 @@ REFUSED: tuple[tuple[str, Intervals, str], ...] = (
     ("exp(log(x))*log(x)", {"x": (0, 2)}, "log(x) is undefined at x = 0"),
     ("x*log(x**2)", {"x": (-1, 1)}, "log(x**2) is undefined at x = 0"),
     ("log(x)/x", {"x": (0, 2)}, "is unbounded: x is 0"),
-    ("x**sqrt(2)", {"x": (0, 1)}, "choose a box on which it is, such as x from 0.001 to 1"),
+    ("x**sqrt(2)", {"x": (-1, 1)}, "x**sqrt(2) is undefined at x = -1"),
+    ("x**y", {"x": (0, 1), "y": (0, 1)}, "choose a box on which it is, such as x from 0.001 to 1"),
+    ("x/sqrt(x)", {"x": (0, 1)}, "1/sqrt(x) is undefined at x = 0"),
+    ("x/sqrt(x**2 + y**2)", {"x": (-1, 1), "y": (-1, 1)}, "is undefined at x = 0, y = 0"),
     ("x**-0.5*x**0.5", {"x": (0, 1)}, "1/sqrt(x) is undefined at x = 0"),
     ("tan(x) - tan(x)", {"x": (1, 2)}, "x is 1.570796327"),
     ("cot(x)", {"x": (-1, 1)}, "sin(x) is 0"),
@@ -92,6 +99,8 @@ ACCEPTED: tuple[tuple[str, Intervals], ...] = (
     ("1/(1.5 + sin(x)*cos(x))", {"x": (-9, 9)}),
     ("x**1.5 + abs(x)**0.1", {"x": (0, 1)}),
     ("sin(x)/x", {"x": (-1, 1)}),
+    ("sin(sqrt(x**2 + y**2))/sqrt(x**2 + y**2)", {"x": (-1, 1), "y": (-1, 1)}),
+    ("x**y + x**sqrt(2)", {"x": (0, 1), "y": (0.5, 1)}),
     ("y*sin(x)/x", {"x": (-1, 1), "y": (0, 1)}),
     ("sin(x*y)/(x*y)", {"x": (-1, 1), "y": (-1, 1)}),
     ("x/(exp(x) - 1)", {"x": (-1, 1)}),
@@ -161,6 +170,80 @@ def test_a_logarithm_that_python_uses_twice_is_guarded() -> None:
 
     with pytest.raises(af.DomainError, match="undefined at x = 0"):
         af.compile(target, {"x": (0, 2)}, eps=1e-2)
+
+
+def _later(x):
+    found = x * np.log(x)
+    return found + np.log(x) - np.log(x)
+
+
+def _negated(x):
+    found = -np.log(x)
+    return found - found + x * found
+
+
+def _sum_used_twice(x):
+    found = np.log(x) + 1
+    return found - found + x * found
+
+
+def _inside_a_function(x):
+    found = np.log(x)
+    return np.sin(found) - np.sin(found) + x * found
+
+
+@pytest.mark.parametrize("target", [_later, _negated, _sum_used_twice, _inside_a_function])
+def test_a_logarithm_used_once_more_in_any_way_is_guarded(target) -> None:
+    with pytest.raises(DomainError, match="undefined at x = 0"):
+        capture_formula(target, Box(x=(0, 2)))
+
+
+def test_products_with_logarithms_from_zero_are_taken_from_python_and_sympy_too() -> None:
+    x = sympy.Symbol("x")
+    targets = (
+        lambda x: -x * np.log(x) - (1 - x) * np.log(1 - x),
+        lambda x: x * torch.log(x) + x**2 * torch.log(x),
+        lambda x: (x * math.log(x)) ** 2,
+        -x * sympy.log(x) - (1 - x) * sympy.log(1 - x),
+        x * sympy.log(x) + x**2 * sympy.log(x),
+    )
+    for target in targets:
+        program = capture_formula(target, Box(x=(0, 1)))
+        at = torch.tensor([0.25], dtype=torch.float64)
+        wanted = float(target.subs(x, 0.25)) if isinstance(target, sympy.Expr) else float(_at(target, 0.25))
+        assert float(values(program, at[None])) == pytest.approx(wanted, rel=1e-12)
+
+
+def _at(target, x: float) -> float:
+    try:
+        return target(x)
+    except TypeError:
+        return target(torch.tensor(x, dtype=torch.float64))
+
+
+HOSTILE_POWERS = (
+    ("x**y", {"x": (0, 2), "y": (0.5, 2)}, lambda x, y: x**y),
+    ("x**y", {"x": (1e-25, 1e6), "y": (1.5, 2.5)}, lambda x, y: x**y),
+    ("x**sqrt(2)", {"x": (0, 3)}, lambda x: x ** arb(2).sqrt()),
+    ("x**n/(1 + x**n)", {"x": (0, 5), "n": (1, 4)}, lambda x, n: x**n / (1 + x**n)),
+    ("sin(3*x**y) + x**y/2", {"x": (0, 2), "y": (0.7, 1.5)}, lambda x, y: (3 * x**y).sin() + x**y / 2),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("formula", "intervals", "truth"), HOSTILE_POWERS, ids=[f for f, *_ in HOSTILE_POWERS])
+def test_powers_from_zero_keep_their_bounds_at_every_scale(formula, intervals, truth, dtype) -> None:
+    box = Box(intervals)
+    size = 1 + box.upper[0].item() ** (box.upper[1].item() if box.dim > 1 else 1.5)
+    net = af.compile(formula, box, eps=(1e-3 if dtype is torch.float32 else 1e-6) * size, dtype=dtype)
+    near = box.lower[0] + (box.upper[0] - box.lower[0]) * 10.0 ** torch.linspace(-40, 0, 81, dtype=torch.float64)
+    rest = [torch.linspace(*side, 5, dtype=torch.float64) for side in list(intervals.values())[1:]]
+    points = torch.cartesian_prod(torch.cat([box.lower[:1], near]), *rest).reshape(-1, box.dim).to(dtype)
+    points = torch.minimum(torch.maximum(points, box.lower.to(dtype)), box.upper.to(dtype))
+    with precision(300):
+        for point, out in zip(points.double().tolist(), net.predict(points.numpy()).tolist(), strict=True):
+            x, rest = (arb(point[0]) if point[0] else arb("1e-2000")), map(arb, point[1:])
+            assert abs(arb(out) - truth(x, *rest)) <= net.bound
 
 
 @pytest.mark.parametrize("power", [3, 4, 5])

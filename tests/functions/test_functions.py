@@ -32,6 +32,7 @@ SPAN = {
     "power(2.5)": (0.0, 100.0),
     "power(-0.3)": (1e-3, 100.0),
     "power(-3)": (-50.0, -1e-3),
+    "shifted_log(1e-20)": (0.0, 1e6),
 }
 EXTRA = (
     "power(0)",
@@ -42,6 +43,7 @@ EXTRA = (
     "power(-0.3)",
     "leaky_relu(0.2)",
     "elu(1.5)",
+    "shifted_log(1e-20)",
     "piecewise_linear([-2.0, -0.5, 1.0, 4.0], [1.0, -1.0, 0.25, 0.5])",
 )
 ALL = (*F.names(), *EXTRA)

@@ -712,7 +712,7 @@ READERS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Model]], ...] = (
 
 
 #: Functions of the registry that take arguments, which their names carry.
-MADE = ("power", "piecewise_linear", "leaky_relu", "elu", "softplus")
+MADE = ("power", "piecewise_linear", "leaky_relu", "elu", "shifted_log", "softplus")
 
 EXACT = 2**53  # whole numbers up to this are doubles
 

@@ -35,6 +35,8 @@ _LONGEST = 400  # characters of a constant's text: as much as the parser takes f
 _NONE = -(10**9)  # the binary exponent of 0, below every other
 #: Exponents beyond this are refused, as in the registry.
 LARGEST_EXPONENT = 1000
+#: What is known to fewer bits below 1 is `unknown` in part: cancellation leaves other constants more than 2^-2000.
+_VAGUE = -1100
 _unnamed = count()
 _RATIONAL = re.compile(r"\(?(\d+(?:\.\d+|/\d+)?)\)?")  # a rational atom: 2, (4.25), (2/3)
 _POSITIVE = ("pi", "e")  # and rational atoms: their powers may be taken apart
@@ -419,6 +421,26 @@ def _exact_call(name: str, value: Fraction) -> Fraction | None:
         return Fraction(near) if Fraction(base) ** near == value else None
     angle = _ANGLES.get((name, value))
     return None if angle is None else angle * constant_pi()
+
+
+def unknown(most: float) -> Fraction:
+    """A number of which nothing is known but that its size is at most `most`.
+
+    >>> rounded(unknown(0.2)), unknown(0.2) == unknown(0.2)
+    ((0.0, 0.25), False)
+    """
+    return _fresh(Fraction(0), math.frexp(most)[1], None)
+
+
+def vague(value: Fraction) -> tuple[Fraction, float] | None:
+    """What is known of a constant that is `unknown` in part, and how far it may be off; None for all others.
+
+    >>> vague(Fraction(3) + unknown(0.2)), vague(constant_pi())
+    ((Fraction(3, 1), 0.25), None)
+    """
+    if not isinstance(value, Inexact) or value.slack < _VAGUE:
+        return None
+    return _plain(value), math.ldexp(1.0, value.slack) if value.slack < 1024 else math.inf
 
 
 def constant_pi() -> Fraction:

@@ -27,9 +27,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
+
 from ..box import Interval
 from ..errors import ArgumentError, UnsupportedOperation
-from ..functions.registry import get
+from ..functions.queries import lipschitz
+from ..functions.registry import get, power
 from ..functions.univariate import NON_NEGATIVE, POSITIVE, Domain, Univariate
 from .constants import (
     LARGEST_EXPONENT,
@@ -39,6 +42,9 @@ from .constants import (
     constant_power,
     constant_text,
     rational,
+    rounded,
+    unknown,
+    vague,
     within_range,
 )
 from .interval import WHOLE, added, called, point, powered, product, scaled
@@ -86,7 +92,7 @@ class Operators:
         if isinstance(other, Operators):
             if other.graph is not self.graph:
                 raise ArgumentError("two expressions of different formulas cannot be combined")
-            return other  # type: ignore[return-value]
+            return self.graph.used(other)  # type: ignore[arg-type]
         return self.graph.number(other)
 
     def __add__(self, other: object) -> Expr:
@@ -484,7 +490,14 @@ _LOGARITHMS = {"log": 0, "log2": 2, "log10": 10}  # and their bases; 0 stands fo
 _MOST_FOLDS = 64  # of an arc cosine of a cosine, each a head: so many are cheaper than a table that sees as many kinks
 _FARTHEST_FOLD = 1e6  # up to here float64 tells on which side of a multiple of pi a number lies
 _LARGEST_SHIFT = 20  # exp(u + c) = exp(c) exp(u): beyond, exp(u) might leave float32 where exp(u + c) does not
+#: A power of variable exponent errs by this share of the largest near 0, so that few anchors are enough; or, where much
+#: is asked for, by as little as float64 has.
+_NEAR, _NEARER = 2.0**-32, 2.0**-56
+_DEEPEST_SHIFT = 2.0**-72  # of the largest base: logarithms of more octaves are too coarse in float32
+_LEAST_SHIFT = 1e-30  # float32 holds the slopes of such a logarithm, 1e30, and room for what they are multiplied by
+_ROOM = 1.0 + 2.0**-30  # above what a few operations of float64 round away
 N = TypeVar("N", bound=Expr)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -505,14 +518,21 @@ class Graph:
     (True, Expr(0), Expr(2*x*y), Expr(x))
     """
 
-    def __init__(self, intervals: Mapping[str, Interval]):
+    def __init__(self, intervals: Mapping[str, Interval], fine: bool = False):
+        """With `fine`, powers from 0 are as near to what they stand for as float64 can tell."""
+        self.fine = fine
         self.intervals = {name: (float(lo), float(hi)) for name, (lo, hi) in intervals.items()}
         self.partial: list[Partial] = []
         #: While a formula is read: every call in it is one node's one use, and what is needed of it is noted each time.
         self.spelled = False
+        #: While a target is traced, or taken from sympy: of how many more uses of a node it is noted already what its
+        #: logarithms need.
+        self.credit: dict[Expr, int] | None = None
         #: Powers that some node was made with and that are not defined at a zero of their base, merged or not.
         self.inverted: dict[tuple[Expr, Fraction], None] = {}
         self._nodes: dict[tuple[object, ...], Expr] = {}
+        #: Powers from 0 that are no powers of the registry, as they were made.
+        self._from_zero: dict[tuple[Expr, Expr], Expr] = {}
 
     # -- making nodes
 
@@ -578,6 +598,11 @@ class Graph:
 
     def product(self, factors: Iterable[tuple[Expr, int | Fraction]], coefficient: Fraction = Fraction(1)) -> Expr:
         """coefficient * product of node ** exponent, merged."""
+        factors = list(factors)
+        if any(isinstance(node, Sum) and vague(node.constant) is not None for node, _ in factors):
+            apart = self._product_apart(factors, coefficient)
+            if apart is not None:
+                return apart
         collected: dict[Expr, Fraction] = {}
         for node, exponent in factors:
             coefficient *= self._split(node, Fraction(exponent), collected)
@@ -600,6 +625,29 @@ class Graph:
             return self.number(within_range(coefficient))
         single = kept[0][0] if len(kept) == 1 and kept[0][1] == 1 else self._node(Monomial(_ordered(kept)))
         return single if coefficient == 1 else self.sum([(single, coefficient)])
+
+    def _product_apart(self, factors: list[tuple[Expr, int | Fraction]], coefficient: Fraction) -> Expr | None:
+        """A product of sums that are unknown in part as the product without these parts, and how far that is off: at
+        most prod (|a| + e) - prod |a| for factors a that are off by e (lemma H9). None where there is no bound of it."""
+        known: list[tuple[Expr, int | Fraction]] = []
+        off, size = 0.0, 1.0
+        for node, p in factors:
+            parts = vague(node.constant) if isinstance(node, Sum) else None
+            reach = max(map(abs, powered(node.range, Fraction(p))))
+            if parts is None or not isinstance(node, Sum):
+                own = 0.0
+            else:
+                value, lost = parts
+                node = self.sum(node.terms, value)
+                function = power(p)
+                low, high = node.range[0] - 2 * lost, node.range[1] + 2 * lost
+                if not math.isfinite(high - low) or touches(function.domain, (low, high)):
+                    return None
+                own = lost * float(lipschitz(function, np.array([low]), np.array([high]))[0])
+            known.append((node, p))
+            off, size = (off * (reach + own) + size * own) * _ROOM, size * reach * _ROOM
+        off *= float(abs(coefficient)) * _ROOM
+        return self.sum([(self.product(known, coefficient), 1)], unknown(off)) if math.isfinite(off) else None
 
     def _split(self, node: Expr, p: Fraction, into: dict[Expr, Fraction]) -> Fraction:
         """Merge node ** p into `into`; returns the constant that comes off."""
@@ -671,10 +719,10 @@ class Graph:
         """x**p log(x), p > 0, as xlogx(x**p)/p where x may be 0: continuous there, and 0, as is meant by it.
 
         What log(x) needs is dropped once, for this use of it. A function in Python may use one node many times, as in
-        l - l + x*l, which has no value at 0: only what is spelled is merged.
+        l - l + x*l, which has no value at 0: there what it needs is noted again for each (`used`).
         """
         out = Fraction(1)
-        if not self.spelled:
+        if not self.spelled and self.credit is None:
             return out
         for node in [n for n, p in collected.items() if p == 1 and isinstance(n, Call)]:
             if not isinstance(node, Call) or node.function.name not in _LOGARITHMS or node.argument.range[0] != 0:
@@ -710,12 +758,78 @@ class Graph:
             return self.product([(base, p)])
         if isinstance(base, Number) and base.value > 0:
             return self.call("exp", self.product([(exponent, 1)], constant_call(get("log"), base.value)))
+        text = f"{_power(base, Fraction(1))}**{_power(exponent, Fraction(1))}"
+        from_zero = self._power_from_zero(base, exponent)
+        if from_zero is not None:
+            if base.range[0] <= 0:
+                self._need(text, base, NON_NEGATIVE)
+            return from_zero
         before = len(self.partial)
         logarithm = self.call("log", base)
-        text = f"{_power(base, Fraction(1))}**{_power(exponent, Fraction(1))}"
         text += f", which is exp({exponent.short()} * {logarithm.short()}) here,"
         self.partial[before:] = [replace(partial, text=text) for partial in self.partial[before:]]
         return self.call("exp", self.product([(exponent, 1), (logarithm, 1)]))
+
+    def _power_from_zero(self, base: Expr, exponent: Expr) -> Expr | None:
+        """base ** exponent where the base comes near 0 and the exponent, no rational number, stays above 0 (lemma H9).
+
+        x ** c is x ** p for the decimal p next to c; x ** y is exp(y log(x + d)). How far they are off is a constant of
+        which only that is known.
+        """
+        (least, most), (low, high) = base.range, exponent.range
+        if not (0 < low <= high < LARGEST_EXPONENT and math.isfinite(most) and most > 0):
+            return None
+        if (base, exponent) in self._from_zero:
+            return self._from_zero[base, exponent]
+        if isinstance(exponent, Number):
+            if least > 0:
+                return None
+            near = Fraction(repr(float(exponent.value)))
+            off = rounded(exponent.value - near)
+            largest = max(1 / low, _raised(most, high) * abs(math.log(most)))  # x ** q |log(x)| <= 1/(e q) for x <= 1
+            found = self.sum([(self.product([(base, near)]), 1)], unknown((abs(off[0]) + off[1]) * largest * _ROOM))
+        else:
+            share = (_NEARER if self.fine else _NEAR) * min(_raised(most, low), _raised(most, high))
+            at_most = [_raised(share, 1 / low)] if low < 1 else []
+            at_most += [share / (high * max(1.0, _raised(2 * most, high - 1)))] if high > 1 else [share]
+            shift = max(min(at_most), most * _DEEPEST_SHIFT)
+            if not (_LEAST_SHIFT < shift < most and 0 <= least < shift):
+                return None
+            shift = math.ldexp(1.0, math.frexp(shift)[1] - 1)
+            ends = [_raised(shift, y) for y in (low, min(high, 1.0)) if y <= 1]
+            ends += [high * shift * max(1.0, _raised(most + shift, high - 1))] if high > 1 else []
+            if not math.isfinite(max(ends)):
+                return None
+            logarithm = self.call(f"shifted_log({shift!r})", base)
+            power = self.call("exp", self.product([(exponent, 1), (logarithm, 1)]))
+            found = self.sum([(power, 1)], unknown(max(ends) * _ROOM))
+        self._from_zero[base, exponent] = found
+        return found
+
+    def counted(self, trace: Callable[[], T]) -> T:
+        """What a function gives that makes nodes and uses each as often as it likes."""
+        self.credit = {}
+        try:
+            return trace()
+        finally:
+            self.credit = None
+
+    def used(self, node: Expr) -> Expr:
+        """The node, for one more use of it by whoever traces a target: what its logarithms need was noted for the first
+        use of it, and is noted again for every other. Sums and products hand on what they are made of; another function
+        uses its argument once."""
+        if self.credit is None:
+            return node
+        left = self.credit.get(node, 0 if _open_logarithm(node) else 1)
+        self.credit[node] = max(left - 1, 0)
+        todo = [] if left else [node]
+        while todo:
+            part = todo.pop()
+            if isinstance(part, (Sum, Monomial)):
+                todo += part.children
+            elif isinstance(part, Call) and _open_logarithm(part):
+                self._need(part.short(), part.argument, part.function.domain)
+        return node
 
     def positive(self, u: Expr) -> Condition:
         """Whether u > 0."""
@@ -759,13 +873,26 @@ class Graph:
             return self.power(argument, self.number(POWERS[fn.name]))
         if isinstance(argument, Number):
             return self.number(constant_call(fn, argument.value))
+        parts = vague(argument.constant) if isinstance(argument, Sum) else None
+        if parts is not None and isinstance(argument, Sum):
+            value, lost = parts
+            low, high = argument.range[0] - 2 * lost, argument.range[1] + 2 * lost
+            if math.isfinite(high - low) and not touches(fn.domain, (low, high)):
+                off = lost * float(lipschitz(fn, np.array([low]), np.array([high]))[0]) * _ROOM
+                if math.isfinite(off):
+                    return self.sum([(self.call(fn, self.sum(argument.terms, value)), 1)], unknown(off))
         if fn.name.startswith("power("):
             text = fn.name[6:-1]
             return self.power(argument, self.number(Fraction(text) if "/" in text else float(text)))
         if touches(fn.domain, argument.range):
             self._need(f"{fn.name}({argument.short()})", argument, fn.domain)
         rewritten = self._rewritten(fn.name, argument)
-        return self._node(Call(fn, argument)) if rewritten is None else rewritten
+        if rewritten is not None:
+            return rewritten
+        node = self._node(Call(fn, argument))
+        if self.credit is not None and _open_logarithm(node):
+            self.credit[node] = self.credit.get(node, 0) + 1
+        return node
 
     def _rewritten(self, name: str, u: Expr) -> Expr | None:
         """A simpler form of a call, where there is one."""
@@ -847,6 +974,23 @@ class Graph:
         if word in ("leaky_relu", "elu") and len(extra) == len(arguments) - 1 == 1:
             return self.call(get(f"{word}({float(extra[0])!r})"), arguments[0])
         raise ArgumentError(f"{word} takes one argument, got {len(arguments)}")
+
+
+def _open_logarithm(node: Expr) -> bool:
+    """Whether the node is a logarithm of what may be 0."""
+    return (
+        isinstance(node, Call)
+        and node.function.name in _LOGARITHMS
+        and touches(node.function.domain, node.argument.range)
+    )
+
+
+def _raised(base: float, exponent: float) -> float:
+    """base ** exponent; infinite beyond float64."""
+    try:
+        return math.pow(base, exponent)
+    except OverflowError:
+        return math.inf
 
 
 def _terms(node: Expr) -> Terms:

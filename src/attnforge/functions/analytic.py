@@ -103,6 +103,22 @@ def sigmoid_series(x: arb_series) -> arb_series:
     return rise * (1 + fall * decay).inv()
 
 
+@functools.lru_cache(maxsize=256)
+def shifted_log(shift: float) -> Univariate:
+    """log(y + shift): what powers are made of that begin at 0 and have a variable exponent."""
+    by = number("shift", shift)
+    if not by > 0:
+        raise ArgumentError(f"the shift of a logarithm must be positive, got {shift!r}")
+    return analytic(
+        f"shifted_log({by!r})",
+        lambda y: torch.log(y + by),
+        lambda x: (x + by).log(),
+        lambda x: (x + by).log(),
+        Domain(0.0, math.inf, poles=(-by,)),
+        _DECADES,
+    )
+
+
 def _tanh(x: arb_series) -> arb_series:
     out = 2 * sigmoid_series(2 * x) - 1
     out[0] = x[0].tanh()

@@ -29,7 +29,7 @@ from torch import Tensor
 from ..arguments import is_number, is_whole
 from ..dtypes import Array
 from ..errors import ArgumentError, DomainError, closest
-from .analytic import ANALYTIC, analytic, softplus
+from .analytic import ANALYTIC, analytic, shifted_log, softplus
 from .callables import evaluate, from_callable, interpolant_table
 from .directed import BITS, high_end, low_end, polynomial_upper, precision, split, up
 from .piecewise import PIECEWISE, elu, leaky_relu, piecewise_linear
@@ -315,6 +315,7 @@ _MAKERS: dict[str, Callable[..., Univariate]] = {
     "piecewise_linear": piecewise_linear,
     "leaky_relu": leaky_relu,
     "elu": elu,
+    "shifted_log": shifted_log,
     "softplus": softplus,
 }
 _EXAMPLES = {
@@ -322,6 +323,7 @@ _EXAMPLES = {
     "piecewise_linear": "piecewise_linear([-1, 0, 1], [0, 1, 0])",
     "leaky_relu": "leaky_relu(0.2)",
     "elu": "elu(1.5)",
+    "shifted_log": "shifted_log(1e-12)",
     "softplus": "softplus(20.0)",
 }
 

@@ -275,10 +275,10 @@ def ball_by_turns(point: BallMap, turns: Turns, domain: Domain) -> BallMap:
         # the domain. At a closed end the part outside does not count; at an open end nothing is known.
         if (below and not domain.lo_closed) or (above and not domain.hi_closed):
             return arb.nan()
-        if domain.poles and domain.pole_in(_below(lo), _above(hi)) is not None:
-            return arb.nan()
         lo = arb(domain.lo) if below else lo
         hi = arb(domain.hi) if above else hi
+        if domain.poles and domain.pole_in(_below(lo), _above(hi)) is not None:
+            return arb.nan()
         out = point(lo).union(point(hi))
         for turn in overlapping(turns, lo, hi):
             out = out.union(point(turn))

@@ -131,6 +131,9 @@ def _with_arguments(word: str, given: list[Any]) -> Function:
         root = value if 0 < value < 1 else Fraction(1)
         domain = REALS if value.denominator == 1 else DOMAINS["sqrt"]
         return Function(f"power({argument})", (), (("**", ("y",), ("number", value)),), root, domain)
+    if word == "shifted_log" and value > 0:
+        node = ("log", ("+", ("y",), ("number", value)))
+        return Function(f"shifted_log({argument})", (), (node,), domain=DOMAINS["log"])
     if word in ("leaky_relu", "elu"):
         left = ("y",) if word == "leaky_relu" else parse("exp(y) - 1")
         return Function(word, (0.0,), (("*", ("number", value), left), ("y",)))

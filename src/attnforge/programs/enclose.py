@@ -39,6 +39,7 @@ from .ops import (
 from .program import Program
 
 MANY = 300  # with more distinct intervals than this, one table, which is remembered, answers for all
+LEAST = 2.0**-1073  # twice the smallest positive float64: more than a product that underflows loses
 MOST_SYMBOLS = 64  # with more input coordinates than this, only intervals are kept: forms cost memory for each
 
 
@@ -249,13 +250,17 @@ def _linear(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
         size = size + read.size @ np.abs(weight)
     terms = sum(w.shape[0] for w in op.weights) + 3
     margin = terms * U * size
+    alone = _alone(op)
+    low_margin, high_margin = (np.where(alone, 4 * U * np.abs(x) + LEAST, margin) for x in (total_low, total_high))
     if op.off is not None:
+        lost = np.broadcast_to(op.off[-1], margin.shape)
         for read, off in zip(reads, op.off, strict=False):
-            margin = up(margin + dot_up(read.size, off))
-        margin = up(margin + op.off[-1])
+            lost = up(lost + dot_up(read.size, off))
+        margin, low_margin, high_margin = (up(each + lost) for each in (margin, low_margin, high_margin))
+    total_low, total_high = total_low - low_margin, total_high + high_margin
     tilts = [read.tilt for read in reads if read.tilt is not None]
     if len(tilts) < len(reads):
-        return Range(total_low - margin, total_high + margin)
+        return Range(total_low, total_high)
     slope, form_low, form_high, form_size = 0.0, op.bias, op.bias, 0.0
     for tilt, weight in zip(tilts, op.weights, strict=True):
         plus, minus = _signs(weight)
@@ -264,7 +269,13 @@ def _linear(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
         form_high = form_high + tilt.high @ plus + tilt.low @ minus
         form_size = form_size + tilt.size @ np.abs(weight)
     own = margin + terms * U * form_size
-    return _made(total_low - margin, total_high + margin, Tilt(np.asarray(slope), form_low - own, form_high + own))
+    return _made(total_low, total_high, Tilt(np.asarray(slope), form_low - own, form_high + own))
+
+
+def _alone(op: Linear) -> Array:
+    """The columns that are one entry times a number: they are rounded once, in proportion to what they are themselves,
+    however far the cell reaches."""
+    return (sum((weight != 0).sum(0) for weight in op.weights) == 1) & (op.bias == 0)
 
 
 def _mix(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
@@ -310,9 +321,7 @@ def _apply(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
         form_low, form_high = constant + np.minimum(*ends) - own, constant + np.maximum(*ends) + own
         good = np.isfinite(form_low) & np.isfinite(form_high) & (own * 2 < out_high - out_low)
     slope = np.where(good[..., None], first[..., None] * tilt.slope, 0.0)
-    return _made(
-        out_low, out_high, Tilt(slope, np.where(good, form_low, out_low), np.where(good, form_high, out_high))
-    )
+    return _made(out_low, out_high, Tilt(slope, np.where(good, form_low, out_low), np.where(good, form_high, out_high)))
 
 
 def _tangent(fn: Univariate, low: Array, high: Array) -> tuple[Array, Array, Array, Array]:

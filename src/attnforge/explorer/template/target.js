@@ -39,7 +39,7 @@ const FUNCTIONS = {
   squared_relu: (y) => Math.max(y, 0) ** 2, softsign: (y) => y / (1 + Math.abs(y)),
   selu: (y) => SELU_SCALE * (y > 0 ? y : SELU_ALPHA * Math.expm1(y)),
   leaky_relu: (y, slope = 0.01) => (y > 0 ? y : slope * y), elu: (y, alpha = 1) => (y > 0 ? y : alpha * Math.expm1(y)),
-  power: (y, p) => y ** p,
+  power: (y, p) => y ** p, shifted_log: (y, shift) => Math.log(y + shift),
   piecewise_linear: (y, xs, ys) => {
     let i = 1;
     while (i < xs.length - 1 && y > xs[i]) i += 1;

@@ -10,7 +10,8 @@ scalars is its own cut.
 - Sums take out perfect squares, differences of squares and common factors, so that they need few products.
 - Affine parts are merged, exactly, into the operations that read them; none is emitted singly.
 
-Writings: "product" as above; "log" writes monomials of three and more positive factors as exp(sum of logarithms);
+Writings: "product" as above; "log" writes monomials of three and more positive factors as exp(sum of logarithms),
+exp(u)*exp(v) as exp(u + v);
 "plain" fuses nothing beyond the functions of the registry and takes roots of factors one by one; "chord" writes
 u**2 + v**2 - 2*u*v*cos(t) as (u - v)**2 + (2*sqrt(u*v)*sin(t/2))**2, and u**2 + v**2 + 2*u*v*w with |w| <= 1 as
 (u + v*w)**2 + (v*sqrt(1 - w**2))**2, which round little where they are small;
@@ -19,7 +20,8 @@ parts are no larger than u and v; "ratio" divides a sum by one of its terms wher
 x**4/(k**4 + x**4) = (x/k)**4/(1 + (x/k)**4), moves powers of a ratio to the function of it where both are smaller then,
 n*log(1 + r/n) = r*log(1 + r/n)/(r/n), and writes u + u*v as u*(1 + v); "root" takes roots of the factors of a sum,
 1 - u**2/v**2 = (v - u)*(v + u)/v**2, of which the first rounds little where it is small, and writes roots of sums of
-positive terms as a length to some power, (u**3 + v**3)**(1/3) = sqrt((u**1.5)**2 + (v**1.5)**2)**(2/3).
+positive terms as a length to some power, (u**3 + v**3)**(1/3) = sqrt((u**1.5)**2 + (v**1.5)**2)**(2/3); "fine" is
+"product" with powers from 0 that are nearer to what they stand for (`Graph.power`).
 """
 
 from __future__ import annotations
@@ -59,6 +61,15 @@ class Cuts:
         self.graph, self.whole = graph, whole
         self._known: dict[Expr, Expr | None] = {}
         self._functions: dict[tuple[Expr, Expr], tuple[Expr, Fraction, Fraction]] = {}
+        self._roots: dict[Expr, Expr] = {}
+
+    def root(self, node: Expr) -> Expr | None:
+        """The root of u, where u may be 0 and is divided by: sin(r)/r for r = sqrt(u) is smooth as a function of r."""
+        if node not in self._roots and any(base is node for base, _ in self.graph.inverted):
+            root = self.graph.product([(node, Fraction(1, 2))])
+            if isinstance(root, Monomial) and root.factors == ((node, Fraction(1, 2)),):
+                self._roots[node] = root
+        return self._roots.get(node)
 
     def cut(self, node: Expr) -> Expr | None:
         """The scalar that the node is a function of; None for a number."""
@@ -84,6 +95,12 @@ class Cuts:
             case Call():
                 return self._known[node.argument]
         below = {self._known[child] for child in node.children} - {None}
+        if isinstance(node, Monomial):
+            halves = [root for base, p in node.factors if p.denominator == 2 and (root := self.root(base)) is not None]
+            if halves == [node]:
+                return node
+            below |= set(halves)
+        below -= {square for square, root in self._roots.items() if root in below}  # functions of it are of its root
         if len(below) == 1:
             return below.pop()
         if isinstance(node, Monomial):
@@ -251,7 +268,7 @@ def by_scalar(graph: Graph, cuts: Cuts, node: Monomial) -> list[Expr]:
 
 #: Of columns of the input, which is value 0, and of other values, which have one column each.
 Combination = Affine[Column, Fraction]
-_ONE = Fraction(1)
+_ONE, _HALF = Fraction(1), Fraction(1, 2)
 
 
 def combined(parts: Iterable[tuple[Column | Combination, Fraction]], constant: Fraction = Fraction(0)) -> Combination:
@@ -320,7 +337,7 @@ def applies(program: Program) -> list[str]:
     return [op.function.name for op in program.ops if isinstance(op, Apply)]
 
 
-Writing = Literal["product", "log", "plain", "chord", "softplus", "ratio", "root"]
+Writing = Literal["product", "log", "plain", "chord", "softplus", "ratio", "root", "fine"]
 WRITINGS: tuple[Writing, ...] = get_args(Writing)
 #: Composites that have a name in the registry, and heads of their own.
 _KNOWN = {"y*sigmoid(y)": "silu", "y*tanh(softplus(y))": "mish"}
@@ -347,11 +364,16 @@ def written(
 
 
 def with_logarithms(graph: Graph, roots: Sequence[Expr]) -> list[Expr]:
-    """Every product of three and more positive factors as exp(sum of exponent * log(base))."""
+    """Every product of three and more positive factors as exp(sum of exponent * log(base)), and several exponentials
+    as one."""
 
     def rewrite(node: Expr) -> Expr:
         if not isinstance(node, Monomial):
             return node
+        waves = [base for base, p in node.factors if isinstance(base, Call) and base.function.name == "exp" and p == 1]
+        if len(waves) > 1:
+            total = graph.call("exp", graph.sum([(base.argument, 1) for base in waves if isinstance(base, Call)]))
+            return graph.product([(total, 1), *((base, p) for base, p in node.factors if base not in waves)])
         positive = [(base, p) for base, p in node.factors if base.range[0] > 0]
         if len(positive) < 3:
             return node
@@ -843,13 +865,20 @@ def _univariate(graph: Graph, node: Expr, scalar: Expr, whole: bool) -> tuple[Ex
     own = Graph({VARIABLE: WHOLE})
     y = own.variable(VARIABLE)
     replace: dict[Expr, Expr] = {scalar: y}
+    square = scalar.children[0] if isinstance(scalar, Monomial) and [p for _, p in scalar.factors] == [_HALF] else None
+    of_square = None if square is None else primitive(graph, square, whole)
+    if square is not None:
+        replace[square] = own.product([(y, 2)])
     for part in reachable([node]):
-        if isinstance(part, (Sum, Monomial)) and part is not scalar:
+        if isinstance(part, (Sum, Monomial)) and part is not scalar and part is not square:
             base, a, b = primitive(graph, part, whole)
             if base is scalar and isinstance(part, Monomial):
                 replace[part] = own.product([(y, a)])
             elif base is scalar:
                 replace[part] = own.sum([(y, a)], b)
+            elif square is not None and of_square is not None and base is of_square[0] and isinstance(part, Sum):
+                share = a / of_square[1]
+                replace[part] = own.sum([(replace[square], share)], b - share * of_square[2])
     inner = rebuilt(own, [node], replace, split=lambda part: extracted(part, scalar))[0]
     parents = [part for part in reachable([inner]) if y in part.children]
     if len(parents) == 1 and parents[0] is not inner:

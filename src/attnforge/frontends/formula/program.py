@@ -135,6 +135,7 @@ def _node(node: Any, graph: Graph, arguments: list[Expr]) -> Expr | None:
         return graph.number(Fraction(int(node.p), int(node.q)))
     if node.is_Float:
         return graph.number(_exact(node))
+    arguments = [graph.used(a) for a in arguments]
     if node.is_Add:
         return graph.sum([(a, 1) for a in arguments])
     if node.is_Mul:
@@ -174,7 +175,7 @@ def capture_formula(target: FormulaLike, box: Box, writing: Writing = "product")
         raise ArgumentError("a formula needs a box with names, for example Box(x=(-1, 1), y=(0.5, 2))")
     # Networks of float32 take points a little outside of the box; rewrites that need a sign must hold there, too.
     wide = box.outward(torch.float32)
-    graph = Graph(dict(zip(box.names, wide.intervals(), strict=True)))
+    graph = Graph(dict(zip(box.names, wide.intervals(), strict=True)), fine=writing == "fine")
     roots, source, several = expressions(target, graph, box)
     cuts = Cuts(graph)
     roots = over_common(cuts, roots)
@@ -196,10 +197,10 @@ def expressions(target: FormulaLike, graph: Graph, box: Box) -> tuple[list[Expr]
             node, mentioned = read(part, graph, names)
             found = [node]
         elif is_sympy(part):
-            found, mentioned = from_sympy(part, graph, names)
+            found, mentioned = graph.counted(functools.partial(from_sympy, part, graph, names))
             several = several or hasattr(part, "shape")
         elif callable(part):
-            found, mentioned, many = _traced(part, graph, names)
+            found, mentioned, many = graph.counted(functools.partial(_traced, part, graph, names))
             several = several or many
         else:
             raise ArgumentError(
