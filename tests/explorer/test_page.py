@@ -388,7 +388,8 @@ def test_margins_vanish_as_they_do_in_float32(browser: Driven) -> None:
 def test_every_function_means_the_same_in_the_page(browser: Driven) -> None:
     page = browser.open(af.GateHead.relu(-1, 1))
     texts = [*names(), "power(2.5)", "power(-3)", "power(1/3)", "leaky_relu(0.2)", "elu(1.5)", "softplus(20.0)",
-             "shifted_log(1e-9)", "piecewise_linear([-1, 0, 2], [0, 1, -1])", "expr: (y - sin(y))/y**3", "expr: (exp(y) - 1)/y",
+             "shifted_log(1e-9)",
+             "piecewise_linear([-1, 0, 2], [0, 1, -1])", "expr: (y - sin(y))/y**3", "expr: (exp(y) - 1)/y",
              "expr: log(1 + y**2)*sqrt(2 + y)", "expr: 1/(1 - cos(y + 7))"]  # fmt: skip
     wrong = []
     for text in texts:

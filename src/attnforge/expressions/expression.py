@@ -628,7 +628,7 @@ class Graph:
 
     def _product_apart(self, factors: list[tuple[Expr, int | Fraction]], coefficient: Fraction) -> Expr | None:
         """A product of sums that are unknown in part as the product without these parts, and how far that is off: at
-        most prod (|a| + e) - prod |a| for factors a that are off by e (lemma H9). None where there is no bound of it."""
+        most prod (|a| + e) - prod |a| for factors a that are off by e (lemma H9). None where that is endless."""
         known: list[tuple[Expr, int | Fraction]] = []
         off, size = 0.0, 1.0
         for node, p in factors:
