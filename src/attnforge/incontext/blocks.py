@@ -370,6 +370,7 @@ class Block(nn.Module):
         if classes > 1 and not loss.classes:
             raise ArgumentError(f"several state tokens are for logistic losses; put {loss.name!r} targets into a batch")
         self.loss, self.momentum, self.channels = loss, momentum, Channels(d, classes, shrink, loss.clipped)
+        self._weights = self.channels.part("p" if momentum.kind == "heavy ball" else "a")
         self.body = AttentionOnly(_layers(self, built(dtype), derivative))
 
     @property
@@ -383,8 +384,7 @@ class Block(nn.Module):
 
     def weights_of(self, state: Tensor) -> Tensor:
         """The weights w that state tokens, or a sequence that begins with them, stand for: (..., K, d)."""
-        part = self.channels.part("p" if self.momentum.kind == "heavy ball" else "a")
-        return state[..., : self.channels.classes, part]
+        return state[..., : self.channels.classes, self._weights]
 
     def example_input(self) -> Tensor:
         """A sequence of the right form, for `purity`."""
@@ -490,8 +490,25 @@ class ManyAskFew:
         return weights.flatten(-2) @ values.flatten(-3, -2)
 
 
+def _alike(tables: Tensor) -> tuple[Tensor, Tensor]:
+    """Tables (head, ...) as sums of few: factors (head, few) and selections (few, ...) of zeros and ones.
+
+    Heads of one group differ by a factor, their scale or their weight, in the same places.
+    """
+    flat = tables.flatten(1)
+    used = flat.any(0).nonzero().flatten()
+    found, places = torch.unique(flat[:, used].mT, dim=0, return_inverse=True)
+    selections = flat.new_zeros(len(found), flat.shape[1])
+    selections[places, used] = 1.0
+    return found.mT.contiguous(), selections.unflatten(-1, tables.shape[1:])
+
+
 class FewAskMany:
-    """Heads whose queries are state tokens and whose keys are data tokens and memory; all heads share their keys."""
+    """Heads whose queries are state tokens and whose keys are data tokens and memory; all heads share their keys.
+
+    What heads have in common is evaluated once: queries are the same numbers times a scale, and what they read goes to
+    the same channels times a weight (`_alike`), so that heads are added up before values are.
+    """
 
     def __init__(self, group: Heads, constant: bool):
         self.group, self.seen, self.constant = group, _support(group.W_V), constant
@@ -500,30 +517,44 @@ class FewAskMany:
         self.inner = _support(torch.cat((group.W_K, group.b_K.unsqueeze(-2), group.M_K), -2).mT)
         self.reads = _support(group.W_K)
         self.W_K, self.b_K = group.W_K[0, self.reads, self.inner], group.b_K[0, self.inner]
-        self.W_Q, self.M_K = group.W_Q[..., self.inner], group.M_K[0, :, self.inner]
-        self._kept: tuple[Tensor, Tensor] | None = None
+        self.M_K = group.M_K[0, :, self.inner]
+        self.scales, asked = _alike(group.W_Q[..., self.inner])  # (head, few), (few, channel, coordinate)
+        self.few, self.asked = len(asked), asked.transpose(0, 1).flatten(1)
+        self.gains, told = _alike(self.values)  # (head, few), (few, channel, out)
+        self.gains, self.told = self.gains.mT.contiguous(), told.flatten(0, 1)
+        self._kept: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def keys(self, many: Tensor) -> Tensor:
-        """Keys come first, as in the block itself: there a mask that does not apply is an exact 0."""
+    def read(self, many: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys, a column each, and values. Keys come first, as in the block itself: there a mask that does not apply is
+        an exact 0."""
         if self._kept is not None and self._kept[0] is many:
-            return self._kept[1]
+            return self._kept[1], self._kept[2]
         keys = many[..., self.reads] @ self.W_K + self.b_K
-        keys = torch.cat((keys, self.M_K.expand(*keys.shape[:-2], -1, -1)), -2)
+        columns, values = torch.cat((keys, self.M_K.expand(*keys.shape[:-2], -1, -1)), -2).mT, many[..., self.seen]
         if self.constant:  # what it reads of the tokens never changes
-            self._kept = many, keys
-        return keys
+            self._kept = many, columns, values
+        return columns, values
 
     def weights(self, few: Tensor, many: Tensor) -> Tensor:
         """(..., K, head, slot): data tokens first."""
-        q = _project(few, self.W_Q, None)
-        logits = q.flatten(-3, -2) @ self.keys(many).mT
-        return logits.softmax(-1).unflatten(-2, q.shape[-3:-1])
+        return self._weights(few @ self.asked, self.read(many)[0])
+
+    def _weights(self, queries: Tensor, keys: Tensor) -> Tensor:
+        states = queries.shape[:-1]
+        q = queries.view(*states[:-1], states[-1] * self.few, -1)
+        logits = (q @ keys).view(*states, self.few, -1)
+        return torch.matmul(self.scales, logits).softmax(-1)
 
     def __call__(self, few: Tensor, many: Tensor) -> Tensor:
         """The sum over heads; memory values are zeros."""
-        weights = self.weights(few, many)[..., :-1]
-        read = (weights.flatten(-3, -2) @ many[..., self.seen]).unflatten(-2, weights.shape[-3:-1])
-        return read.flatten(-2) @ self.values.flatten(0, 1)
+        (keys, values), queries = self.read(many), few @ self.asked
+        if few.shape[:-1] == (1,):  # one sequence, one state: matrices as they are
+            weights = (self.scales @ (queries.view(self.few, -1) @ keys)).softmax(-1)
+            return ((self.gains @ weights)[:, :-1] @ values).view(1, -1) @ self.told
+        weights = self._weights(queries, keys)
+        sums = torch.matmul(self.gains, weights)  # (..., K, few, slot)
+        read = sums.flatten(-3, -2)[..., :-1] @ values
+        return read.view(*few.shape[:-1], -1) @ self.told
 
 
 class Lean:

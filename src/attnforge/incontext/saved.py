@@ -299,8 +299,8 @@ def _loss(est: Any, states: int) -> Loss:
 def check(path: str | Path) -> ConvergenceCertificate:
     """What a file states, after the kernel has proved it; `CertificateError` where it does not hold.
 
-    The certificate that speaks for all fits comes back, with what the kernel proves of every one of them in `kernel`;
-    `remark` says why where it proves nothing.
+    Every fit is proved. The certificate that speaks for all comes back, with what the kernel proves of the fits that it
+    shares its units with in `kernel`; `remark` says why where it proves nothing.
     """
     est, name = load(path), Path(path).name
     each = est.certificates_ if isinstance(est, LinearModel) else (est.certificate_,) * len(est._weights)
@@ -322,7 +322,7 @@ def proved(
         distances = prove_estimator(parse(data, name))
     except NotProved as error:
         return replace(est.certificate_, remark=str(error))
-    most = max(far.most for far in distances)
+    most = max(far.most for far, units in zip(distances, _scalings(est), strict=True) if units is est.scaling_)
     for k, (stated, far) in enumerate(zip(each, distances, strict=True)):
         shared = max(other.most for one, other in zip(each, distances, strict=True) if one == stated)
         if stated.kind != "calibrated" and not far.most <= min(stated.bound, stated.posterior):
