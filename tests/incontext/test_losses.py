@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import pickle
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +219,9 @@ def test_a_target_that_proves_nothing_speaks_for_all() -> None:
     values |= dict(measured=0.0, posterior=0.0, curvature=(1.0, 1.0), dtype="float64", loss="linear")
     small, large = (ConvergenceCertificate(kind="certified", step_error=e, **values) for e in (1e-9, 1e-3))
     doubtful = ConvergenceCertificate(kind="calibrated", step_error=1e-12, reason="measured only", **values)
-    assert worst([small, large]) is large and worst([small, doubtful, large]) is doubtful
+    assert worst([small, large]) == large and worst([small, doubtful, large]) == doubtful
+    farther = replace(small, posterior=1e-10)
+    assert worst([farther, large]) == replace(large, posterior=1e-10), "the posterior is one of all targets"
 
 
 def test_nothing_is_promised_beyond_the_poles_of_tanh() -> None:

@@ -258,3 +258,28 @@ def test_data_are_those_that_were_fitted() -> None:
     rows += 1
     labels *= 2
     assert written(model) == before
+
+
+@pytest.mark.parametrize("seed", range(4, 8))
+def test_what_is_said_of_targets_side_by_side_is_so_of_all(seed: int) -> None:
+    """The posterior is the largest of theirs: that of the target with the largest bound was false for another one."""
+    source = np.random.default_rng(seed)
+    rows, labels = source.normal(size=(20, 3)), source.normal(size=(20, 4)) * 10.0 ** source.uniform(-3, 0, 4)
+    options = {"max_iter": int(source.integers(5, 40)), "dtype": str(source.choice(["float32", "float64"]))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = LinearRegression(**options).fit(rows, labels)
+    stated, found = model.certificate_, prove_estimator(parse(written(model)))
+    assert stated.kind == "calibrated" or max(far.most for far in found) <= min(stated.bound, stated.posterior)
+    assert stated.measured <= max(far.most for far in found)
+
+
+def test_a_calibrated_scale_claims_no_least_distance() -> None:
+    """Huber: what was measured to the optimum at a fixed scale is no distance to the optimum of both."""
+    source = np.random.default_rng(0)
+    rows = source.normal(size=(12, 2))
+    for labels in (rows @ [1.0, 2.0] + 1e-9 * source.normal(size=12), 5.0 * (source.random(12) < 0.3)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            found = HuberRegressor(epsilon=1.0, max_iter=60).fit(rows, labels).certificate_
+        assert found.kind == "certified" or found.measured == 0
