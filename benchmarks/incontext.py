@@ -2,6 +2,7 @@
 
 python benchmarks/incontext.py             prints the tables and writes benchmarks/results/incontext.json
 python benchmarks/incontext.py --quick     fewer prompt lengths
+python benchmarks/incontext.py --parts estimators depths      these again, the others as they are in the record
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sklearn.preprocessing import StandardScaler
 from attnforge import incontext as af
 
 RESULTS = Path(__file__).resolve().parent / "results"
+PARTS = ("estimators", "depths", "prompts")
 Row = dict[str, Any]
 
 
@@ -299,17 +301,33 @@ def _cell(value: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="five prompt lengths instead of forty")
-    quick = parser.parse_args().quick
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is run again")
+    given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # operations are small: a pool of threads costs more than it gives
-    found: dict[str, list[Row]] = {"estimators": accuracy()}
-    sys.stdout.write(table(found["estimators"]) + "\n\n")
+    record = RESULTS / "incontext.json"
+    found: dict[str, list[Row]] = {} if set(given.parts) == set(PARTS) else json.loads(record.read_text("utf-8"))
+    if "estimators" in given.parts:
+        found["estimators"] = accuracy()
+        sys.stdout.write(table(found["estimators"]) + "\n\n")
+    if "depths" in given.parts:
+        show_depths(found)
+    if "prompts" in given.parts:
+        show_prompts(found, given.quick)
+    RESULTS.mkdir(exist_ok=True)
+    record.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def show_depths(found: dict[str, list[Row]]) -> None:
     found["depths"] = depths()
     figure(found["depths"], RESULTS.parent.parent / "docs" / "images" / "incontext.svg")
     for row in found["depths"]:
         pairs = zip(row["distance"][row["begin"] :], row["bound"], strict=True)
         tight = max(d / b for d, b in pairs)
         sys.stdout.write(f"{row['run']}: {row['kind']}, distance at most {tight:.2g} of the bound at every depth\n")
+
+
+def show_prompts(found: dict[str, list[Row]], quick: bool) -> None:
     begin = time.perf_counter()
     found["prompts"] = prompts([1, 10, 19, 20, 21, 40] if quick else list(range(1, 41)))
     sys.stdout.write(table(found["prompts"]) + "\n")
@@ -317,8 +335,6 @@ def main() -> None:
     worst = max(abs(row[a] - row[b]) for row in found["prompts"] for a, b in methods)
     spent = time.perf_counter() - begin
     sys.stdout.write(f"largest difference {worst:.2e}, all lengths and methods in {spent:.0f} s\n")
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "incontext.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
