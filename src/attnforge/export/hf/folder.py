@@ -116,8 +116,8 @@ def _accuracy(found: Certificate, verification: Verification | None) -> list[str
         ]
     else:
         lines = [
-            f"{found.word.capitalize()}: |network - target| is at most **{upper_text(found.bound)}**{unit} everywhere on "
-            f"the box, rounding of {found.dtype} included. Outside the box the certificate says nothing."
+            f"{found.word.capitalize()}: |network - target| is at most **{upper_text(found.bound)}**{unit} everywhere "
+            f"on the box, rounding of {found.dtype} included. Outside the box the certificate says nothing."
         ]
     if verification is not None:
         lines += [
