@@ -112,6 +112,15 @@ class ConvergenceCertificate:
         return {name: [finite(end) for end in value] if isinstance(value, tuple) else finite(value)
                 for name, value in each.items()}  # fmt: skip
 
+    def _again(self) -> list[str]:
+        """What the kernel says, or why nothing."""
+        if self.kernel is None:
+            return [f"by the analysis alone: {self.remark}"] if self.remark else []
+        return [
+            f"the kernel proves {upper_text(self.kernel, 4)} from the stored data and weights; how the bound came "
+            "about is as the file has it"
+        ]
+
     def __str__(self) -> str:
         word = f"calibrated, not certified ({self.reason})" if self.kind == "calibrated" else self.kind
         factor = "" if self.growth == 1 else f"{self.growth:.4g} * "
@@ -127,12 +136,7 @@ class ConvergenceCertificate:
                 *([f"  domain {self.domain}"] if self.domain else ()),
                 f"  measured at the end: residual {self.residual:.3e}, curvatures in [{low:.3g}, {high:.3g}], so the "
                 f"distance is at most {upper_text(self.posterior, 4)}",
-                *(
-                    []
-                    if self.kernel is None
-                    else [f"the kernel proves {upper_text(self.kernel, 4)} from the stored data and weights"]
-                ),
-                *([f"by the analysis alone: {self.remark}"] if self.kernel is None and self.remark else ()),
+                *self._again(),
             )
         )
 

@@ -49,6 +49,7 @@ CLASSES: dict[str, type[Any]] = {
 }  # fmt: skip
 OUTSIDE = (prompt.AFFINE, prompt.STOPPING, prompt.SMALLEST_CURVATURE, prompt.LIVE_CURVATURE, prompt.STEP_CHOICE,
            prompt.HELD, SCALE_CHOICE, LARGEST_SUM)  # fmt: skip
+ALMOST = 1e-12  # by which rounded units may be off: far below what any bound of a kernel allows for
 DUAL = ("kernel ridge", "kernel mean")  # what certificates of kernel estimators call their loss
 TENSORS: dict[str, int] = {
     "rows": 2, "labels": 2, "sample weight": 1, "weights": 3, "coefficients": 2, "intercepts": 1, "x mean": 1,
@@ -249,6 +250,10 @@ def _restore(est: Any, header: dict[str, Any], found: dict[str, Array]) -> None:
                 tuple(fits[k]["outside"])) for k in range(count)
     ]  # fmt: skip
     each = [_from_json(one) for one in stated["each"]]
+    losses = {_loss(est, found["weights"].shape[1]).name if not isinstance(est, KernelRegressor) else
+              f"kernel {est.method}"}  # fmt: skip
+    if {(one.loss, one.dtype) for one in each} != {(loss, est.dtype) for loss in losses}:
+        raise CertificateError("the certificates speak of another loss or dtype")
     if config["shared"]:
         if any(one != each[0] for one in each) or (found["x scale"] != found["x scale"][0]).any():
             raise CertificateError("fits that share their units have one certificate")
@@ -261,6 +266,11 @@ def _restore(est: Any, header: dict[str, Any], found: dict[str, Array]) -> None:
         ridge = est.method == "ridge"
         if not 0 < config["radius"] < math.inf or (est.gamma is not None and not est.gamma > 0) or not est.alpha > 0:
             raise CertificateError("radius, gamma and alpha are positive")
+        gamma = 1 / d if est.gamma is None else float(est.gamma)
+        reach = float(np.linalg.norm(est.scaling_.scaled(est._given.rows), axis=1).max())
+        wide = math.sqrt(2 * gamma) * found["x scale"] / config["radius"]
+        if not (reach <= 1 + ALMOST and np.abs(wide - 1).max() <= ALMOST):
+            raise CertificateError("rows lie within the stated radius, in units of the kernel's length")
         est.network_ = kernel_network(est.method, d, outputs, doublings if ridge else 0, dtype)
         est.rows_, est.radius_, est.single_ = est.scaling_.scaled(est._given.rows), config["radius"], config["single"]
         est.values_ = np.ascontiguousarray(found["weights"][:, 0].T) if ridge else est._given.labels / y_scale
@@ -330,6 +340,8 @@ def proved(
                 f"{name}: fit {k} is stated to be within {min(stated.bound, stated.posterior)!r} of its optimum, but "
                 f"only {far.most!r} can be proved"
             )
+        if stated.kind != "calibrated" and not far.scale <= stated.posterior * (1 + 2.0**-40) + 2.0**-48:
+            raise CertificateError(f"{name}: the scale is off by up to {far.scale!r}, more than is stated")
         if stated.measured > shared:
             raise CertificateError(
                 f"{name}: fit {k} is stated to be {stated.measured!r} away, at most {shared!r} is so"

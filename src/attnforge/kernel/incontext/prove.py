@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flint import arb, arb_mat, ctx
 
 from ...errors import CertificateError
-from ..balls import ONE, ZERO, NotProved, down, up, working
+from ..balls import ONE, ZERO, NotProved, down, largest, up, working
 from ..file import Saved
 from .enclosure import lengths, minimiser, thresholded
 from .objective import LOGISTIC, POISSON, Huber, Linear, Softmax, Stationary, Vector
@@ -20,19 +20,22 @@ WIDE = 256  # bits: centring may cost 53, the worst Gram matrix that a network i
 MOST_WORK = 1 << 26  # multiplications of a Hessian and its inverse: half a minute
 MOST_PAIRS = 1 << 23  # of rows, times their columns, for a kernel between all of them: seconds
 SMALL = 8  # columns that cost as much as one number does by itself
+ROUNDED = arb(2) ** -49  # of a coefficient: the rounding of three operations, and room
+TINY = arb(2) ** -1020  # what underflow may have cost besides
 SOLVED = 256  # rows up to which a kernel's system is solved; beyond, its least eigenvalue is at least the penalty
 WRONG = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, ZeroDivisionError)
 
 
 @dataclass(frozen=True)
 class Distance:
-    """Of one fit: ||w - w*|| in the prompt's units lies between `least` and `most`, coefficients and intercepts (and
-    Huber's scale, behind the intercepts) are off by no more than what is listed."""
+    """Of one fit: ||w - w*|| in the prompt's units lies between `least` and `most`; coefficients, intercepts and
+    Huber's scale (in the prompt's units) are off by no more than what is listed."""
 
     least: float
     most: float
     coefficients: tuple[float, ...]
     intercepts: tuple[float, ...]
+    scale: float = 0.0
 
 
 def prove_estimator(saved: Saved) -> tuple[Distance, ...]:
@@ -93,6 +96,7 @@ class _Fit:
         self.coefficients, self.intercepts = tensors["coefficients"].rows(), tensors["intercepts"].rows()
         self.mean, self.scale = tensors["x mean"].rows(), tensors["x scale"].rows()
         self.unit, self.label_mean = tensors["y scale"].rows(), tensors["y mean"].rows()
+        self.typical: Vector | None = None  # mean sizes of the columns of rows and labels
         self.matrix: arb_mat | None = None  # of a kernel between all rows, the same for all fits
         self.label_scale = arb(tensors["scale"].numbers[0])
         self.intercept = bool(self.params.get("fit_intercept", False))
@@ -125,20 +129,41 @@ class _Fit:
     def stated(self, k: int, found: list[Vector], mean: Vector, shift: Vector) -> Distance:
         """Distances from v* - w for every state: `shift` is what an intercept is more than its coordinate, over the
         unit, at coefficients 0; where there is no such coordinate, all of it."""
-        unit, fitted = arb(self.unit[k]), self.intercept and self.name in SHIFTED
         coefficients, intercepts, apart = [], [], []
-        factor = ONE if self.name == "PoissonRegressor" else unit
         for state, off in enumerate(found):
-            at = [arb(w) for w in self.weights[k][state]]
+            at, number = [arb(w) for w in self.weights[k][state]], k * self.states + state
             apart += off
-            slopes = [(a + o) * factor / arb(s) for a, o, s in zip(at, off, self.scale[k], strict=False)]
-            stored = self.coefficients[k * self.states + state]
-            coefficients += [up(abs(arb(c) - s)) for c, s in zip(stored, slopes, strict=True)]
+            own, best = (self.in_units(k, w, mean, shift[state])
+                         for w in (at, [a + o for a, o in zip(at, off, strict=False)]))  # fmt: skip
+            stored = [arb(c) for c in self.coefficients[number]]
+            _same(stored, own[0], [abs(c) for c in stored], ROUNDED)
+            coefficients += [up(abs(c - b)) for c, b in zip(stored, best[0], strict=True)]
             if self.intercept:
-                offset = (at[-1] + off[len(at) - 1]) * factor if fitted else ZERO
-                meant = shift[state] + offset - sum([s * m for s, m in zip(slopes, mean, strict=True)], ZERO)
-                intercepts.append(up(abs(arb(self.intercepts[k * self.states + state]) - meant)))
+                stored = [arb(self.intercepts[number])]
+                _same(stored, [own[1]], [self.sizes(own[0], mean) + abs(shift[state]) + abs(own[1])],
+                      ROUNDED * (self.samples + self.width))  # fmt: skip
+                intercepts.append(up(abs(stored[0] - best[1])))
         return _stated(apart, coefficients, intercepts)
+
+    def in_units(self, k: int, w: Vector, mean: Vector, shift: arb) -> tuple[Vector, arb]:
+        """Weights of fit k in the units of the data: coefficients, and the intercept."""
+        factor = ONE if self.name == "PoissonRegressor" else arb(self.unit[k])
+        slopes = [a * factor / arb(s) for a, s in zip(w, self.scale[k], strict=False)]
+        offset = w[-1] * factor if self.name in SHIFTED else ZERO
+        return slopes, shift + offset - sum([s * m for s, m in zip(slopes, mean, strict=True)], ZERO)
+
+    def sizes(self, slopes: Vector, mean: Vector) -> arb:
+        """What the rounding of means and of an intercept is measured by: the mean sizes of all that it is made of."""
+        if self.typical is None:
+            count = max(self.total.mid(), arb(2) ** -2000)
+            columns = [*zip(*self.rows, strict=True), *zip(*self.labels, strict=True)]
+            self.typical = [
+                sum([w * abs(arb(x)) for w, x in zip(self.sample_weight, column, strict=True)], ZERO) / count
+                for column in columns
+            ]
+        labels = largest(self.typical[self.width :])
+        seen = zip(slopes, mean, self.typical, strict=False)
+        return sum([abs(s) * (abs(m) + t) for s, m, t in seen], ZERO) + labels
 
     def means(self) -> tuple[Vector, arb_mat]:
         """The weighted means of rows and labels, zeros where no intercept is fitted."""
@@ -237,7 +262,7 @@ def _huber(fit: _Fit, k: int) -> Distance:
     problem = Huber(fit.moved(k, mean), labels, fit.sample_weight, penalty, epsilon)
     *found, off = minimiser(problem, [*fit.at(k), scale / unit])
     near = fit.stated(k, [found + fit.pinned(k, ZERO)], mean, [label])
-    return Distance(near.least, near.most, near.coefficients, (*near.intercepts, up(abs(off * unit))))
+    return replace(near, scale=up(abs(off)))
 
 
 def _kernel_ridge(fit: _Fit, k: int) -> Distance:
@@ -258,6 +283,7 @@ def _kernel_ridge(fit: _Fit, k: int) -> Distance:
     matrix = fit.matrix
     rest = [row[k] / unit - s for row, s in zip(fit.labels, (matrix * arb_mat(n, 1, at)).entries(), strict=True)]
     stored = [arb(c) / unit for c in fit.coefficients[k]]
+    _same(stored, at, [abs(c) for c in stored], ROUNDED)
     if n <= SOLVED:
         try:
             off = matrix.solve(arb_mat(n, 1, rest)).entries()
@@ -276,6 +302,13 @@ def _stated(apart: Vector, coefficients: list[float], intercepts: list[float]) -
     if not math.isfinite(up(most)):
         raise NotProved("the distance from the optimum could not be bounded")
     return Distance(max(down(least), 0.0), up(most), tuple(coefficients), tuple(intercepts))
+
+
+def _same(stored: Vector, meant: Vector, sizes: Vector, much: arb) -> None:
+    """Refuse numbers in the units of the data that are not those of the weights, up to their rounding."""
+    for s, m, size in zip(stored, meant, sizes, strict=True):
+        if not abs(s - m) <= much * size + TINY:
+            raise CertificateError("coefficients or intercepts are not those of the weights")
 
 
 def _exact(table: Any, samples: int) -> list[Vector]:
