@@ -27,8 +27,8 @@ from attnforge.heads import FastActivation
 from attnforge.heads.fast.read import anchor_read, watched_read
 from attnforge.heads.gate.head import GateHead
 from attnforge.heads.norm.fused import stages
-from attnforge.native import attend
 from attnforge.native import norm as rows
+from attnforge.native import whole
 from attnforge.network import Heads
 
 FUNCTIONS = {"gelu": torch.nn.functional.gelu, "mish": torch.nn.functional.mish, "silu": torch.nn.functional.silu,
@@ -249,8 +249,8 @@ def test_softmax_heads_are_those_of_the_network(scope: str, dtype: torch.dtype) 
         (1, 1000, 2, 1, True, True),
     ):  # fmt: skip
         made = group(scope, heads, slots, keys, width, shared, picks, dtype)
-        Z = torch.randn(attend.WORTH // (heads * slots) + 5, 4, dtype=dtype)
-        assert attend.takes(Z, made.parameters(), heads * (slots + 1))
+        Z = torch.randn(997, 4, dtype=dtype)
+        assert whole.computed(made, made.stack, Z) is not None
         wide = copy.deepcopy(made).double()
         exact = torch.softmax(wide.scores(Z.double()), -1)
         reads = wide.M_V.expand(heads, -1, -1)
@@ -317,7 +317,7 @@ def test_tables_larger_than_kernels_hold_are_read_in_pieces(
 @needed
 def test_a_slot_with_all_the_weight_is_read_exactly() -> None:
     relu = GateHead.relu(-4, 4).requires_grad_(False)
-    y = torch.cat([torch.linspace(-4, 4, attend.WORTH), torch.linspace(0.5, 4, 1000)])
+    y = torch.cat([torch.linspace(-4, 4, 4001), torch.linspace(0.5, 4, 1000)])
     with torch.no_grad():
         found = relu(y)
     assert torch.equal(found[y > 0.1], y[y > 0.1]) and not bool(found[y < -0.1].any())
@@ -348,7 +348,7 @@ def test_an_exponential_that_errs_is_refused(elsewhere: pytest.MonkeyPatch, tmp_
     wrong = source.replace("0x1.55548ep-3f", "0x1.56548ep-3f")
     assert wrong != source
     (tmp_path / "kernels.c").write_text(wrong, "utf-8")
-    (tmp_path / "attend.h").write_bytes(native.INCLUDED.read_bytes())
+    (tmp_path / "whole.h").write_bytes(native.INCLUDED.read_bytes())
     elsewhere.setattr(native, "SOURCE", tmp_path / "kernels.c")
     elsewhere.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert native.library() is None and "exponential errs" in native.trouble()
@@ -385,7 +385,7 @@ def test_a_child_of_a_process_with_threads_still_computes() -> None:
 
 def test_a_library_holds_what_the_source_defines() -> None:
     source = native.SOURCE.read_text("utf-8")
-    names = {field.name for field in dataclasses.fields(native.Library)} - {"path", "attend_f", "attend_d"}
+    names = {field.name for field in dataclasses.fields(native.Library)} - {"path", "network_f", "network_d"}
     assert names and all(f"void attnforge_{name}(" in source for name in names)
-    assert f"#define MOST_SLOTS {attend.SLOTS}\n#define MOST_COORDINATES {attend.COORDINATES}\n" in source
+    assert f"#define MOST_SLOTS {whole.SLOTS}\n#define MOST_COORDINATES {whole.COORDINATES}\n" in source
     assert f"#define LANES {rows.LANES} " in source

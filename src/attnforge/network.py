@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from .dtypes import transformed
 from .errors import ArgumentError
-from .native.attend import attending, fits, takes
+from .native.whole import computed
 
 Scope = Literal["memory", "self", "tokens"]
 Columns = Callable[[Tensor], Tensor]  # from (channel, row) to (channel, row)
@@ -205,21 +206,18 @@ class Heads(nn.Module):
         """Whether all keys are constants: then a head reads its own row and no other."""
         return self.scope == "memory" or (self.scope == "self" and self.W_K is None and self.M_K is not None)
 
-    @property
-    def fits(self) -> bool:
-        """Whether kernels hold its tables: all slots of a head, its own among them."""
-        return fits(self.slots + (self.scope == "self"), self.W_Q.shape[-1])
+    def stack(self) -> list[_Alone]:
+        """The layers of a network of this group alone."""
+        return [_Alone(self)]
 
-    def along(self, many: bool = False, kernels: bool = False) -> Columns:
+    def along(self, many: bool = False) -> Columns:
         """The same where all keys are constants, from and to (channel, row): every operation runs along the rows. What
         does not depend on them is made ready here, once for `many` rows: then tables that only select are looked for,
-        through which no gradient passes. `kernels` promises what `native.attend.takes` asks."""
+        through which no gradient passes."""
         keys, values, own = self.M_K, self.M_V.transpose(-2, -1), self.scope == "self"
         if own:
             both = max(keys.shape[0], self.b_K.shape[0])
             keys = torch.cat([self.b_K.unsqueeze(-2).expand(both, -1, -1), keys.expand(both, -1, -1)], dim=-2)
-        if kernels and self.fits:
-            return self._by_kernel(keys, values, many)
         if keys.shape[0] == values.shape[0] == 1 < self.heads:
             return self._side_by_side(keys, values, many)
         query = _projection(self.W_Q, self.b_Q, many)
@@ -232,19 +230,6 @@ class Heads(nn.Module):
             if value is not None:
                 read = torch.addcmul(read, weights[:, :1], value(X))
             return output(read.sum(0) if summed else read.flatten(0, 1))
-
-        return columns
-
-    def _by_kernel(self, keys: Tensor, values: Tensor, many: bool) -> Columns:
-        """`along` by a kernel that keeps nothing for each slot."""
-        query, read = attending(self.W_Q, self.b_Q, keys, values)
-        value = _projection(self.W_V, self.b_V, many) if self.scope == "self" else None
-        summed, output = self.W_O.shape[0] == 1 < self.heads, _product(self.W_O.flatten(0, 1).t(), many)
-
-        def columns(X: Tensor) -> Tensor:
-            own = None if value is None else value(X).expand(-1, -1, X.shape[-1])
-            found = read(query(X), own)
-            return output(found.sum(0) if summed else found.flatten(0, 1))
 
         return columns
 
@@ -333,6 +318,18 @@ class Heads(nn.Module):
         )
 
 
+@dataclass(frozen=True)
+class _Alone:
+    """A layer that is one group of heads."""
+
+    group: Heads
+    S: Tensor | None = None
+    s: Tensor | None = None
+
+    def heads(self) -> list[Heads]:
+        return [self.group]
+
+
 class _Some(nn.Module):
     """What a module computes of some rows: nobody who watches the module is told of parts."""
 
@@ -343,12 +340,12 @@ class _Some(nn.Module):
     def forward(self, Z: Tensor, rows: slice) -> Tensor:
         return self.ready()(Z, rows)
 
-    def ready(self, many: bool = False, kernels: bool = False) -> Callable[[Tensor, slice], Tensor]:
+    def ready(self, many: bool = False) -> Callable[[Tensor, slice], Tensor]:
         """What computes them, for many calls."""
         module = self.module
         if isinstance(module, Heads) and not module.constant:
             return module.attend
-        along = module.along(many, kernels)
+        along = module.along(many)
         return lambda Z, rows: along(Z[rows].t()).t()
 
 
@@ -362,8 +359,7 @@ class _Chunks(torch.autograd.Function):
     ) -> Tensor:
         ctx.part, ctx.rows, ctx.names = part, rows, names
         ctx.save_for_backward(Z, *tables)
-        kernels = takes(Z, tables, _exponentials(_groups(part.module)))
-        out, compute = Z.new_empty(*Z.shape[:-1], width), part.ready(True, kernels)
+        out, compute = Z.new_empty(*Z.shape[:-1], width), part.ready(True)
         for some in rows:
             out[..., some, :] = compute(Z, some)
         return out
@@ -403,26 +399,13 @@ def _in_chunks(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor, step: 
     return cast(Tensor, _Chunks.apply(part, rows, width, [*tables], Z, *tables.values()))
 
 
-def _groups(module: Heads | AttentionLayer | AttentionOnly) -> list[Heads]:
-    if isinstance(module, Heads):
-        return [module]
-    return module.heads() if isinstance(module, AttentionLayer) else [*module.groups()]
-
-
-def _exponentials(groups: Iterable[Heads]) -> int:
-    """The most that a group takes of a row; 1 where there is none."""
-    return max((group.heads * (group.slots + 1) for group in groups), default=1)
-
-
 def _along_rows(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor) -> Tensor:
-    """What reads each row by itself, through `along`, in pieces that stay in the cache."""
+    """What reads each row by itself, through `along`, in pieces that stay in the cache; in one call where there are
+    kernels."""
+    if (out := computed(module, module.stack, Z)) is not None:
+        return out
     flat = Z.reshape(-1, Z.shape[-1])
-    groups = _groups(module)
-    most = _exponentials(groups)
-    if takes(Z, (), most):  # kernels keep queries and reads, and nothing for each slot
-        kept = (1 + (g.W_Q.shape[-1] + g.W_O.shape[1] if g.fits else g.slots) for g in groups)
-        widths = [group.heads * each for group, each in zip(groups, kept, strict=True)]
-        most = min(most, max([module.width, Z.shape[-1], *widths]))
+    most = max((group.heads * (group.slots + 1) for layer in module.stack() for group in layer.heads()), default=1)
     step = max(1, (CACHED if Z.device.type == "cpu" else CHUNK) // most)
     if step >= flat.shape[0] or _whole(module, Z):
         return module.attend(Z) if isinstance(module, Heads) else _rows_first(module, Z)
@@ -431,8 +414,7 @@ def _along_rows(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor) -> Te
 
 def _rows_first(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor) -> Tensor:
     """`along`, from and to (..., row, channel)."""
-    kernels = takes(Z, module.parameters(), _exponentials(_groups(module)))
-    out = module.along(kernels=kernels)(Z.reshape(-1, Z.shape[-1]).t())
+    out = module.along()(Z.reshape(-1, Z.shape[-1]).t())
     return out.t().contiguous().view(*Z.shape[:-1], out.shape[0])
 
 
@@ -456,6 +438,10 @@ class AttentionLayer(nn.Module):
         """The groups of heads of this layer."""
         return [cast(Heads, group) for group in self.groups]
 
+    def stack(self) -> list[AttentionLayer]:
+        """The layers of a network of this one alone."""
+        return [self]
+
     @property
     def constant(self) -> bool:
         """Whether every row is computed by itself, by heads as they are: nobody looks at what comes out of them."""
@@ -476,9 +462,9 @@ class AttentionLayer(nn.Module):
             terms.append(self.s)
         return functools.reduce(torch.add, terms)
 
-    def along(self, many: bool = False, kernels: bool = False) -> Columns:
+    def along(self, many: bool = False) -> Columns:
         """The same for heads with constant keys, from and to (channel, row)."""
-        parts = [group.along(many, kernels) for group in self.heads()]
+        parts = [group.along(many) for group in self.heads()]
         skip = None if self.S is None else _product(self.S.t(), many)
         bias = None if self.s is None else self.s.unsqueeze(-1)
 
@@ -509,10 +495,14 @@ class AttentionOnly(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
+    def stack(self) -> list[AttentionLayer]:
+        """The layers, first layer first."""
+        return [cast(AttentionLayer, layer) for layer in self.layers]
+
     def groups(self) -> Iterator[Heads]:
         """All groups of heads, first layer first."""
-        for layer in self.layers:
-            yield from cast(AttentionLayer, layer).heads()
+        for layer in self.stack():
+            yield from layer.heads()
 
     @property
     def width(self) -> int:
@@ -538,9 +528,9 @@ class AttentionOnly(nn.Module):
         parameters = list(self.parameters())
         return all(p.dtype == dtype for p in parameters) and sum(p.numel() for p in parameters) <= UNROLLED
 
-    def along(self, many: bool = False, kernels: bool = False) -> Columns:
+    def along(self, many: bool = False) -> Columns:
         """The same for heads with constant keys, from and to (channel, row)."""
-        parts = [cast(AttentionLayer, layer).along(many, kernels) for layer in self.layers]
+        parts = [cast(AttentionLayer, layer).along(many) for layer in self.layers]
         return lambda X: functools.reduce(lambda state, part: part(state), parts, X)
 
     def unrolled(self, Z: Tensor) -> Tensor:

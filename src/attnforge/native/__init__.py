@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..dtypes import transformed
 
-SOURCE, INCLUDED = (Path(__file__).with_name(name) for name in ("kernels.c", "attend.h"))
+SOURCE, INCLUDED = (Path(__file__).with_name(name) for name in ("kernels.c", "whole.h"))
 #: Nothing that rearranges: sums are in the order of the source. Errno and traps are not asked for.
 OPTIONS = ("-std=gnu11", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 MACHINES = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "AMD64": (), "aarch64": (), "arm64": ()}
@@ -58,9 +58,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     ),
     "attnforge_exp_d": (Address, Address, ctypes.c_long),
     **dict.fromkeys(
-        ("attnforge_attend_f", "attnforge_attend_d"),
-        (Address, ctypes.c_long, *[Address] * 4, ctypes.c_int, Address, ctypes.c_int, Address, Address, ctypes.c_long,
-         *[ctypes.c_int] * 4),
+        ("attnforge_network_f", "attnforge_network_d"),
+        (Address, Address, ctypes.c_long, *[ctypes.c_int] * 2, *[Address] * 6, ctypes.c_int, Address,
+         *[ctypes.c_int] * 2, Address, ctypes.c_int),
     ),
 }  # fmt: skip
 
@@ -74,8 +74,8 @@ class Library:
     activation: Any
     norm: Any
     exp_d: Any
-    attend_f: Any
-    attend_d: Any
+    network_f: Any
+    network_d: Any
 
 
 def ready(x: Tensor) -> bool:

@@ -335,16 +335,24 @@ void attnforge_exp_d(const double *x, double *out, long n) {
   }
 }
 
+/* of a step in a program: what it does, and how many numbers say so */
+enum { DONE, DENSE, SPARSE, HEADS, LATTICE, SUM };
+#define STEP 16
+
 #define REAL float
 #define VECTOR V
+#define MASK I
+#define SIGN ((int32_t)0x80000000)
 #define LANE_COUNT WIDE
 #define EXP expo
 #define NAME(x) x##_f
-#include "attend.h"
+#include "whole.h"
 
 #define REAL double
 #define VECTOR W
+#define MASK J
+#define SIGN ((int64_t)0x8000000000000000)
 #define LANE_COUNT (WIDE / 2)
 #define EXP expo_d
 #define NAME(x) x##_d
-#include "attend.h"
+#include "whole.h"
