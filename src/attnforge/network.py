@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from .dtypes import transformed
 from .errors import ArgumentError
-from .native.whole import computed
+from .native.whole import EvenKeys, again, computed
 
 Scope = Literal["memory", "self", "tokens"]
 Columns = Callable[[Tensor], Tensor]  # from (channel, row) to (channel, row)
@@ -97,6 +97,7 @@ class Heads(nn.Module):
     ):
         super().__init__()
         self.scope, self.causal, self.purpose = scope, causal, purpose
+        self.even: EvenKeys | None = None  # how kernels may read the keys, where a certificate speaks of that
         given = dict(W_Q=W_Q, b_Q=b_Q, W_K=W_K, b_K=b_K, W_V=W_V, b_V=b_V, M_K=M_K, M_V=M_V, W_O=W_O)
         for name, tensor in given.items():
             self.register_parameter(name, None if tensor is None else nn.Parameter(tensor.detach().clone()))
@@ -206,7 +207,7 @@ class Heads(nn.Module):
         """Whether all keys are constants: then a head reads its own row and no other."""
         return self.scope == "memory" or (self.scope == "self" and self.W_K is None and self.M_K is not None)
 
-    def stack(self) -> list[_Alone]:
+    def stack(self) -> Sequence[_Alone]:
         """The layers of a network of this group alone."""
         return [_Alone(self)]
 
@@ -327,6 +328,7 @@ class _Alone:
     s: Tensor | None = None
 
     def heads(self) -> list[Heads]:
+        """The group."""
         return [self.group]
 
 
@@ -438,7 +440,7 @@ class AttentionLayer(nn.Module):
         """The groups of heads of this layer."""
         return [cast(Heads, group) for group in self.groups]
 
-    def stack(self) -> list[AttentionLayer]:
+    def stack(self) -> Sequence[AttentionLayer]:
         """The layers of a network of this one alone."""
         return [self]
 
@@ -515,6 +517,8 @@ class AttentionOnly(nn.Module):
         return all(type(layer) is AttentionLayer and layer.constant and not hooked(layer) for layer in self.layers)
 
     def forward(self, Z: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and (out := again(self, Z)) is not None:
+            return out
         if self.constant and not torch.compiler.is_compiling():
             return _along_rows(self, Z)
         if self.constant and not exporting() and self._small(Z.dtype):

@@ -21,7 +21,9 @@ from ..certificates.schema import BOX, MOST_TOKENS, Whole
 from ..dtypes import DTYPES, Array, dtype_name, shipped
 from ..errors import ArgumentError, CertificateError
 from ..heads.families import site_type
+from ..heads.fast.even import EvenTable
 from ..heads.stored import TABLES
+from ..native.limits import repeated, within
 from ..network import AttentionLayer, AttentionOnly, Heads
 from ..programs.enclose import MOST_SYMBOLS
 from ..programs.ops import Constant
@@ -94,6 +96,10 @@ class CompiledNetwork(CertifiedModule):
         if [pair for box in self.boxes for pair in box.intervals()] != self.box.intervals():
             raise ArgumentError(f"the boxes of the inputs, {self.boxes!r}, are not those of the program, {self.box!r}")
         self.register_buffer("constants", _constants(layout.program, dtype))
+        for step, layer in zip(layout.steps, list(network.layers)[1::2], strict=False):
+            for group, heads in zip(step.groups, cast(AttentionLayer, layer).heads(), strict=True):
+                named = {site.lattice for site, _ in group.members}
+                heads.even = EvenTable.named(named.pop()) if len(named) == 1 else None
 
     @property
     def program(self) -> Program:
@@ -150,7 +156,7 @@ class CompiledNetwork(CertifiedModule):
 
     def _check_box(self, x: Tensor, box: Box, name: str) -> None:
         """Raise on NaN and infinity; warn once, or raise if strict, about the first coordinate that leaves the box."""
-        if not x.numel():
+        if not x.numel() or within(x, *_limits(box, x.dtype)):
             return
         lo, hi = _bounds(box, x.dtype)
         flat = x.detach().reshape(-1, box.dim)
@@ -299,6 +305,13 @@ def _bounds(box: Box, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The bounds of a box, widened to numbers of a dtype, one entry per coordinate."""
     wide = box.outward(dtype)
     return wide.lower.reshape(-1).to(dtype), wide.upper.reshape(-1).to(dtype)
+
+
+@lru_cache(maxsize=256)
+def _limits(box: Box, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same as kernels take them."""
+    low, high = map(repeated, _bounds(box, dtype))
+    return low, high
 
 
 def _constants(program: Program, dtype: torch.dtype) -> Tensor | None:

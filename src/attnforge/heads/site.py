@@ -63,6 +63,11 @@ class Site(ABC):
     def spans(self) -> tuple[Span, ...]:
         """The intervals of the operands that the heads are meant for, in the order of the operation's inputs."""
 
+    @property
+    def lattice(self) -> tuple[float, ...]:
+        """The numbers of the even table that the heads may be read by (`heads.fast.even`), if there is one."""
+        return ()
+
     def largest_logit(self) -> float:
         """A bound of |logit| that does not come from constant keys, where the site knows one."""
         return 0.0

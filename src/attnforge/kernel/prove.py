@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flint import arb, arb_mat, fmpq
@@ -17,7 +17,7 @@ from ..errors import CertificateError
 from . import derivation as choices
 from . import program as programs
 from .alone.chain import chained
-from .alone.fast import is_fast, prove_fast
+from .alone.fast import even, is_fast, prove_fast
 from .alone.heads import FAMILIES, Scopes, alone
 from .alone.norm import prove_norm
 from .alone.pair import is_pair, prove_pair
@@ -100,11 +100,12 @@ class Prover:
 
     def __init__(
         self, program: Program, chosen: Derivation, layers: list[Layer], constants: Errors, dtype: str,
-        folded: Folded | None = None, apart: float = 0.0, relative: bool = False,
+        folded: Folded | None = None, apart: float = 0.0, relative: bool = False, even: dict[int, Any] | None = None,
     ):  # fmt: skip
         self.program, self.chosen, self.layers, self.dtype = program, chosen, layers, dtype
         self.folded = folded  # a plain transformer: columns are virtual then, and what is rounded is known to it
         self.apart = apart  # how far the program may be from the function that a head is for
+        self.even = even or {}  # what operations' anchors may be read with one exponential, by the numbers of a table
         self.relative = relative  # whether the bound is one of the error over the function's size
         self.machine: Machine = MACHINES[dtype]
         self.constants = constants
@@ -131,6 +132,7 @@ class Prover:
         scopes: Scopes | None = None
         folded: Folded | None = None
         apart, relative = 0.0, False
+        named: dict[int, Any] = {}
         if header.get("family") in (*FAMILIES, *ALONE):
             head = ALONE.get(header["family"], alone)(saved)
             apart, relative = head.apart, head.relative
@@ -140,6 +142,7 @@ class Prover:
             if not isinstance(config, dict) or not isinstance(config.get("dtype"), str):
                 raise CertificateError("the file does not describe a network")
             program, dtype = programs.read(config), config["dtype"]
+            named = _named(config)
         elif header.get("family") == "plain":
             folded = Folded.read(saved, given)
             program, tensors, dtype, given = folded.program, folded.tensors, folded.dtype, folded.chosen
@@ -171,7 +174,7 @@ class Prover:
         output = tuple((program.output, c) for c in range(program.ops[program.output].width))
         if first != output:
             raise CertificateError("the last state of the network is not the output of the program")
-        return cls(program, derivation, layers, constants, dtype, folded, apart, relative)
+        return cls(program, derivation, layers, constants, dtype, folded, apart, relative, named)
 
     # -- the whole box --------------------------------------------------------------------------------------------
 
@@ -340,6 +343,10 @@ class Prover:
             raise CertificateError(f"no column after layer {place.layer} is the result of operation {place.op}")
         i = layer.after.index((place.op, place.channel))
         site = _stored_site(layer, place, i, x, y, fn, self.dtype)
+        if place.op in self.even:
+            if len(site.heads) != 1 or len(self.even[place.op]) != 4:
+                raise CertificateError(f"operation {place.op} has no one head to be read with one exponential")
+            site = replace(site, reading=even(site.heads[0], self.even[place.op], self.dtype))
         if self.folded:
             site = self.folded.loosened(site, place, layer.places)
         edges = self.chosen.tables[place.table]
@@ -446,6 +453,14 @@ def _stored_site(
         raise CertificateError(f"the skip of operation {place.op} reads other columns than its own")
     skip = (0.0 if x is None else layer.skip[x][column], layer.skip[y][column], layer.bias[column])
     return HeadSum(tuple(heads), skip, fn, place.pivot if x is not None else 0.0, dtype)
+
+
+def _named(config: dict[str, Any]) -> dict[int, Any]:
+    """The tables that the file of a network names for operations, which may be read with one exponential (K47)."""
+    try:
+        return {op: list(map(float, site["even"])) for op, _, site in config["sites"] if site.get("even")}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CertificateError(f"the file names tables that are none: {error!r}") from error
 
 
 def _all_claimed(layer: Layer) -> None:

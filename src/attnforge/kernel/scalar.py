@@ -11,7 +11,7 @@ import bisect
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from flint import arb, arb_mat
@@ -49,7 +49,8 @@ class Head:
 class HeadSum:
     """The heads of one scalar result, and its skip: x * skip[0] + y * skip[1] + skip[2]. Without a function: x y.
 
-    `pivot` is subtracted from x in the bound, which is best where the heads subtract it too: a choice.
+    `pivot` is subtracted from x in the bound, which is best where the heads subtract it too: a choice. `reading`, where
+    given, is how far another way to compute its one head is from that in exact arithmetic (lemma K47).
     """
 
     heads: tuple[Head, ...]
@@ -57,6 +58,7 @@ class HeadSum:
     function: Function | None
     pivot: float
     dtype: str
+    reading: Callable[[Machine, Cell], arb] | None = None
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,9 @@ def cell_error(site: HeadSum, machine: Machine, cell: Cell) -> Bound:
         if not _finite(head, machine, y, r, p):
             return Bound(arb.pos_inf(), arb.pos_inf())
         parts, error, most = _one_head(head, machine, y, r, p)
+        if site.reading is not None:
+            other = site.reading(machine, cell)
+            error, most = Bound(error.slope, error.rest.max(other)), Bound(most.slope, most.rest + other)
         for i in (0, 1):
             a[i] = [s + arb(head.out) * t for s, t in zip(a[i], parts[0][i], strict=True)]
             b[i] = [s + arb(head.out) * t for s, t in zip(b[i], parts[1][i], strict=True)]

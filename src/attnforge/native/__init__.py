@@ -62,6 +62,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         (Address, Address, ctypes.c_long, *[ctypes.c_int] * 2, *[Address] * 6, ctypes.c_int, Address,
          *[ctypes.c_int] * 2, Address, ctypes.c_int),
     ),
+    **dict.fromkeys(
+        ("attnforge_beyond_f", "attnforge_beyond_d"), (Address, ctypes.c_long, *[Address] * 2, ctypes.c_long, Address)
+    ),
 }  # fmt: skip
 
 
@@ -76,6 +79,8 @@ class Library:
     exp_d: Any
     network_f: Any
     network_d: Any
+    beyond_f: Any
+    beyond_d: Any
 
 
 def ready(x: Tensor) -> bool:

@@ -203,6 +203,18 @@ void NAME(attnforge_network)(const REAL *x, REAL *out, long rows, int inputs, in
   }
 }
 
+/* Adds to `outside` how many numbers lie outside of their limits, NaN among them; the limits repeat after `period`. */
+void NAME(attnforge_beyond)(const REAL *x, long n, const REAL *low, const REAL *high, long period, int64_t *outside) {
+  long found = 0;
+  for (long i = 0; i < n; i += period) {
+    long some = n - i < period ? n - i : period;
+    int64_t here = 0;
+    for (long j = 0; j < some; j++) here += !((x[i + j] >= low[j]) & (x[i + j] <= high[j]));
+    found += here;
+  }
+  *outside += found;
+}
+
 #undef SPAN
 #undef REAL
 #undef VECTOR

@@ -2,13 +2,15 @@
 
 A script is written once for a network: where its tables begin, what each layer reads and writes. What is computed is
 what `network.Heads` and `network.AttentionLayer` compute: affine maps with sums in some order (lemma R8), logits, the
-largest subtracted, exponentials, their sum's reciprocal, weights, a sum of weighted values (lemma R5 and the exponential
-of R9). Every call compares the network's tables with those that the script was written for, byte by byte.
+largest subtracted, exponentials, their sum's reciprocal, weights, a sum of weighted values (lemma R5 and the
+exponential of R9); or, of keys that may be read so, quotients of polynomials (lemma A8). Every call compares the
+network's tables with those that the script was written for, byte by byte.
 """
 
 from __future__ import annotations
 
 import ctypes
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from ..dtypes import SHIPPED
 from . import library, plain, threads
 
-SLOTS, COORDINATES = 256, 8  # the most that kernels.c holds of a head's logits, and of a query
+SLOTS, COORDINATES, POWERS = 256, 8, 65  # the most that kernels.c holds of logits, queries, and polynomials
 SPAN = {torch.float32: 64, torch.float64: 32}  # numbers of a slab, at most: four of the widest vectors
 DENSE, SPARSE, HEADS, LATTICE, SUM = range(1, 6)  # the steps of kernels.c, 0 ends them
 STEP = 16  # numbers of a step
@@ -29,11 +31,25 @@ MOST = 1 << 31  # numbers that a script can point at
 TABLES = ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "M_K", "M_V", "W_O")
 
 
+class EvenKeys(Protocol):
+    """Keys that may be read with one exponential: `heads.fast.even.EvenTable`."""
+
+    def read(self, keys: Tensor, values: Tensor, centre: float) -> tuple[Tensor, int, bool, bool] | None:
+        """[rate, centre, Q, P, R], powers, whether there is R, whether keys are whole; None for others."""
+
+
 class Group(Protocol):
     """A group of heads with constant keys: `network.Heads`."""
 
-    scope: str
-    _parameters: dict[str, Tensor | None]
+    _parameters: dict[str, nn.Parameter | None]
+
+    @property
+    def scope(self) -> str:
+        """Which tokens they see."""
+
+    @property
+    def even(self) -> EvenKeys | None:
+        """How their keys may be read, besides by the softmax."""
 
     @property
     def heads(self) -> int:
@@ -43,8 +59,13 @@ class Group(Protocol):
 class Layer(Protocol):
     """Groups and a linear skip: `network.AttentionLayer`."""
 
-    S: Tensor | None
-    s: Tensor | None
+    @property
+    def S(self) -> Tensor | None:
+        """The linear skip."""
+
+    @property
+    def s(self) -> Tensor | None:
+        """Its bias."""
 
     def heads(self) -> Sequence[Group]:
         """The groups."""
@@ -99,6 +120,9 @@ class Writer:
         W_Q, keys, values, W_O = (tables[name] for name in ("W_Q", "M_K", "M_V", "W_O"))
         heads, width = group.heads, values.shape[-1]
         read, free = free, self.room(free, heads * width)
+        if self.evenly(group, tables, source, read):
+            self.affine(read, target, W_O.expand(heads, -1, -1).flatten(0, 1).t(), None, add)
+            return
         own = -1
         if group.scope == "self":
             both = max(keys.shape[0], tables["b_K"].shape[0])
@@ -135,6 +159,30 @@ class Writer:
             read = total
         self.affine(read, target, W_O.flatten(0, 1).t(), None, add)
 
+    def evenly(self, group: Group, tables: dict[str, Tensor], source: int, read: int) -> bool:
+        """Read a group's keys with one exponential, where they may be: heads of one table and query (x - centre, 1)."""
+        W_Q, b_Q, keys, values = (tables.get(name) for name in ("W_Q", "b_Q", "M_K", "M_V"))
+        if group.even is None or group.scope != "memory":
+            return False
+        if W_Q is None or b_Q is None or keys is None or values is None:
+            return False
+        if keys.shape[0] != 1 or keys.shape[2] != 2 or values.shape[0] != 1 or values.shape[2] != 1:
+            return False
+        picks = W_Q[:, :, 0]
+        one_each = bool(((picks != 0).sum(-1) == 1).all()) and bool((picks.sum(-1) == 1).all())
+        same = bool((b_Q == b_Q[:1]).all()) and float(b_Q[0, 1]) == 1.0
+        if not one_each or not same or bool((W_Q[:, :, 1] != 0).any()):
+            return False
+        found = group.even.read(keys[0], values[0, :, 0], -float(b_Q[0, 0]))
+        if found is None:
+            return False
+        numbers, powers, odd, whole = found
+        if powers > POWERS:
+            return False
+        place = self.place((picks != 0).to(torch.uint8).argmax(-1).tolist())
+        self.step(LATTICE, source, read, group.heads, powers, self.number(numbers), odd, whole, place)
+        return True
+
     def layer(self, layer: Layer, source: int, target: int, free: int) -> None:
         """A layer: its groups one after the other, then the skip, then its bias."""
         add = False
@@ -149,50 +197,71 @@ class Writer:
 
 
 @dataclass(frozen=True, eq=False)
-class Script:
-    """How the kernel computes a network, and the tables it was written for."""
+class Held:
+    """The modules and tables of a network as they were: what has to be there still."""
 
-    held: list[tuple[dict[str, Tensor | None], str, Tensor | None, int, torch.Size | None]]
-    inside: list[tuple[dict[str, Any], list[Any]]]  # the modules within
-    dtype: torch.dtype
-    possible: bool
-    inputs: int = 0
-    outputs: int = 0
-    result: int = 0
-    slabs: int = 0
-    work: int = 0  # of a row
-    code: Tensor | None = None
-    index: Tensor | None = None
-    numbers: Tensor | None = None
-    addresses: Any = None
-    sizes: Tensor | None = None
-    copies: Tensor | None = None
+    modules: list[tuple[dict[str, Any], list[Any]]]  # of every module, those within
+    tables: list[tuple[dict[str, nn.Parameter | None], list[nn.Parameter | None]]]
+    known: list[nn.Parameter]
+    addresses: list[int]
+    shapes: list[torch.Size]
+    watching: list[Any]  # the hooks of the modules within, none of which may be set
+    own: list[dict[str, Any]]  # the attributes of these modules: one may have a `forward` of its own
+
+    @classmethod
+    def of(cls, network: nn.Module) -> Held:
+        """Those of now."""
+        every = list(network.modules())
+        tables = [(m._parameters, [*m._parameters.values()]) for m in every if m._parameters]
+        known = [t for _, these in tables for t in these if t is not None]
+        return cls(
+            [(m._modules, [*m._modules.values()]) for m in every if m._modules], tables, known,
+            [t.data_ptr() for t in known], [t.shape for t in known],
+            [hooks for m in every[1:] for hooks in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks,
+                                                    m._backward_pre_hooks)],
+            [vars(m) for m in every[1:]],
+        )  # fmt: skip
 
     def stands(self) -> bool:
-        """Whether the network has the modules and tables that it had, at their addresses; their bytes are compared
-        where they are used."""
-        for modules, before in self.inside:
-            if [*modules.values()] != before:
+        """Whether all is there, at its address, and nobody watches; the bytes are compared where they are used."""
+        for now, before in (*self.modules, *self.tables):
+            if len(now) != len(before) or not all(map(operator.is_, now.values(), before)):
                 return False
-        for tables, name, table, address, shape in self.held:
-            now = tables.get(name)
-            if now is not table:
-                return False
-            if now is not None and (now.data_ptr() != address or now.shape != shape or not now.is_contiguous()):
-                return False
-        return True
+        if [t.data_ptr() for t in self.known] != self.addresses or [t.shape for t in self.known] != self.shapes:
+            return False
+        return all(t.is_contiguous() for t in self.known) and not any(self.watching) and not self.overridden()
+
+    def overridden(self) -> bool:
+        """Whether a module within has a `forward` of its own."""
+        return any("forward" in attributes for attributes in self.own)
 
     def trains(self) -> bool:
         """Whether gradients of a table are wanted."""
-        return any(table is not None and table.requires_grad for _, _, table, _, _ in self.held)
+        return any(t.requires_grad for t in self.known)
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """What the kernel is given: steps, what they point at, and the network's tables with their bytes as they were."""
+
+    dtype: torch.dtype
+    inputs: int
+    outputs: int
+    result: int
+    slabs: int
+    work: int  # of a row
+    code: Tensor
+    index: Tensor
+    numbers: Tensor
+    addresses: Any
+    sizes: Tensor
+    copies: Tensor
 
     def run(self, Z: Tensor) -> Tensor | None:
         """The network at rows of Z; None where a table's bytes have changed, or where there are no kernels any more."""
         found = library()
         if found is None:
             return None
-        assert self.code is not None and self.index is not None and self.numbers is not None
-        assert self.sizes is not None and self.copies is not None
         x = Z.detach()
         x = x if x.is_contiguous() else x.contiguous()
         rows = x.numel() // self.inputs
@@ -208,47 +277,67 @@ class Script:
         return None if changed.value else out
 
 
+@dataclass(frozen=True, eq=False)
+class Script:
+    """How the kernel computes a network, if it does, and what that was found out of."""
+
+    held: Held
+    dtype: torch.dtype
+    inputs: int
+    steps: Steps | None = None
+
+
 _SCRIPTS: weakref.WeakKeyDictionary[nn.Module, Script] = weakref.WeakKeyDictionary()
 
 
 def computed(network: nn.Module, layers: Callable[[], Sequence[Layer]], Z: Tensor) -> Tensor | None:
-    """What a network of these layers computes of every row of Z; None where PyTorch has to."""
-    if Z.device.type != "cpu" or Z.dtype not in SHIPPED or not plain(Z) or not Z.numel():
-        return None
-    training = torch.is_grad_enabled()
-    if training and Z.requires_grad:
+    """What a network of these layers, all of them heads with constant keys, computes of every row of Z; None where
+    PyTorch has to."""
+    if (out := again(network, Z)) is not None:
+        return out
+    if not _takes(Z) or (torch.is_grad_enabled() and any(p.requires_grad for p in network.parameters())):
         return None
     script = _SCRIPTS.get(network)
-    for _ in range(2):
-        if script is None or script.dtype != Z.dtype or script.inputs != Z.shape[-1] or not script.stands():
-            if training and any(p.requires_grad for p in network.parameters()):
-                return None
-            script = _written(network, layers(), Z)
-            if script is None:
-                return None
-            _SCRIPTS[network] = script
-        if not script.possible or (training and script.trains()):
-            return None
-        if (out := script.run(Z)) is not None:
-            return out
-        script = None
-    return None  # somebody writes to the tables meanwhile
+    if script is not None and script.steps is None and _serves(script, Z):
+        return None
+    script = _written(network, layers(), Z)
+    if script is None:
+        return None
+    _SCRIPTS[network] = script
+    return None if script.steps is None else script.steps.run(Z)
+
+
+def again(network: nn.Module, Z: Tensor) -> Tensor | None:
+    """The same by the script that was written before; None where there is none for the network as it is."""
+    script = _SCRIPTS.get(network)
+    if script is None or script.steps is None or not _takes(Z) or not _serves(script, Z):
+        return None
+    if torch.is_grad_enabled() and script.held.trains():
+        return None
+    return script.steps.run(Z)
+
+
+def _takes(Z: Tensor) -> bool:
+    if Z.device.type != "cpu" or Z.dtype not in SHIPPED or not Z.numel() or not plain(Z):
+        return False
+    return not (Z.requires_grad and torch.is_grad_enabled())
+
+
+def _serves(script: Script, Z: Tensor) -> bool:
+    return script.dtype == Z.dtype and script.inputs == Z.shape[-1] and script.held.stands()
 
 
 def _written(network: nn.Module, layers: Sequence[Layer], Z: Tensor) -> Script | None:
     """The script of a network; None where its tables are no plain numbers of the dtype of Z."""
-    inside = [(m._modules, [*m._modules.values()]) for m in network.modules() if m._modules]
-    owners = [m._parameters for m in network.modules() if m._parameters]
-    tables = [(owner, name, table) for owner in owners for name, table in owner.items()]
-    known = [t for _, _, t in tables if t is not None]
+    held = Held.of(network)
+    known = held.known
     if not all(t.dtype == Z.dtype and t.device == Z.device and plain(t) and t.is_contiguous() for t in known):
         return None
     if library() is None:
         return None
-    held = [(o, n, t, 0 if t is None else t.data_ptr(), None if t is None else t.shape) for o, n, t in tables]
     copies = [t.detach().reshape(-1).view(torch.uint8).clone() for t in known]
     if not all(_fits(group) for layer in layers for group in layer.heads()):
-        return Script(held, inside, Z.dtype, False, Z.shape[-1])
+        return Script(held, Z.dtype, Z.shape[-1])
     writer, widths = Writer(Z.dtype), [Z.shape[-1], *map(_width, layers)]
     most = max(widths)
     places = writer.room(0, most), 0
@@ -260,14 +349,15 @@ def _written(network: nn.Module, layers: Sequence[Layer], Z: Tensor) -> Script |
     writer.step(0)
     numbers = torch.cat([torch.zeros(0, dtype=Z.dtype), *writer.numbers])
     if len(numbers) >= MOST or len(writer.index) >= MOST or any(abs(c) >= MOST for c in writer.code):
-        return Script(held, inside, Z.dtype, False, Z.shape[-1])
+        return Script(held, Z.dtype, Z.shape[-1])
     sizes = torch.tensor([len(c) for c in copies], dtype=torch.int64)
     addresses = (ctypes.c_void_p * max(1, len(known)))(*(t.data_ptr() for t in known))
-    return Script(
-        held, inside, Z.dtype, True, Z.shape[-1], widths[-1], at, writer.slabs, _work(layers, widths),
+    steps = Steps(
+        Z.dtype, Z.shape[-1], widths[-1], at, writer.slabs, _work(layers, widths),
         torch.tensor(writer.code, dtype=torch.int32), torch.tensor(writer.index or [0], dtype=torch.int32), numbers,
         addresses, sizes, torch.cat([torch.zeros(0, dtype=torch.uint8), *copies]),
     )  # fmt: skip
+    return Script(held, Z.dtype, Z.shape[-1], steps)
 
 
 def _groups(layers: Sequence[Layer]) -> Iterator[Group]:
@@ -276,10 +366,11 @@ def _groups(layers: Sequence[Layer]) -> Iterator[Group]:
 
 
 def _fits(group: Group) -> bool:
-    """Whether the kernel holds a head of the group, its own slot included."""
-    tables = group._parameters
-    keys = tables["M_K"]
-    return keys is not None and keys.shape[1] < SLOTS and keys.shape[2] <= COORDINATES
+    """Whether the kernel holds a head of the group, its own slot included, and its tables are where they should be."""
+    keys, own = group._parameters.get("M_K"), vars(group)
+    if keys is None or not all(name in group._parameters and name not in own for name in TABLES):
+        return False
+    return keys.shape[1] < SLOTS and keys.shape[2] <= COORDINATES
 
 
 def _width(layer: Layer) -> int:

@@ -14,6 +14,7 @@ lemma A5, `rounding.softmax_rounding`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,6 +38,9 @@ U = 2.0**-53  # the roundoff of what is computed here
 LONG = float(np.finfo(np.longdouble).eps)  # sums here run in extended precision where the machine has it
 #: Relative error of a weight computed here: exp (4 u), correction of its argument (2 u), normalisation (2 u).
 OWN = 8.0 * U
+
+
+Reading = Callable[[Array, Array], Array]  # the error of an evaluation on each of some intervals, given by their ends
 
 
 @dataclass(frozen=True)
@@ -87,15 +91,17 @@ class AnchorBound:
 
 
 def anchor_bound(
-    head: AnchorWeights, fn: Univariate, edges: Array, dtype: torch.dtype, relative: bool = False
-) -> AnchorBound:
+    head: AnchorWeights, fn: Univariate, edges: Array, dtype: torch.dtype, relative: bool = False,
+    reading: Reading | None = None,
+) -> AnchorBound:  # fmt: skip
     """An upper bound of |head - fn| on [edges[0], edges[-1]], evaluation in `dtype` included.
 
     `edges` are the boundaries of the first cells; cells that look bad are halved until the bound stops improving.
-    With `relative` the bound is on |head - fn| / |fn|.
+    With `relative` the bound is on |head - fn| / |fn|. `reading` bounds the error of another evaluation than the
+    softmax on intervals, given by their ends: then the bound holds for both.
     """
     low, high = edges[:-1], edges[1:]
-    interpolation, rounding = _cells(head, fn, low, high, dtype, relative)
+    interpolation, rounding = _cells(head, fn, low, high, dtype, relative, reading)
     stuck, hopeless = 0, 0
     for _ in range(40):
         sums = interpolation + rounding
@@ -107,7 +113,7 @@ def anchor_bound(
             break
         at = middle[splittable]
         new_low, new_high = np.concatenate([low[splittable], at]), np.concatenate([at, high[splittable]])
-        found = _cells(head, fn, new_low, new_high, dtype, relative)
+        found = _cells(head, fn, new_low, new_high, dtype, relative, reading)
         endless = np.count_nonzero(np.isinf(found[0] + found[1]))
         hopeless = hopeless + 1 if not np.isfinite(worst) and endless > 1.5 * splittable.sum() else 0
         if hopeless == HOPELESS:
@@ -141,18 +147,22 @@ def _settled(
 
 
 def _cells(
-    head: AnchorWeights, fn: Univariate, low: Array, high: Array, dtype: torch.dtype, relative: bool
-) -> tuple[Array, Array]:
+    head: AnchorWeights, fn: Univariate, low: Array, high: Array, dtype: torch.dtype, relative: bool,
+    reading: Reading | None,
+) -> tuple[Array, Array]:  # fmt: skip
     table = _constant_where_better(taylor(fn, low, high, ORDER))
     step = max(1, (1 << 22) // len(head.slope))
     with np.errstate(
         over="ignore", invalid="ignore", divide="ignore"
     ):  # a cell that is too wide gives an infinite bound
-        parts = [_chunk(head, _rows(table, slice(i, i + step)), dtype, relative) for i in range(0, len(low), step)]
+        rows = [slice(i, i + step) for i in range(0, len(low), step)]
+        parts = [_chunk(head, _rows(table, some), dtype, relative, reading) for some in rows]
     return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
 
 
-def _chunk(head: AnchorWeights, table: Taylor, dtype: torch.dtype, relative: bool) -> tuple[Array, Array]:
+def _chunk(
+    head: AnchorWeights, table: Taylor, dtype: torch.dtype, relative: bool, reading: Reading | None
+) -> tuple[Array, Array]:
     """Interpolation and rounding bounds for the cells of a table, one number each per cell."""
     r, u = table.radius[:, None], unit(dtype)
     slope, offset, value, dropped = _window(head, table.centre, table.radius, u)
@@ -231,6 +241,9 @@ def _chunk(head: AnchorWeights, table: Taylor, dtype: torch.dtype, relative: boo
     log_weight = up(exponent + np.log(scale * (1 + 32 * U) / least[:, None]), 8)
     inner = softmax_rounding(lifted / least[:, None], d, np.abs(value), spread, u, TINY[dtype], log_weight)
     inner += dropped * 8 * (np.max(np.abs(head.value)) + np.abs(h0) + moved)
+    if reading is not None:
+        wide = up(table.radius, 2) + 2 * U * np.abs(table.centre)
+        inner = np.maximum(inner, reading(table.centre - wide, table.centre + wide))
     attention = np.abs(h0) + moved + inner
     through_skip = np.abs(a) * (np.abs(table.centre) + table.radius)
     outer = np.zeros_like(inner) if a == 0 and b == 0 else gamma(3, u) * (attention + through_skip + abs(b))

@@ -16,12 +16,17 @@ from ...functions.univariate import Univariate
 from ...network import Heads
 from ...programs.ops import Apply
 from ..construction import Frame, HeadBuilder, Member, Order, Planned
+from ..fast.even import EvenTable
 from ..site import Span
 from . import fit
 from .bound import CELLS, AnchorWeights
 from .site import AnchorSite
 
 SHARED = 1.25  # a table for an interval so many times as wide rounds hardly more than one of its own
+MANY = 16  # channels of an operation from which on its table should be one that is read with one exponential
+LARGER = 2.0  # times as many anchors such a table may have
+SHARES = (1.0, 0.5, 0.25)  # of its error that are tried for it: what reading loses is left
+LOST = 0.25  # of the error that reading may take: where rounding decides, the softmax rounds less
 MOST_DECADES = 1e6  # a table is fitted for relative error over at most so large a ratio of values
 
 
@@ -34,6 +39,7 @@ class AnchorTable:
     weights: AnchorWeights
     edges: tuple[float, ...]
     error: float
+    even: tuple[float, ...] = ()
 
     def serves(self, function: str, hull: Span, eps: float) -> bool:
         """Whether the table does for the function on `hull`: no wider one reaches eps better than one of its own."""
@@ -55,7 +61,7 @@ class AnchorBuilder(HeadBuilder):
         number = len(tables) if table is None else tables.index(table)
         table = table or _fitted(fn, hull, order)
         anchors = len(table.weights.slope)
-        return Planned(AnchorSite(order.number, number, table.interval, anchors, table.edges), table)
+        return Planned(AnchorSite(order.number, number, table.interval, anchors, table.edges, table.even), table)
 
     def group(self, frame: Frame, members: Sequence[Member], purpose: str) -> Heads:
         """A head for each scalar that is looked up in the one table."""
@@ -103,10 +109,32 @@ def _fitted(fn: Univariate, hull: Span, order: Order) -> AnchorTable:
             f"no anchor head was found for {fn.name} on [{low:g}, {high:g}]"
             + (f": {why}; choose a smaller box{wider}" if not reach <= most else "")
         )
+    even = _even(found, fn, hull, order, eps) if order.op.width >= MANY and not relative else None
+    found, numbers = (found, ()) if even is None else even
     ends = np.sort(found.shape.potential.flat(np.array([low, high])))
     edges = found.shape.potential.unflat(np.linspace(ends[0], ends[1], CELLS + 1))
     size = max(abs(smallest), abs(largest)) if relative else 1.0
-    return AnchorTable(fn.name, hull, found.weights, tuple(edges.tolist()), size * found.estimate)
+    return AnchorTable(fn.name, hull, found.weights, tuple(edges.tolist()), size * found.estimate, numbers)
+
+
+def _even(
+    found: fit.Candidate, fn: Univariate, hull: Span, order: Order, eps: float
+) -> tuple[fit.Candidate, tuple[float, ...]] | None:
+    """An evenly spaced table that serves as well when it is read with one exponential, and its numbers; None where
+    there is none that is not much larger than the one that was found."""
+    for share in SHARES:
+        goal = float(f"{share * eps:.2g}")
+        one = found if found.shape.potential.name == "square" else fit.quick(fn, *hull, order.dtype, goal, even=True)
+        if one is None or one.shape.count > LARGER * found.shape.count:
+            return None
+        table = EvenTable.of(one.weights, *hull)
+        reading = None if table is None else table.reading(one.weights, *hull, order.dtype)
+        if table is None or reading is None:
+            return None
+        lost = float(reading(np.array([hull[0]]), np.array([hull[1]]))[0])
+        if lost <= LOST * eps and one.estimate + lost <= eps:
+            return one, table.numbers
+    return None
 
 
 BUILDERS: dict[str, HeadBuilder] = {"anchor": AnchorBuilder()}

@@ -509,17 +509,20 @@ def for_eps(q: Question, eps: float) -> tuple[Candidate | None, Candidate | None
 
 @lru_cache(maxsize=4096)
 def quick(
-    fn: Univariate, lo: float, hi: float, dtype: torch.dtype, eps: float, relative: bool = False
+    fn: Univariate, lo: float, hi: float, dtype: torch.dtype, eps: float, relative: bool = False, even: bool = False
 ) -> Candidate | None:
-    """A head for eps found with few trials: what a compiler asks for, many times. If none reaches eps, the best.
+    """A head for eps found with few trials: what a compiler asks for, many times. If none reaches eps, the best; with
+    `even` of those whose anchors are evenly spaced.
 
     The larger dtype may take what the smaller one found: it evaluates it at least as well.
     """
     outer = (lo, hi)
     lo, hi = max(lo, fn.domain.lo), min(hi, fn.domain.hi)
-    q = Question(fn, lo, hi, dtype, relative, candidates(fn, lo, hi, None if relative else eps),
-                 outer=None if outer == (lo, hi) else outer)  # fmt: skip
+    potentials = (Potential("square"),) if even else candidates(fn, lo, hi, None if relative else eps)
+    q = Question(fn, lo, hi, dtype, relative, potentials, outer=None if outer == (lo, hi) else outer)
     best = _quick(q, eps)
+    if even:
+        return best
     if (best is None or best.estimate > eps) and not relative:
         best = _better(best, iter([flat(q)]))
     if (best is None or best.estimate > eps) and dtype == torch.float64:

@@ -12,6 +12,7 @@ from ...errors import CertificateError
 from ...functions.piecewise import clipped
 from ...functions.queries import Largest
 from ...programs.enclose import Range
+from ..fast.even import EvenTable
 from ..rule import ApplyLocal, ApplyRule, Copies, Moved, Rule, Setting, first_cells, or_endless, slopes_of
 from ..slopes import Steepness
 from ..stored import StoredHeads
@@ -32,7 +33,8 @@ def weights_of(heads: StoredHeads) -> AnchorWeights:
 
 
 class AnchorRule(ApplyRule):
-    """Heads over anchors are compared with the operation's function, continued beyond the closed ends of its domain."""
+    """Heads over anchors are compared with the operation's function, continued beyond the closed ends of its domain.
+    Where the site names an even table that the stored one still is, the bound is of both ways to read it."""
 
     def local(self, site: AnchorSite, setting: Setting, heads: Sequence[StoredHeads]) -> ApplyLocal:
         fn = self.function(site, setting)
@@ -41,8 +43,13 @@ class AnchorRule(ApplyRule):
         if not low < high:
             raise CertificateError(f"the heads of %{site.op} are meant for no interval: [{low:g}, {high:g}]")
         edges = first_cells(target, low, high, np.array(site.edges))
-        different = {each.identity: each for each in heads}
-        found = [anchor_bound(weights_of(each), target, edges, setting.dtype) for each in different.values()]
+        different = {each.identity: weights_of(each) for each in heads}
+        even = EvenTable.named(site.even)
+        found = []
+        for weights in different.values():
+            ends = float(edges[0]), float(edges[-1])
+            reading = None if even is None else even.reading(weights, *ends, setting.dtype)
+            found.append(anchor_bound(weights, target, edges, setting.dtype, reading=reading))
         profiles = []
         for each in found:
             order = np.argsort(each.low)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...arguments import number
 from ...errors import ArgumentError
 from ...programs.program import Program
 from ..site import Seat, Site, Span, count, span
@@ -21,7 +22,8 @@ MOST_EDGES = 1 << 16
 class AnchorSite(Site):
     """The table, by its number, that the site shares with others, its anchors, and the interval it is meant for.
 
-    `edges` are the boundaries of first cells for the bound, dense where anchors are: a choice, not a claim.
+    `edges` are the boundaries of first cells for the bound, dense where anchors are: a choice, not a claim. `even` are
+    the numbers of a table that may be read with one exponential (`heads.fast.even`), empty where there is none.
     """
 
     family: ClassVar[str] = "anchor"
@@ -31,10 +33,15 @@ class AnchorSite(Site):
     interval: Span
     anchors: int
     edges: tuple[float, ...] = field(repr=False, compare=False)
+    even: tuple[float, ...] = field(default=(), repr=False)
 
     @property
     def spans(self) -> tuple[Span, ...]:
         return (self.interval,)
+
+    @property
+    def lattice(self) -> tuple[float, ...]:
+        return self.even
 
     def seat(self, program: Program) -> Seat:
         return Seat("memory", 1, ("table", self.table), label=ANCHORS, trainable=("M_K", "M_V"))
@@ -47,7 +54,11 @@ class AnchorSite(Site):
         return cls(
             op, count("table", config["table"]), span("interval", config["interval"]),
             count("anchors", config["anchors"]), tuple(edges.tolist()),
+            tuple(number("even", x) for x in config.get("even", ())),
         )  # fmt: skip
+
+    def config(self) -> dict[str, Any]:
+        return {name: value for name, value in super().config().items() if name != "even" or value}
 
 
 SITES: dict[str, type[Site]] = {"anchor": AnchorSite}

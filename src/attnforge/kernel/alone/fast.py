@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -30,6 +32,8 @@ LARGEST, COLD = {"float32": 75.0, "float64": 600.0}, {"float32": 17.0, "float64"
 WIDEST = {"float32": 140.0, "float64": 1200.0}  # as COLD
 #: The dtype in which heads of half precision are computed; their unit roundoff, and what a small result loses.
 WIDER, HALVES = {"bfloat16": "float32"}, {"bfloat16": (arb(2.0**-8), arb(2.0**-126))}
+#: Steps of theta into which cells of a network are divided, and how many of them at most.
+THIN, MOST_PIECES = 0.1, 1 << 12
 MOST_TERMS, CLEAR = 4096, 1e-9  # of sums of what is left out; and how far from a roundoff that must be, relatively
 COARSE = arb(2.0**-53)  # of float64, in which coefficients are made
 #: Heads in exact arithmetic, all but: slots of less than 2^-200 are left out, and everything else is enclosed.
@@ -107,6 +111,69 @@ class Fast:
             least, most = cell.shape[:2]
             found = found / arb(max(least, -most)) if max(least, -most) > 0 else arb.pos_inf()
         return up(found)
+
+
+@dataclass(frozen=True)
+class Even:
+    """An anchor head of a network that may be read by a table its file names, or by the softmax (lemma K47)."""
+
+    head: Head
+    rate: float
+    kappa: float
+    centre: float
+    dtype: str
+
+    @functools.cached_property
+    def table(self) -> tuple[Read, Sums] | None:
+        """What is read; None where tables of this kind are left to the softmax."""
+        count, (weight, shift) = len(self.head.keys), self.head.query[0]
+        if not 2 <= count <= MOST or form_of(count, self.kappa, self.dtype)[0] != "quotient":
+            return None
+        if weight != 1.0 or self.head.query[1] != (0.0, 1.0) or self.head.value != (0.0,) * 3:
+            return None  # other queries are left to the softmax, too
+        moved = arb(self.centre) + arb(shift)  # logits a (y + shift) + b are a (y - centre) + a (shift + centre) + b
+        apart = _apart([(a, arb(b) + arb(a) * moved) for a, b in self.head.keys], self.rate, self.kappa)
+        numbers, dtype = (self.rate, self.kappa, self.centre, 0.0), self.dtype
+        read = Read("", (0.0, 0.0), *numbers, (self.head,), dtype, dtype, apart)
+        return read, _coefficients(read)
+
+    def __call__(self, machine: Machine, cell: Cell) -> arb:
+        """How far the quotient is from the head in exact arithmetic on a cell."""
+        if self.table is None:
+            return ZERO
+        ends = sorted({cell.low, *([self.centre] if cell.low < self.centre < cell.high else []), cell.high})
+        pieces = max(1, math.ceil(self.rate * (cell.high - cell.low) / THIN))
+        if pieces > MOST_PIECES:
+            return arb.pos_inf()
+        parts = [part for a, b in itertools.pairwise(ends) for part in itertools.pairwise(_divided(a, b, pieces))]
+        found = ZERO
+        for low, high in parts or [(cell.low, cell.high)]:
+            middle = ((arb(low) + arb(high)) / 2).mid()
+            radius = arb(max(up(arb(high) - middle), up(middle - arb(low))))
+            found = found.max(_quotient(*self._of(machine), middle, radius)[0])
+        return found
+
+    def _of(self, machine: Machine) -> tuple[Read, Machine, Sums]:
+        assert self.table is not None
+        read, sums = self.table
+        return read, machine, sums
+
+
+def even(head: Head, numbers: Any, dtype: str) -> Even:
+    """The reading that a file names for an anchor head: rate, kappa, centre and a reach, which is not needed here."""
+    rate, kappa, centre, reach = map(number, numbers)
+    if head.own or len(head.query) != 2 or not max(abs(centre), reach) < 2.0**100:
+        raise CertificateError("what the file reads with one exponential is no head over anchors")
+    if not (rate > 0 and kappa > 0 and all(2.0**-100 < x < 2.0**100 for x in (rate, kappa, rate / kappa))):
+        raise NotProved("the numbers of the table are too large or too small to be rounded relatively")
+    if dtype == "float32":  # as evaluation has it
+        (centre,) = struct.unpack("f", struct.pack("f", centre))
+    return Even(head, rate, kappa, centre, dtype)
+
+
+def _divided(low: float, high: float, pieces: int) -> list[float]:
+    inner = {low + (high - low) * (i / pieces) for i in range(1, pieces)}
+    return sorted({low, high, *(x for x in inner if low < x < high)})
 
 
 def is_fast(saved: Saved) -> bool:
@@ -188,15 +255,21 @@ def _anchors(config: Any, saved: Saved) -> Read:
     rows = [tuple(row) for row in keys.rows()[0]]
     if mirrored:
         rows, numbers = rows[::-1], numbers[::-1]
-    places = [arb(2 * i - count + 1) / 2 for i in range(count)]
-    common = arb(rows[0][0] + rows[-1][0]) / 2  # a choice, like the next
-    level = arb(rows[count // 2][1]) + arb(kappa) * places[count // 2] ** 2
-    apart = tuple((size(arb(a) - common - arb(rate) * k), size(arb(b) + arb(kappa) * k * k - level))
-                  for (a, b), k in zip(rows, places, strict=True))  # fmt: skip
+    apart = _apart(rows, rate, kappa)
     head = Head(((1.0, -centre), (0.0, 1.0)), tuple(rows), False, (0.0,) * 3, numbers, 1.0)
     name, ends = str(config["function"]), _ends(config, dtype)
     relative = config["relative"]
     return Read(name, ends, rate, kappa, centre, 0.0, (head,), dtype, dtype, apart, skip, relative, form, side)
+
+
+def _apart(keys: Sequence[Sequence[float | arb]], rate: float, kappa: float) -> tuple[tuple[arb, arb], ...]:
+    """How far keys are from those of a table, slope and level, up to what all have in common."""
+    count = len(keys)
+    places = [arb(2 * i - count + 1) / 2 for i in range(count)]
+    common = arb(keys[0][0] + keys[-1][0]) / 2  # a choice, like the next
+    level = arb(keys[count // 2][1]) + arb(kappa) * places[count // 2] ** 2
+    return tuple((size(arb(a) - common - arb(rate) * k), size(arb(b) + arb(kappa) * k * k - level))
+                 for (a, b), k in zip(keys, places, strict=True))  # fmt: skip
 
 
 def form_of(count: int, kappa: float, work: str) -> tuple[str, int]:
