@@ -10,13 +10,14 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from flint import arb, ctx
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 import attnforge as af
 import attnforge.network
@@ -27,9 +28,9 @@ from attnforge.heads import FastActivation
 from attnforge.heads.fast.read import anchor_read, watched_read
 from attnforge.heads.gate.head import GateHead
 from attnforge.heads.norm.fused import stages
+from attnforge.native import limits, whole
 from attnforge.native import norm as rows
-from attnforge.native import whole
-from attnforge.network import Heads
+from attnforge.network import AttentionLayer, AttentionOnly, Heads
 
 FUNCTIONS = {"gelu": torch.nn.functional.gelu, "mish": torch.nn.functional.mish, "silu": torch.nn.functional.silu,
              "tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu}  # fmt: skip
@@ -385,7 +386,133 @@ def test_a_child_of_a_process_with_threads_still_computes() -> None:
 
 def test_a_library_holds_what_the_source_defines() -> None:
     source = native.SOURCE.read_text("utf-8")
-    names = {field.name for field in dataclasses.fields(native.Library)} - {"path", "network_f", "network_d"}
+    names = {field.name for field in dataclasses.fields(native.Library)}
+    names = {name for name in names - {"path"} if not name.endswith(("network_f", "network_d", "beyond_f", "beyond_d"))}
     assert names and all(f"void attnforge_{name}(" in source for name in names)
     assert f"#define MOST_SLOTS {whole.SLOTS}\n#define MOST_COORDINATES {whole.COORDINATES}\n" in source
     assert f"#define LANES {rows.LANES} " in source
+
+
+@pytest.fixture
+def several() -> AttentionOnly:
+    """Layers of several groups, queries and values of more than one channel, with a skip, a bias or neither."""
+    torch.manual_seed(5)
+    draw = torch.randn
+    plain = AttentionLayer([], S=draw(3, 4), s=draw(4))
+    dtype = torch.float64
+    two = [group("memory", 5, 12, 2, 1, True, True, dtype), group("self", 3, 2, 3, 2, False, False, dtype)]
+    both = AttentionLayer(two, S=torch.eye(4, 3), s=draw(3))
+    mean = Heads("self", W_Q=draw(4, 3, 1), b_K=draw(1, 1), W_V=draw(1, 3, 2), M_K=draw(4, 1, 1),
+                 M_V=torch.zeros(1, 1, 2), W_O=draw(1, 2, 3))  # fmt: skip
+    summed = AttentionLayer([mean, copy.deepcopy(mean)], s=draw(3))
+    last = AttentionLayer([], S=draw(3, 2))
+    return AttentionOnly([plain, both, summed, last]).double().requires_grad_(False)
+
+
+def by_torch(net: nn.Module, Z: Tensor) -> Tensor:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whole, "_takes", lambda Z: False)
+        return net(Z)  # type: ignore[no-any-return]
+
+
+@needed
+def test_whole_networks_are_computed_in_one_call(several: AttentionOnly) -> None:
+    for dtype, most in ((torch.float64, 1e-12), (torch.float32, 3e-4)):
+        net = copy.deepcopy(several).to(dtype)
+        for shape in ((1,), (15,), (16,), (17,), (63,), (64,), (65,), (2, 3, 33), (1000,)):
+            Z = torch.randn(*shape, 3, dtype=dtype)
+            found = net(Z)
+            assert found.shape == (*shape, 2) and torch.equal(found, whole.again(net, Z))
+            assert torch.allclose(found, by_torch(net, Z), atol=most, rtol=most)
+            assert torch.equal(net(Z.reshape(-1, 3)[:1]), found.reshape(-1, 2)[:1])  # a row is a row
+        wide = torch.randn(500, 6, dtype=dtype)
+        assert torch.equal(net(wide[:, ::2]), net(wide[:, ::2].contiguous()))
+        assert net(torch.zeros(0, 3, dtype=dtype)).shape == (0, 2)
+        before, Z = torch.get_num_threads(), torch.randn(40_000, 3, dtype=dtype)
+        try:
+            alone = net(Z)
+            torch.set_num_threads(3)
+            assert torch.equal(net(Z), alone)
+        finally:
+            torch.set_num_threads(before)
+
+
+@needed
+def test_a_network_that_changed_is_computed_as_it_is(several: AttentionOnly) -> None:
+    """Entries, tables, modules, hooks, dtypes, gradients: whatever is there now decides."""
+    Z = torch.randn(50, 3, dtype=torch.float64)
+    first = several(Z)
+
+    def data(net: AttentionOnly) -> None:
+        cast(Heads, cast(AttentionLayer, net.layers[1]).groups[0]).M_V.data[0, 3] += 1
+
+    def whole_table(net: AttentionOnly) -> None:
+        layer = cast(AttentionLayer, net.layers[1])
+        layer.S = nn.Parameter(layer.S.detach() * 2, requires_grad=False)  # type: ignore[union-attr]
+
+    def elsewhere_(net: AttentionOnly) -> None:
+        net.layers[3].S.data = net.layers[3].S.data.clone() * 3  # type: ignore[union-attr]
+
+    def module(net: AttentionOnly) -> None:
+        net.layers[2] = AttentionLayer([], S=torch.eye(3).double()).requires_grad_(False)
+
+    def state(net: AttentionOnly) -> None:
+        net.load_state_dict({name: 1.5 * t for name, t in net.state_dict().items()})
+
+    def watched(net: AttentionOnly) -> None:
+        net.layers[1].register_forward_hook(lambda _, __, out: out + 1)
+
+    def own(net: AttentionOnly) -> None:
+        net.layers[2].forward = lambda Z: 2 * Z  # type: ignore[method-assign]
+
+    def turned(net: AttentionOnly) -> None:
+        first_layer = cast(AttentionLayer, net.layers[1])
+        group = cast(Heads, first_layer.groups[1])
+        group.W_V.data = group.W_V.data.flip(0)
+
+    for change in (data, whole_table, elsewhere_, module, state, watched, own, turned):
+        net = copy.deepcopy(several)
+        assert torch.equal(net(Z), first)
+        change(net)
+        found = net(Z)
+        assert not torch.allclose(found, first), change.__name__
+        assert torch.allclose(found, by_torch(net, Z), rtol=1e-10, atol=1e-10), change.__name__
+        assert torch.equal(several(Z), first)
+    net = copy.deepcopy(several).requires_grad_()
+    out = net(Z)
+    assert out.requires_grad and torch.allclose(out, first)
+    with torch.no_grad():
+        assert torch.equal(net(Z), first)
+    assert net(Z).requires_grad
+    doubled = {name: 2 * t for name, t in several.state_dict().items()}
+    called = torch.func.functional_call(several, doubled, (Z,))
+    other = copy.deepcopy(several)
+    other.load_state_dict(doubled)
+    assert torch.allclose(called, other(Z)) and torch.equal(several(Z), first)
+    assert torch.allclose(torch.func.vmap(several)(Z), first) and torch.equal(several(Z), first)
+    assert torch.allclose(make_fx(several)(Z)(2 * Z), several(2 * Z))
+    with FlopCounterMode(display=False) as counted:  # who counts operators sees them
+        several(Z)
+    assert counted.get_total_flops() > 0
+
+
+@needed
+def test_inputs_are_compared_with_their_limits() -> None:
+    torch.manual_seed(6)
+    for dtype in (torch.float32, torch.float64):
+        low, high = torch.tensor([-1.0, 0.0, 2.0], dtype=dtype), torch.tensor([1.0, 0.0, 5.0], dtype=dtype)
+        tall = limits.repeated(low), limits.repeated(high)
+        x = low + (high - low) * torch.rand(101, 3, dtype=dtype)
+        x[3], x[4] = low, high
+        assert limits.within(x, *tall) and limits.within(x[:1], *tall)
+        wrong = (0, 0, 1.0000002), (100, 2, 1.9999998), (50, 1, 1e-30), (7, 2, float("nan")), (9, 0, -float("inf"))
+        for row, column, value in wrong:
+            y = x.clone()
+            y[row, column] = value
+            assert not limits.within(y, *tall)
+        assert not limits.within(x.t().contiguous().t(), *tall)  # nobody looked
+    net = af.compile("x + y", {"x": (0, 1), "y": (0, 1)}, eps=1e-3)
+    with pytest.warns(af.DomainWarning, match="'y' reaches 1.5"):
+        net(torch.tensor([[0.5, 1.5]]))
+    with pytest.raises(af.DomainError, match="NaN"):
+        net(torch.tensor([[float("nan"), 0.5]]))

@@ -225,6 +225,7 @@ class CompiledNetwork(CertifiedModule):
         if self.rtol and rest > 0:
             terms.append(Term("elsewhere", "propagation", rest, "where the relative tolerance allows more"))
         sites = self.layout.sites
+        rested = [each for site in sites for each in (site, propagation.local[site.op])]
         return Certificate(
             "certified",
             float(np.nextafter(found.bound, np.inf)) if found.bound else 0.0,
@@ -232,7 +233,7 @@ class CompiledNetwork(CertifiedModule):
             self.program.source,
             self.box,
             tuple(terms),
-            lemmas=tuple(dict.fromkeys([*(lemma for site in sites for lemma in site.lemmas), "R2", "R8", "H1"])),
+            lemmas=tuple(dict.fromkeys([*(lemma for each in rested for lemma in each.lemmas), "R2", "R8", "H1"])),
             assumptions=assumptions(heads=bool(sites)),
             program=self.program.written(),
             verified=spells(self.program, self.dtype),

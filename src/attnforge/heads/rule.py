@@ -75,11 +75,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Local:
-    """The certified error of one site's heads on the intervals they are bounded for; `total` is its largest value."""
+    """The certified error of one site's heads on the intervals they are bounded for; `total` is its largest value.
+    `lemmas` are those that it rests on besides the site's own."""
 
     intervals: tuple[Span, ...]
     total: float
     rounding: float
+    lemmas: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)

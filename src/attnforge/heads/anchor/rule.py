@@ -16,7 +16,7 @@ from ..fast.even import EvenTable
 from ..rule import ApplyLocal, ApplyRule, Copies, Moved, Rule, Setting, first_cells, or_endless, slopes_of
 from ..slopes import Steepness
 from ..stored import StoredHeads
-from .bound import AnchorWeights, anchor_bound, steepness_of
+from .bound import AnchorBound, AnchorWeights, anchor_bound, steepness_of
 from .site import AnchorSite
 
 
@@ -45,10 +45,12 @@ class AnchorRule(ApplyRule):
         edges = first_cells(target, low, high, np.array(site.edges))
         different = {each.identity: weights_of(each) for each in heads}
         even = EvenTable.named(site.even)
-        found = []
+        found: list[AnchorBound] = []
+        lemmas: set[str] = set()
         for weights in different.values():
             ends = float(edges[0]), float(edges[-1])
             reading = None if even is None else even.reading(weights, *ends, setting.dtype)
+            lemmas |= set() if reading is None else {"A8"}
             found.append(anchor_bound(weights, target, edges, setting.dtype, reading=reading))
         profiles = []
         for each in found:
@@ -56,7 +58,7 @@ class AnchorRule(ApplyRule):
             profiles.append(Largest(each.low[order], each.error[order]))
         slopes = slopes_of(fn, first_cells(fn, low, high, np.array(site.edges)))
         worst = max(found, key=lambda each: or_endless(each.bound))
-        return ApplyLocal(((low, high),), worst.bound, worst.rounding, tuple(profiles), slopes=slopes)
+        return ApplyLocal(((low, high),), worst.bound, worst.rounding, tuple(profiles), slopes=slopes, lemmas=tuple(lemmas))
 
     def steepness(self, site: AnchorSite, setting: Setting, heads: StoredHeads) -> Steepness:
         edges = first_cells(self.function(site, setting), *setting.stretched(site.interval), np.array(site.edges))
