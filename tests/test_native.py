@@ -310,9 +310,9 @@ def test_tables_larger_than_kernels_hold_are_read_in_pieces(
     table = {"M_K": torch.ones(1, slots, 2), "M_V": torch.ones(1, slots, 1), **own}
     group = Heads(scope, W_Q=torch.ones(3, 1, 2), W_O=torch.ones(3, 1, 1), **table)  # type: ignore[arg-type]
     with torch.no_grad():
-        group(torch.zeros(1 << 20, 1))
-    entries = steps[0] * 3 * (slots + 1)
-    assert (entries > attnforge.network.CACHED) == held, "kernels keep nothing for a slot"
+        group(torch.zeros(1 << 12, 1))
+    assert bool(steps) != held, "kernels keep nothing for a slot"
+    assert all(step * 3 * (slots + 1) <= attnforge.network.CACHED for step in steps)
 
 
 @needed

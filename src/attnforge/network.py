@@ -207,9 +207,9 @@ class Heads(nn.Module):
         """Whether all keys are constants: then a head reads its own row and no other."""
         return self.scope == "memory" or (self.scope == "self" and self.W_K is None and self.M_K is not None)
 
-    def stack(self) -> Sequence[_Alone]:
+    def stack(self) -> Sequence[_OneGroup]:
         """The layers of a network of this group alone."""
-        return [_Alone(self)]
+        return [_OneGroup(self)]
 
     def along(self, many: bool = False) -> Columns:
         """The same where all keys are constants, from and to (channel, row): every operation runs along the rows. What
@@ -320,7 +320,7 @@ class Heads(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Alone:
+class _OneGroup:
     """A layer that is one group of heads."""
 
     group: Heads

@@ -226,7 +226,7 @@ def test_the_kernel_bounds_the_same_reading(dtype: torch.dtype, made: dict[torch
     ours = even.reading(weights, weights.centre - even.reach, weights.centre + even.reach, dtype)
     assert ours is not None
     with working(), torch.no_grad():
-        reading = kernel_reading(head, list(even.numbers), name)
+        reading = kernel_reading([head], even.numbers, name)
         for low in np.linspace(weights.centre - even.reach, weights.centre + 0.9 * even.reach, 6).tolist():
             high = low + 0.05
             bound = up(reading(MACHINES[name], Cell.of(low, high, None)))
@@ -236,7 +236,7 @@ def test_the_kernel_bounds_the_same_reading(dtype: torch.dtype, made: dict[torch
             for x, out in zip(y.tolist(), layer(y.unsqueeze(-1)).squeeze(-1).tolist(), strict=True):
                 if low <= x <= high:
                     assert abs(arb(out) - exact(weights, x)) <= bound
-        far = kernel_reading(head, [1.1 * even.rate, even.kappa, even.centre, even.reach], name)
+        far = kernel_reading([head], [1.1 * even.rate, even.kappa, even.centre, even.reach], name)
         assert not up(far(MACHINES[name], Cell.of(0.5, 0.55, None))) < 1e-3
         other = replace(head, query=((0.5, -weights.centre), (0.0, 1.0)))
-        assert up(kernel_reading(other, list(even.numbers), name)(MACHINES[name], Cell.of(0.5, 0.55, None))) == 0.0
+        assert up(kernel_reading([other], even.numbers, name)(MACHINES[name], Cell.of(0.5, 0.55, None))) == 0.0

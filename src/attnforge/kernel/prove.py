@@ -17,7 +17,7 @@ from ..errors import CertificateError
 from . import derivation as choices
 from . import program as programs
 from .alone.chain import chained
-from .alone.fast import even, is_fast, prove_fast
+from .alone.fast import even, is_fast, prove_fast, tables_named
 from .alone.heads import FAMILIES, Scopes, alone
 from .alone.norm import prove_norm
 from .alone.pair import is_pair, prove_pair
@@ -142,7 +142,7 @@ class Prover:
             if not isinstance(config, dict) or not isinstance(config.get("dtype"), str):
                 raise CertificateError("the file does not describe a network")
             program, dtype = programs.read(config), config["dtype"]
-            named = _named(config)
+            named = tables_named(config)
         elif header.get("family") == "plain":
             folded = Folded.read(saved, given)
             program, tensors, dtype, given = folded.program, folded.tensors, folded.dtype, folded.chosen
@@ -344,9 +344,7 @@ class Prover:
         i = layer.after.index((place.op, place.channel))
         site = _stored_site(layer, place, i, x, y, fn, self.dtype)
         if place.op in self.even:
-            if len(site.heads) != 1 or len(self.even[place.op]) != 4:
-                raise CertificateError(f"operation {place.op} has no one head to be read with one exponential")
-            site = replace(site, reading=even(site.heads[0], self.even[place.op], self.dtype))
+            site = replace(site, reading=even(site.heads, self.even[place.op], self.dtype))
         if self.folded:
             site = self.folded.loosened(site, place, layer.places)
         edges = self.chosen.tables[place.table]
@@ -453,14 +451,6 @@ def _stored_site(
         raise CertificateError(f"the skip of operation {place.op} reads other columns than its own")
     skip = (0.0 if x is None else layer.skip[x][column], layer.skip[y][column], layer.bias[column])
     return HeadSum(tuple(heads), skip, fn, place.pivot if x is not None else 0.0, dtype)
-
-
-def _named(config: dict[str, Any]) -> dict[int, Any]:
-    """The tables that the file of a network names for operations, which may be read with one exponential (K47)."""
-    try:
-        return {op: list(map(float, site["even"])) for op, _, site in config["sites"] if site.get("even")}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CertificateError(f"the file names tables that are none: {error!r}") from error
 
 
 def _all_claimed(layer: Layer) -> None:

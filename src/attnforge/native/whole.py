@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..dtypes import SHIPPED
 from . import library, plain, threads
 
-SLOTS, COORDINATES, POWERS = 256, 8, 65  # the most that kernels.c holds of logits, queries, and polynomials
+SLOTS, COORDINATES, POWERS = 1024, 8, 65  # the most that kernels.c holds of logits, queries, and polynomials
 SPAN = {torch.float32: 64, torch.float64: 32}  # numbers of a slab, at most: four of the widest vectors
 DENSE, SPARSE, HEADS, LATTICE, SUM = range(1, 6)  # the steps of kernels.c, 0 ends them
 STEP = 16  # numbers of a step
@@ -38,7 +38,7 @@ class EvenKeys(Protocol):
         """[rate, centre, Q, P, R], powers, whether there is R, whether keys are whole; None for others."""
 
 
-class Group(Protocol):
+class ConstantGroup(Protocol):
     """A group of heads with constant keys: `network.Heads`."""
 
     _parameters: dict[str, nn.Parameter | None]
@@ -56,7 +56,7 @@ class Group(Protocol):
         """How many there are."""
 
 
-class Layer(Protocol):
+class ConstantLayer(Protocol):
     """Groups and a linear skip: `network.AttentionLayer`."""
 
     @property
@@ -67,7 +67,7 @@ class Layer(Protocol):
     def s(self) -> Tensor | None:
         """Its bias."""
 
-    def heads(self) -> Sequence[Group]:
+    def heads(self) -> Sequence[ConstantGroup]:
         """The groups."""
 
 
@@ -114,7 +114,7 @@ class Writer:
         entries = self.number(table[filled])
         self.step(SPARSE, source, target, rows, columns, entries, shift, add, self.place([*from_, *at]))
 
-    def group(self, group: Group, source: int, target: int, free: int, add: bool) -> None:
+    def group(self, group: ConstantGroup, source: int, target: int, free: int, add: bool) -> None:
         """A group of heads: what they read, times their output table."""
         tables = {name: t.detach() for name, t in group._parameters.items() if t is not None}
         W_Q, keys, values, W_O = (tables[name] for name in ("W_Q", "M_K", "M_V", "W_O"))
@@ -159,7 +159,7 @@ class Writer:
             read = total
         self.affine(read, target, W_O.flatten(0, 1).t(), None, add)
 
-    def evenly(self, group: Group, tables: dict[str, Tensor], source: int, read: int) -> bool:
+    def evenly(self, group: ConstantGroup, tables: dict[str, Tensor], source: int, read: int) -> bool:
         """Read a group's keys with one exponential, where they may be: heads of one table and query (x - centre, 1)."""
         W_Q, b_Q, keys, values = (tables.get(name) for name in ("W_Q", "b_Q", "M_K", "M_V"))
         if group.even is None or group.scope != "memory":
@@ -183,7 +183,7 @@ class Writer:
         self.step(LATTICE, source, read, group.heads, powers, self.number(numbers), odd, whole, place)
         return True
 
-    def layer(self, layer: Layer, source: int, target: int, free: int) -> None:
+    def layer(self, layer: ConstantLayer, source: int, target: int, free: int) -> None:
         """A layer: its groups one after the other, then the skip, then its bias."""
         add = False
         for group in layer.heads():
@@ -197,7 +197,7 @@ class Writer:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class HeldTables:
     """The modules and tables of a network as they were: what has to be there still."""
 
     modules: list[tuple[dict[str, Any], list[Any]]]  # of every module, those within
@@ -209,7 +209,7 @@ class Held:
     own: list[dict[str, Any]]  # the attributes of these modules: one may have a `forward` of its own
 
     @classmethod
-    def of(cls, network: nn.Module) -> Held:
+    def of(cls, network: nn.Module) -> HeldTables:
         """Those of now."""
         every = list(network.modules())
         tables = [(m._parameters, [*m._parameters.values()]) for m in every if m._parameters]
@@ -281,7 +281,7 @@ class Steps:
 class Script:
     """How the kernel computes a network, if it does, and what that was found out of."""
 
-    held: Held
+    held: HeldTables
     dtype: torch.dtype
     inputs: int
     steps: Steps | None = None
@@ -290,7 +290,7 @@ class Script:
 _SCRIPTS: weakref.WeakKeyDictionary[nn.Module, Script] = weakref.WeakKeyDictionary()
 
 
-def computed(network: nn.Module, layers: Callable[[], Sequence[Layer]], Z: Tensor) -> Tensor | None:
+def computed(network: nn.Module, layers: Callable[[], Sequence[ConstantLayer]], Z: Tensor) -> Tensor | None:
     """What a network of these layers, all of them heads with constant keys, computes of every row of Z; None where
     PyTorch has to."""
     if (out := again(network, Z)) is not None:
@@ -327,9 +327,9 @@ def _serves(script: Script, Z: Tensor) -> bool:
     return script.dtype == Z.dtype and script.inputs == Z.shape[-1] and script.held.stands()
 
 
-def _written(network: nn.Module, layers: Sequence[Layer], Z: Tensor) -> Script | None:
+def _written(network: nn.Module, layers: Sequence[ConstantLayer], Z: Tensor) -> Script | None:
     """The script of a network; None where its tables are no plain numbers of the dtype of Z."""
-    held = Held.of(network)
+    held = HeldTables.of(network)
     known = held.known
     if not all(t.dtype == Z.dtype and t.device == Z.device and plain(t) and t.is_contiguous() for t in known):
         return None
@@ -360,26 +360,26 @@ def _written(network: nn.Module, layers: Sequence[Layer], Z: Tensor) -> Script |
     return Script(held, Z.dtype, Z.shape[-1], steps)
 
 
-def _groups(layers: Sequence[Layer]) -> Iterator[Group]:
+def _groups(layers: Sequence[ConstantLayer]) -> Iterator[ConstantGroup]:
     for layer in layers:
         yield from layer.heads()
 
 
-def _fits(group: Group) -> bool:
+def _fits(group: ConstantGroup) -> bool:
     """Whether the kernel holds a head of the group, its own slot included, and its tables are where they should be."""
     keys, own = group._parameters.get("M_K"), vars(group)
     if keys is None or not all(name in group._parameters and name not in own for name in TABLES):
         return False
-    return keys.shape[1] < SLOTS and keys.shape[2] <= COORDINATES
+    return keys.shape[1] + (group.scope == "self") <= SLOTS and keys.shape[2] <= COORDINATES
 
 
-def _width(layer: Layer) -> int:
+def _width(layer: ConstantLayer) -> int:
     table = layer.heads()[0]._parameters["W_O"] if layer.S is None else layer.S
     assert table is not None
     return int(table.shape[-1])
 
 
-def _work(layers: Sequence[Layer], widths: Sequence[int]) -> int:
+def _work(layers: Sequence[ConstantLayer], widths: Sequence[int]) -> int:
     """About how many exponentials' time a row takes, for sharing it among threads."""
     slots = sum(g.heads * (1 + t.shape[1]) for g in _groups(layers) if (t := g._parameters["M_K"]) is not None)
     return max(1, slots + sum(widths))

@@ -58,7 +58,8 @@ class AnchorRule(ApplyRule):
             profiles.append(Largest(each.low[order], each.error[order]))
         slopes = slopes_of(fn, first_cells(fn, low, high, np.array(site.edges)))
         worst = max(found, key=lambda each: or_endless(each.bound))
-        return ApplyLocal(((low, high),), worst.bound, worst.rounding, tuple(profiles), slopes=slopes, lemmas=tuple(lemmas))
+        sizes = worst.bound, worst.rounding
+        return ApplyLocal(((low, high),), *sizes, tuple(profiles), slopes=slopes, lemmas=tuple(lemmas))
 
     def steepness(self, site: AnchorSite, setting: Setting, heads: StoredHeads) -> Steepness:
         edges = first_cells(self.function(site, setting), *setting.stretched(site.interval), np.array(site.edges))

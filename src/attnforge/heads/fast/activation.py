@@ -33,8 +33,8 @@ from ..slopes import SlotLines, steepness
 from .bound import DIVISIONS, ReadError, activation_error, bump_of, differing, read_error
 from .construction import tables
 from .expression import basis
-from .read import Kept, anchor_read, packed, read, unpacked, watched_read
-from .table import Table
+from .read import Kept, anchor_read, read, watched_read
+from .table import Table, packed, unpacked
 
 KINDS = tuple(dtype for dtype in DTYPES.values() if dtype != torch.float16)  # float16 overflows in the lattice form
 LEAST, MOST = 5, 64  # anchors of a table: with fewer a bump is not one, and with 64 rounding decides in every dtype

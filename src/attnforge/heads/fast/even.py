@@ -18,9 +18,9 @@ from torch import Tensor
 from ...errors import ArgumentError, PrecisionError
 from ...functions.queries import Largest
 from ..anchor.bound import AnchorWeights, Reading
-from .anchor import MOST_OFF, Lattice
 from .bound import read_error
 from .expression import basis
+from .lattice import MOST_OFF, Lattice
 from .table import MOST_LATTICE, form_of
 
 

@@ -46,21 +46,6 @@ READ = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # dtypes o
 NAME = "attnforge::anchor_read"
 
 
-def packed(*numbers: float) -> str:
-    """Numbers as text: compilers may make a number of a module a variable of the program, never a text."""
-    return " ".join(float(number).hex() for number in numbers)
-
-
-@known
-def unpacked(text: str) -> tuple[float, ...]:
-    """The numbers, as constants of a compiled program.
-
-    >>> unpacked(packed(0.1, -2.0))
-    (0.1, -2.0)
-    """
-    return tuple(float.fromhex(number) for number in text.split())
-
-
 def polynomials(columns: Tensor, kappa: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Q (degree+1), P and R (column, degree+1) of the lattice form in float64, lowest power of s first."""
     total, matrix = basis(columns.shape[-1], kappa, dtype, columns.device)

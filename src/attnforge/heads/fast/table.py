@@ -35,6 +35,21 @@ COLD = {torch.float32: 17.0, torch.float64: 37.0}  # kappa from which exp(-kappa
 MOST_LATTICE = 129  # anchors: beyond, a window is shorter
 
 
+def packed(*numbers: float) -> str:
+    """Numbers as text: compilers may make a number of a module a variable of the program, never a text."""
+    return " ".join(float(number).hex() for number in numbers)
+
+
+@known
+def unpacked(text: str) -> tuple[float, ...]:
+    """The numbers, as constants of a compiled program.
+
+    >>> unpacked(packed(0.1, -2.0))
+    (0.1, -2.0)
+    """
+    return tuple(float.fromhex(number) for number in text.split())
+
+
 @dataclass(frozen=True)
 class Table:
     """An evenly spaced table and a gate: the arguments of `anchor_read`. Without values there is only the gate."""

@@ -159,9 +159,19 @@ class Even:
         return read, machine, sums
 
 
-def even(head: Head, numbers: Any, dtype: str) -> Even:
+def tables_named(config: dict[str, Any]) -> dict[int, list[float]]:
+    """The tables that the file of a network names for operations, which may be read with one exponential (K47)."""
+    try:
+        return {op: list(map(number, site["even"])) for op, _, site in config["sites"] if site.get("even")}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CertificateError(f"the file names tables that are none: {error!r}") from error
+
+
+def even(heads: Sequence[Head], numbers: Sequence[float], dtype: str) -> Even:
     """The reading that a file names for an anchor head: rate, kappa, centre and a reach, which is not needed here."""
-    rate, kappa, centre, reach = map(number, numbers)
+    if len(heads) != 1 or len(numbers) != 4:
+        raise CertificateError("a file that reads other than one head with one exponential is none of a network")
+    (head,), (rate, kappa, centre, reach) = heads, numbers
     if head.own or len(head.query) != 2 or not max(abs(centre), reach) < 2.0**100:
         raise CertificateError("what the file reads with one exponential is no head over anchors")
     if not (rate > 0 and kappa > 0 and all(2.0**-100 < x < 2.0**100 for x in (rate, kappa, rate / kappa))):
