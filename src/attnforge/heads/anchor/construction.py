@@ -124,7 +124,7 @@ def _even(
     there is none that is not much larger than the one that was found."""
     for share in SHARES:
         goal = float(f"{share * eps:.2g}")
-        one = found if found.shape.potential.name == "square" else fit.quick(fn, *hull, order.dtype, goal, even=True)
+        one = fit.quick(fn, *hull, order.dtype, goal, even=True)
         if one is None or one.shape.count > LARGER * found.shape.count:
             return None
         table = EvenTable.of(one.weights, *hull)

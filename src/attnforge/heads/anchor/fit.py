@@ -519,7 +519,7 @@ def quick(
     outer = (lo, hi)
     lo, hi = max(lo, fn.domain.lo), min(hi, fn.domain.hi)
     potentials = (Potential("square"),) if even else candidates(fn, lo, hi, None if relative else eps)
-    q = Question(fn, lo, hi, dtype, relative, potentials, outer=None if outer == (lo, hi) else outer)
+    q = Question(fn, lo, hi, dtype, relative, potentials, outer=None if outer == (lo, hi) else outer, even=even)
     best = _quick(q, eps)
     if even:
         return best
