@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -389,7 +390,11 @@ def test_a_library_holds_what_the_source_defines() -> None:
     names = {field.name for field in dataclasses.fields(native.Library)}
     names = {name for name in names - {"path"} if not name.endswith(("network_f", "network_d", "beyond_f", "beyond_d"))}
     assert names and all(f"void attnforge_{name}(" in source for name in names)
-    assert f"#define MOST_SLOTS {whole.SLOTS}\n#define MOST_COORDINATES {whole.COORDINATES}\n" in source
+    most = {"MOST_SLOTS": whole.SLOTS, "MOST_COORDINATES": whole.COORDINATES, "DEEPEST": whole.POWERS, "STEP": whole.STEP}
+    assert all(re.search(rf"#define {name} {number}\b", source) for name, number in most.items())
+    steps = re.search(r"enum \{ DONE, (.*) \};", source)
+    assert steps is not None
+    assert [getattr(whole, name) for name in steps[1].split(", ")] == [1, 2, 3, 4, 5]
     assert f"#define LANES {rows.LANES} " in source
 
 
