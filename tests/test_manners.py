@@ -142,6 +142,7 @@ TARGETS: dict[str, tuple[Any, Callable[[float], Any]]] = {
     "hypot": ("hypot(x, 1, 2)", lambda x: math.hypot(x, 1, 2)),
     "sign": ("sign(x + 2) * x", lambda x: x),
     "floor": ("floor(x/4 + 0.5) + ceil(x/4 + 0.5) * x", lambda x: x),
+    "round": (lambda x: round(x / 9 + 5) * x, lambda x: 5 * x),
     "mod": ("mod(x/8 + 3/4, 1/2)", lambda x: x / 8 + 1 / 4),
     "math": (lambda x: math.sin(x) * math.pi + exp(x), lambda x: math.sin(x) * math.pi + math.exp(x)),
     "numpy": (lambda x: np.sin(x) + np.cbrt(x + 2), lambda x: math.sin(x) + (x + 2) ** (1 / 3)),
@@ -197,6 +198,12 @@ def test_pieces_that_meet_are_certified() -> None:
         ("lambda x: x", "write that alone, or compile the Python function itself"),
         (np.hypot, "takes x1, x2, but the box has x"),
         (sympy.Matrix([[X, X], [X, X]]), "a row or a column, got 2 x 2"),
+        (lambda x: x[0], "one number for each of x: 'Variable' object is not subscriptable; if it takes a tensor"),
+        (lambda: 1, "takes no arguments, but the box has x"),
+        (lambda x: round(x, 2), r"round\(\) to digits needs a number"),
+        ("3", "uses none of x: a constant needs no network"),
+        ("GELU(x)", "did you mean 'gelu'"),
+        ("x – 1", "typographic minus or dash; write -"),
     ],
 )
 def test_what_cannot_be_read_is_told_in_words(target: Any, words: str) -> None:
@@ -224,6 +231,7 @@ def test_only_near_words_are_suggested() -> None:
     assert closest("gleu", ["gelu", "sin"]) == "; did you mean 'gelu'?"
     assert closest("sinn", ["sign", "sin"]) == "; did you mean 'sin'?"
     assert closest("sinus", ["sin", "cos"]) == "; did you mean 'sin'?"
+    assert closest("Gelu", ["elu", "gelu"]) == "; did you mean 'gelu'?"
     for word, known in (("foo", "floor"), ("x", "y"), ("bar", "max"), ("gamma", "mish")):
         assert closest(word, [known]) == ""
 
@@ -273,6 +281,16 @@ def test_training_mode_is_named() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         af.compile(model.eval(), box, eps=1e-2)
+
+
+def test_what_conversion_does_not_see_is_named() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.GELU(), nn.Linear(3, 1)).train()
+    notes = af.convert(model, torch.rand(8, 2), eps=1e-2)[1].notes
+    assert any("training mode" in note and "BatchNorm1d" in note for note in notes)
+    assert not any("training mode" in note for note in af.convert(model.eval(), torch.rand(8, 2), eps=1e-2)[1].notes)
+    with pytest.raises(af.ArgumentError, match=r"that a forward calls itself are not seen: .*nn.GELU\(\) for F.gelu"):
+        af.convert(Bent().eval(), torch.rand(8, 3))
 
 
 def test_prelu_converts_and_the_rest_is_explained(tmp_path: Path) -> None:
@@ -391,6 +409,26 @@ def test_run_reads_the_columns_it_needs(tmp_path: Path, net: CompiledNetwork) ->
     assert code == 2 and "is a folder" in out
     with pytest.raises(af.CertificateError, match="is a folder, not a file"):
         certified.load(tmp_path)
+
+
+def test_text_is_utf_8_wherever_it_comes_from(tmp_path: Path, net: CompiledNetwork) -> None:
+    from typer.testing import CliRunner
+
+    from attnforge.cli import app
+
+    runner, file, lines = CliRunner(), tmp_path / "net.safetensors", tmp_path / "lines.txt"
+    net.save(file)
+    done = runner.invoke(app, ["run", str(file), "-i", "-"], input="\ufeffx,y\r\n0.5,1\r\n".encode())
+    assert done.exit_code == 0 and done.output.startswith("output\n")
+    domain = af.rasp.Sequences("äö", 3)
+    af.compile(af.rasp.library.get("reverse").program(domain), domain).save(tmp_path / "program.safetensors")
+    program = ["run", str(tmp_path / "program.safetensors"), "-i"]
+    done = runner.invoke(app, [*program, "-"], input="\ufeffäö\n".encode())
+    assert (done.exit_code, done.output) == (0, "öä\n")
+    lines.write_bytes(b"\xff\n")
+    for name, given in ((str(lines), b""), ("-", b"\xff\n")):
+        done = runner.invoke(app, [*program, name], input=given)
+        assert done.exit_code == 2 and f"'{name}' is not text in UTF-8" in done.output
 
 
 def test_functions_lists_every_word_of_formulas() -> None:

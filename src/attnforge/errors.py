@@ -75,6 +75,9 @@ def closest(word: str, known: Iterable[str]) -> str:
     ("; did you mean 'gelu'?", '')
     """
     known = list(known)
+    same = next((name for name in known if name.lower() == word.lower() and name != word), None)
+    if same is not None:  # but for capitals
+        return f"; did you mean '{same}'?"
     allowed = max(1, len(word) // 3)  # slips: one in three letters is still the same word
     near = {name: _slips(word, name) for name in known if abs(len(name) - len(word)) <= allowed}
     near = {name: slips for name, slips in near.items() if slips <= allowed and (slips < len(word) or not slips)}

@@ -130,6 +130,8 @@ def test_a_command_computes_on_one_thread() -> None:
         (("-x",), ["no such option: -x"]),
         (("compile", "x", "--epz", "1"), ["no such option: --epz", "--eps", "attnforge compile --help"]),
         (("compile",), ["missing argument 'FORMULA...'"]),
+        (("theorem",), ["missing argument", "attnforge theorem --help"]),
+        (("manifest", "nowhere.safetensors"), ["no file 'nowhere.safetensors'"]),
         (("lab", "rnu"), ["no command 'rnu'", "did you mean 'run'?", "attnforge lab --help"]),
         (("functions", "sin"), ["unexpected extra argument"]),
         (("explain", "nowhere.safetensors"), ["no file 'nowhere.safetensors'"]),

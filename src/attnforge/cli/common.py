@@ -159,7 +159,7 @@ class WithPlot(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         found: list[str] = []
-        for arg, following in zip(args, [*args[1:], "--"], strict=True):
+        for arg, following in zip(args, [*args[1:], "--"], strict=False):  # without arguments there is no first one
             found.append(arg)
             if arg == "--plot" and following.startswith("--"):
                 found.append(f"{args[0] if args[0].isidentifier() else self.name}.png")

@@ -103,18 +103,14 @@ def _read_npy(path: Path, size: int) -> Array:
 
 
 def _read_csv(path: Path) -> tuple[list[str], Column]:
-    try:
-        text = sys.stdin.read() if path == PIPE else path.read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ArgumentError(f"'{path}' is not text in UTF-8: {error}") from error
-    lines = [row for row in csv.reader(text.splitlines())]
+    lines = [row for row in csv.reader(_text(path).splitlines())]
     rows = [(number, row) for number, row in enumerate(lines, 1) if any(cell.strip() for cell in row)]
     if not rows:
         raise ArgumentError(f"'{path}' is empty; expected a line of column names and then rows of numbers")
     header = [cell.strip() for cell in rows[0][1]]
     for number, row in rows[1:]:
         if len(row) != len(header):
-            raise ArgumentError(f"line {number} of '{path}' has {len(row)} cells, the header {len(header)}")
+            raise ArgumentError(f"line {number} of '{path}' has {len(row)} cell{'' if len(row) == 1 else 's'}, the header {len(header)}")
 
     def column(j: int) -> Array:
         found = np.empty(len(rows) - 1)
@@ -127,6 +123,14 @@ def _read_csv(path: Path) -> tuple[list[str], Column]:
         return found
 
     return header, column
+
+
+def _text(path: Path) -> str:
+    """The text of a file, or of the standard input, in UTF-8 whatever the locale says, without a byte order mark."""
+    try:
+        return (sys.stdin.buffer.read() if path == PIPE else existing(path).read_bytes()).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"'{path}' is not text in UTF-8: {error}") from error
 
 
 def _read_parquet(path: Path) -> tuple[list[str], Column]:
@@ -227,8 +231,7 @@ def run(
 def _run_program(net: TokenNetwork, sequences: list[str], lines: Path | None, output: Path) -> None:
     """A line for each sequence: characters together where all are such, else words with commas between them."""
     if lines is not None:
-        text = sys.stdin.read() if lines == PIPE else existing(lines).read_text("utf-8-sig")
-        sequences = [*sequences, *(line for line in text.splitlines() if line)]
+        sequences = [*sequences, *(line for line in _text(lines).splitlines() if line)]
     if not sequences:
         raise ArgumentError("which sequences? give some, such as abcd, or --input with a file of one a line")
     domain = net.domain

@@ -306,7 +306,7 @@ def manifest(
         refuse_overwriting({".json": path}, force)
     if len(set(files)) < len(files):
         raise ArgumentError(f"the manifest and the pairs would both be '{output}'; give two names")
-    net = opened(file)
+    net = opened(file if file.is_dir() else existing(file))
     with waiting("describing"):
         described = describe(net, seed=seed)
     if output is not None:

@@ -208,6 +208,7 @@ def _nothing(model: nn.Module, level: str, left: Sequence[Left]) -> ArgumentErro
     there = f"; {len(left)} stay: {', '.join(f'{one.path} ({one.operation})' for one in left[:8])}" if left else ""
     kept_on = "; ".join(kept(model)[:8])
     hint = f" {kept_on}." if kept_on else ""
+    hint += " Functions that a forward calls itself are not seen: make them modules, nn.GELU() for F.gelu."
     hint += " level='pure' converts norms and gated units too" if level == "ffn" and left else ""
     return ArgumentError(
         f"{type(model).__name__} has no site to convert at level '{level}': no submodule or attribute is a known "
@@ -217,11 +218,13 @@ def _nothing(model: nn.Module, level: str, left: Sequence[Left]) -> ArgumentErro
 
 def _notes(model: nn.Module, sites: Sequence[Replacement], data: Batches | None, dtype: torch.dtype) -> list[str]:
     notes = []
-    dropping = [path for path, m in model.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
-    if model.training and dropping:
+    dropping = [m for m in model.modules() if m.training and isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
+    batched = [m for m in model.modules() if m.training and isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if dropping or batched:
+        kinds = ", ".join(sorted({type(m).__name__ for m in (*dropping, *batched)}))
         notes.append(
-            f"the model is in training mode and stays in it: {len(dropping)} dropout modules are kept and active until "
-            "model.eval(); ranges and the measured change were taken in evaluation mode"
+            f"the model is in training mode and stays in it: {kinds} act so until model.eval(); ranges and the "
+            "measured change were taken in evaluation mode"
         )
     if data is None:
         notes.append("no calibration: ranges follow from the weights; functions called in a forward were not seen")

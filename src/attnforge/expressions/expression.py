@@ -202,6 +202,11 @@ class Operators:
     def __int__(self) -> int:
         self._refuse("int()", "rounding is not continuous and has no attention-only form")
 
+    def __round__(self, digits: int | None = None) -> Expr:
+        if digits is not None:
+            self._refuse("round() to digits", "rounding is not continuous and has no attention-only form")
+        return self.named("round", self)
+
     def __bool__(self) -> bool:
         self._refuse("an if, and, or, not", "write branches with np.where, np.maximum, np.minimum, np.clip or abs")
 

@@ -136,7 +136,7 @@ def _strange(character: str) -> str:
         "[": "write each variable as its own name, x1 instead of x[1]",
         "×": "write * for a product",
         "·": "write * for a product",
-        "−": "this is a typographic minus; write -",
+        **dict.fromkeys("−–—", "this is a typographic minus or dash; write -"),
         "√": "write sqrt(x)",
         "|": "write abs(x)",
         "!": "write out the factorial as a number",

@@ -209,6 +209,8 @@ def expressions(target: FormulaLike, graph: Graph, box: Box) -> tuple[list[Expr]
         roots += found
         used |= mentioned
     unused = [name for name in names if name not in used]
+    if len(unused) == len(names):
+        raise ArgumentError(f"the formula uses none of {', '.join(names)}: a constant needs no network")
     if unused:
         raise ArgumentError(
             f"the formula does not use {', '.join(unused)}; remove {'it' if len(unused) == 1 else 'them'} from the box "
@@ -220,21 +222,27 @@ def expressions(target: FormulaLike, graph: Graph, box: Box) -> tuple[list[Expr]
 def _traced(function: Callable[..., Any], graph: Graph, names: Sequence[str]) -> tuple[list[Expr], set[str], bool]:
     """What a callable computes, found by calling it with expressions; a tuple or list means several outputs."""
     variables = {name: graph.variable(name) for name in names}
+    known = True
     try:
         parameters = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
     except (TypeError, ValueError):  # builtins and C functions do not say
-        parameters = []
+        parameters, known = [], False
     given = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     plain = [p.name for p in parameters if p.kind in given and p.default is p.empty]
-    if parameters and set(plain) == set(names) and not any(p.kind == p.POSITIONAL_ONLY for p in parameters):
-        result = _shadowed(function)(**variables)
-    else:
-        if parameters and len(plain) != len(names) and not any(p.kind == p.VAR_POSITIONAL for p in parameters):
-            raise ArgumentError(
-                f"the function takes {', '.join(plain) or 'no arguments'}, but the box has {', '.join(names)}; "
-                f"name the box's intervals after the arguments"
-            )
-        result = _shadowed(function)(*variables.values())
+    by_name = set(plain) == set(names) and not any(p.kind == p.POSITIONAL_ONLY for p in parameters)
+    starred = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+    if known and not by_name and len(plain) != len(names) and not starred:
+        raise ArgumentError(
+            f"the function takes {', '.join(plain) or 'no arguments'}, but the box has {', '.join(names)}; "
+            f"name the box's intervals after the arguments"
+        )
+    try:
+        result = _shadowed(function)(**variables) if by_name else _shadowed(function)(*variables.values())
+    except (TypeError, AttributeError) as error:
+        raise ArgumentError(
+            f"the function cannot be called with one number for each of {', '.join(names)}: {error}; if it takes a "
+            "tensor, its box has a shape, such as Box.cube(-1, 1, shape=3)"
+        ) from error
     several = isinstance(result, (list, tuple))
     outputs = list(result) if several else [result]
     roots = [part if isinstance(part, Expr) else graph.number(part) for part in outputs]
