@@ -110,7 +110,8 @@ def _read_csv(path: Path) -> tuple[list[str], Column]:
     header = [cell.strip() for cell in rows[0][1]]
     for number, row in rows[1:]:
         if len(row) != len(header):
-            raise ArgumentError(f"line {number} of '{path}' has {len(row)} cell{'' if len(row) == 1 else 's'}, the header {len(header)}")
+            cells = f"{len(row)} cell{'' if len(row) == 1 else 's'}"
+            raise ArgumentError(f"line {number} of '{path}' has {cells}, the header {len(header)}")
 
     def column(j: int) -> Array:
         found = np.empty(len(rows) - 1)
