@@ -378,6 +378,32 @@ def test_networks_show_themselves(net: CompiledNetwork, tmp_path: Path) -> None:
     assert "no certificate" in repr(head)
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        lambda: af.ProductHead.fit((-1, 1), (-1, 2), eps=1e-2),
+        lambda: af.ProductHead.fit((-1, 1), (-1, 1), eps=1e-2, width=3),
+        lambda: af.NormHead.fit(4, (0.5, 2.0), eps=1e-2),
+        lambda: af.NormHead.fit(3, (0.01, 100.0), eps=1e-2, kind="rms", dtype="float64"),
+        lambda: af.TokenHead.mean(3, 2),
+        lambda: af.GateHead.max(-1, 1),
+        lambda: af.AnchorHead.fit("sin", -3, 3, eps=1e-2, fast=True),
+    ],
+)
+def test_every_head_can_be_measured(head: Callable[[], Any]) -> None:
+    built = head()
+    found = built.measure(500)
+    assert found.count >= 500 and 0 <= found.worst <= built.bound and math.isfinite(found.worst)
+    with torch.no_grad():
+        for weight in built.parameters():
+            weight.mul_(1.1)
+    try:
+        bound = af.certify(built).bound
+    except af.CertificateError:  # nothing is measured against what no longer holds
+        return
+    assert found.worst < built.measure(500).worst <= bound, "what was changed is seen"
+
+
 def text(bound: float | None) -> str:
     from attnforge.certificates.certificate import upper_text
 
@@ -407,6 +433,11 @@ def test_run_reads_the_columns_it_needs(tmp_path: Path, net: CompiledNetwork) ->
         2, f"error: '{points}' has the column 'x' more than once: which one is meant?\n")  # fmt: skip
     code, out = command("run", tmp_path, "-i", points)
     assert code == 2 and "is a folder" in out
+    for cells, words in (("1_0,1.0", "'1_0', which is not a number"), ("0.5", "has 1 cell, the header 2"),
+                         ("0.5," + 200_000 * "1", "cannot be read as csv: field larger")):
+        points.write_text(f"x,y\n{cells}\n")
+        code, out = command("run", file, "-i", points)
+        assert code == 2 and words in out, out
     with pytest.raises(af.CertificateError, match="is a folder, not a file"):
         certified.load(tmp_path)
 

@@ -103,7 +103,10 @@ def _read_npy(path: Path, size: int) -> Array:
 
 
 def _read_csv(path: Path) -> tuple[list[str], Column]:
-    lines = [row for row in csv.reader(_text(path).splitlines())]
+    try:
+        lines = [row for row in csv.reader(_text(path).splitlines())]
+    except csv.Error as error:
+        raise ArgumentError(f"'{path}' cannot be read as csv: {error}") from error
     rows = [(number, row) for number, row in enumerate(lines, 1) if any(cell.strip() for cell in row)]
     if not rows:
         raise ArgumentError(f"'{path}' is empty; expected a line of column names and then rows of numbers")
@@ -117,7 +120,7 @@ def _read_csv(path: Path) -> tuple[list[str], Column]:
         found = np.empty(len(rows) - 1)
         for i, (number, row) in enumerate(rows[1:]):
             try:
-                found[i] = float(row[j])
+                found[i] = float(row[j].replace("_", "?"))  # 1_0 is a number in Python alone
             except ValueError:
                 where = f"line {number}, column {header[j]}, of '{path}'"
                 raise ArgumentError(f"{where} is {row[j]!r}, which is not a number") from None

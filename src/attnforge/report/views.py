@@ -7,7 +7,7 @@ tokens, plain transformers; and black boxes at the points that were held out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,9 @@ def measure(net: CertifiedModule, count: int = LOOKED_AT, seed: int = 0) -> Samp
     whole("count", count, 1)
     if isinstance(net, CompiledNetwork):
         return measured(net, count, seed)
+    known = next((head for head in LINES if isinstance(net, head.kind)), None)
+    if known is not None and not isinstance(net, HEADS if len(net.box.names or ()) == 1 else ()):
+        return _at_random(net, known, count, seed)
     if not isinstance(net, HEADS):
         kind = type(net).__name__
         raise ArgumentError(f"the target of a {kind} is not known here: there is nothing to measure it against")
@@ -151,18 +154,30 @@ def line_figure(net: CertifiedModule) -> Figure | None:
     if isinstance(origin := net.stands_for(), CompiledNetwork):
         found = measured(origin, LOOKED_AT, runs=net)
         return slices_figure(slices(origin, found, runs=net), net.bound or 0.0)
-    for kind, along in LINES:
-        if isinstance(net, kind):
-            label, inputs, target = along(net)
-            output = net.core(*inputs).double().reshape(SLICE, -1).numpy()
-            error = np.abs(output - target) / (_scale(net, target) if net.certificate.relative else 1.0)
-            worst = int(error.max(0).argmax())
-            x = np.linspace(0, 1, SLICE) if len(inputs) > 1 or inputs[0].dim() > 1 else inputs[0].double().numpy()
-            line = Slice(label, CENTRE, x, target[:, worst], output[:, worst], error.max(-1))
-            words = "Function and network along a line, of the output that errs most; below, the error"
-            words += " as a part of the row's largest value" if net.certificate.relative else ""
-            return replace(slices_figure([line], net.bound or 0.0), caption=f"{words}. The dashed line is the bound.")
-    return None
+    known = next((head for head in LINES if isinstance(net, head.kind)), None)
+    if known is None:
+        return None
+    label, inputs = known.along(net)
+    target = known.exact(net, *inputs).reshape(SLICE, -1).numpy()
+    output = net.core(*inputs).double().reshape(SLICE, -1).numpy()
+    error = np.abs(output - target) / (_scale(net, target) if net.certificate.relative else 1.0)
+    worst = int(error.max(0).argmax())
+    x = np.linspace(0, 1, SLICE) if len(inputs) > 1 or inputs[0].dim() > 1 else inputs[0].double().numpy()
+    line = Slice(label, CENTRE, x, target[:, worst], output[:, worst], error.max(-1))
+    words = "Function and network along a line, of the output that errs most; below, the error"
+    words += " as a part of the row's largest value" if net.certificate.relative else ""
+    return replace(slices_figure([line], net.bound or 0.0), caption=f"{words}. The dashed line is the bound.")
+
+
+@torch.no_grad()
+def _at_random(net: CertifiedModule, known: KnownHead, count: int, seed: int) -> SampledErrors:
+    """The errors of a head at inputs drawn from what its certificate speaks of."""
+    inputs = known.drawn(net, count, seed)
+    target = known.exact(net, *inputs).reshape(count, -1).numpy()
+    output = net.core(*inputs).double().reshape(count, -1).numpy()
+    error = (np.abs(output - target) / (_scale(net, target) if net.certificate.relative else 1.0)).max(-1)
+    worst = torch.cat([x[[int(error.argmax())]].double().reshape(1, -1) for x in inputs], -1).numpy()
+    return SampledErrors(error, worst, (float(target.min()), float(target.max())))
 
 
 def _between(low: Any, high: Any, dtype: torch.dtype) -> Tensor:
@@ -170,43 +185,67 @@ def _between(low: Any, high: Any, dtype: torch.dtype) -> Tensor:
     return torch.linspace(low, high, SLICE, dtype=torch.float64).clamp(low, high).to(dtype)
 
 
-Line = tuple[str, tuple[Tensor, ...], np.ndarray]
+Inputs = tuple[Tensor, ...]
+Line = tuple[str, Inputs]
 DIAGONAL = "from the lowest corner (0) to the highest (1)"
+WITHIN = 1e-5  # of a variance's interval, at either end: rows are rounded after they were scaled
 
 
-def _activation(net: FastActivation) -> Line:
-    y = _between(net.lo, net.hi, net.dtype)
-    return "input y", (y,), net.function.value(y.double()).numpy()[:, None]
+def _activation_line(net: FastActivation) -> Line:
+    return "input y", (_between(net.lo, net.hi, net.dtype),)
 
 
-def _pair(net: GateHead) -> Line:
+def _columns(net: CertifiedModule, count: int, seed: int) -> Inputs:
+    return net.box.sample(count, seed, net.dtype).unbind(-1)
+
+
+def _pair_line(net: GateHead) -> Line:
     (low, high), (first, last) = net.box.intervals()
     x, y = _between(low, high, net.dtype), _between(first, last, net.dtype).flip(0)
-    target = y.double().numpy() + exact_gate(net, (x.double() - y.double()).numpy())
-    return "from the lowest x and highest y (0) to the other corner (1)", (x, y), target[:, None]
+    return "from the lowest x and highest y (0) to the other corner (1)", (x, y)
 
 
-def _product(net: ProductHead) -> Line:
+def _chosen(net: GateHead, x: Tensor, y: Tensor) -> Tensor:
+    return y.double() + torch.from_numpy(exact_gate(net, (x.double() - y.double()).numpy()))
+
+
+def _product_line(net: ProductHead) -> Line:
     x, y = (_between(*net.box[name], net.dtype) for name in ("x", "y"))
-    if net.width is not None:
-        x = x[:, None].repeat(1, net.width)
-    exact = x.double() * (y.double() if net.width is None else y.double()[:, None])
-    return DIAGONAL, (x, y), exact.reshape(SLICE, -1).numpy()
+    return DIAGONAL, (x if net.width is None else x[:, None].repeat(1, net.width), y)
 
 
-def _rows(count: int, width: int) -> Tensor:
-    return torch.randn(count, width, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
+def _factors(net: ProductHead, count: int, seed: int) -> Inputs:
+    x, y = _columns(net, count * (net.width or 1), seed)
+    return (x, y) if net.width is None else (x.reshape(count, net.width), y[:count])
 
 
-def _norm(net: NormHead) -> Line:
+def _multiplied(net: ProductHead, x: Tensor, y: Tensor) -> Tensor:
+    return x.double() * (y.double() if net.width is None else y.double()[:, None])
+
+
+def _rows(count: int, width: int, seed: int = SEED) -> Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _scaled(net: NormHead, rows: Tensor, variance: Tensor | float) -> Tensor:
+    """Rows with the variance that is asked for, of the mean 0 where that is taken away."""
+    rows = rows - (rows.mean(-1, keepdim=True) if net.kind == "layer" else 0.0)
+    return (rows * (variance / rows.square().mean(-1, keepdim=True)).sqrt()).to(net.dtype)
+
+
+def _norm_line(net: NormHead) -> Line:
     """From one row to another, at the variance in the middle of the interval."""
     share = torch.linspace(0, torch.pi / 2, SLICE, dtype=torch.float64)[:, None]
     one, other = _rows(2, net.channels)
-    rows = share.cos() * one + share.sin() * other
-    rows = rows - (rows.mean(-1, keepdim=True) if net.kind == "layer" else 0.0)
     middle = (net.variance[0] * net.variance[1]) ** 0.5
-    x = (rows * (middle / rows.square().mean(-1, keepdim=True)).sqrt()).to(net.dtype)
-    return "from one row (0) to another (1)", (x,), _normed(net, x).numpy()
+    return "from one row (0) to another (1)", (_scaled(net, share.cos() * one + share.sin() * other, middle),)
+
+
+def _norm_rows(net: NormHead, count: int, seed: int) -> Inputs:
+    low, high = (torch.tensor(end, dtype=torch.float64).log() for end in net.variance)
+    share = torch.rand(count, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    middle = (low + (WITHIN + (1 - 2 * WITHIN) * share) * (high - low)).exp()
+    return (_scaled(net, _rows(count, net.channels, seed + 1), middle),)
 
 
 def _normed(net: NormHead, x: Tensor) -> Tensor:
@@ -228,21 +267,37 @@ def _scale(net: CertifiedModule, target: np.ndarray) -> np.ndarray | float:
     return np.asarray(np.abs(weight) * rows + np.abs(bias))
 
 
-def _token(net: TokenHead) -> Line:
+def _token_line(net: TokenHead) -> Line:
     one, other = net.box.sample(2, SEED, torch.float64)
     share = torch.linspace(0, 1, SLICE, dtype=torch.float64)[:, None, None]
-    x = ((1 - share) * one + share * other).to(net.dtype)
+    return "from one sequence (0) to another (1)", (((1 - share) * one + share * other).to(net.dtype),)
+
+
+def _mixed(net: TokenHead, x: Tensor) -> Tensor:
     if net.target is not None:
-        exact = net.target.double() @ x.double()
-    else:
-        exact = getattr(x.double(), f"a{net.mode}")(-2, keepdim=True).expand(x.shape)
-    return "from one sequence (0) to another (1)", (x,), exact.reshape(SLICE, -1).numpy()
+        return net.target.double() @ x.double()
+    found: Tensor = getattr(x.double(), f"a{net.mode}")(-2, keepdim=True)
+    return found.expand(x.shape)
 
 
-#: Heads that are drawn along one line: its label, the inputs, and the exact outputs, (point, output).
-LINES: tuple[tuple[type, Callable[[Any], Line]], ...] = (
-    (FastActivation, _activation), (GateHead, _pair), (ProductHead, _product), (NormHead, _norm), (TokenHead, _token),
-)  # fmt: skip
+@dataclass(frozen=True)
+class KnownHead:
+    """A head whose exact outputs are known: the inputs along one line with its label, inputs at random, and what is
+    exact there, a row for each."""
+
+    kind: type
+    along: Callable[[Any], Line]
+    drawn: Callable[[Any, int, int], Inputs]
+    exact: Callable[..., Tensor]
+
+
+LINES = (
+    KnownHead(FastActivation, _activation_line, _columns, lambda net, y: net.function.value(y.double())),
+    KnownHead(GateHead, _pair_line, _columns, _chosen),
+    KnownHead(ProductHead, _product_line, _factors, _multiplied),
+    KnownHead(NormHead, _norm_line, _norm_rows, _normed),
+    KnownHead(TokenHead, _token_line, lambda net, count, seed: (net.box.sample(count, seed, net.dtype),), _mixed),
+)
 
 
 def _held_out(net: Approximation) -> Figure:
