@@ -91,6 +91,21 @@ def test_what_is_shown_was_checked(tmp_path: object) -> None:
     assert not module.verified and "text not verified" in str(module)
 
 
+def test_backends_that_are_set_apart_are_refused() -> None:
+    net, backend = af.compile("x*y", af.Box(x=(-1, 1), y=(0, 1)), 1e-3), torch.backends.mkldnn
+    before = getattr(backend, "fp32_precision", None)
+    if before is None:
+        pytest.skip("this PyTorch has one switch for all backends")
+    try:
+        backend.fp32_precision = "bf16"
+        with pytest.raises(af.PrecisionError, match="fp32_precision"):
+            net(X)
+        assert not survey("cpu", torch.float32, effort=500)[0].holds
+    finally:
+        backend.fp32_precision = before
+    net(X)
+
+
 def test_subnormal_numbers_are_read_as_they_are() -> None:
     """1e30 * 1e-40 is 1e-10, and 0 for a processor that takes 1e-40 for 0."""
     net, x = af.compile("1e30*x", af.Box(x=(1e-42, 1e-39)), eps=1e-3), torch.tensor([[1e-40]])

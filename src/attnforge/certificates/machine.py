@@ -23,7 +23,7 @@ from flint import arb, ctx
 from torch import Tensor
 
 from ..dtypes import Array, dtype_name
-from .rounding import EXP_ULPS, TINY, UNIT
+from .rounding import EXP_ULPS, TINY, UNIT, matmul_precision
 
 #: Bits of the balls that judge exponentials: float64 has 53, so these leave 60 for the error.
 BITS = 113
@@ -98,7 +98,7 @@ def _switches(device: str, dtype: torch.dtype) -> Assumption:
     """Global switches that make products coarser than the dtype says."""
     coarse = [torch.is_autocast_enabled(device)]
     if dtype == torch.float32:
-        coarse.append(torch.get_float32_matmul_precision() != "highest")
+        coarse.append(matmul_precision() != "highest")
         coarse.append(device == "cuda" and torch.backends.cuda.matmul.allow_tf32)
     coarse.append(not float(torch.tensor([TINY[dtype] * 0.5], dtype=dtype).to(device) * 2.0**30))
     name = "switches for reduced precision"

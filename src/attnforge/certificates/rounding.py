@@ -202,13 +202,22 @@ def refuse_reduced_precision(x: torch.Tensor) -> None:
             "and the certificate would not hold; leave the autocast block, or put torch.autocast(..., enabled=False) "
             "around this call"
         )
-    if x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+    if x.dtype == torch.float32 and (precision := matmul_precision()) != "highest":
         raise PrecisionError(
-            f"torch.set_float32_matmul_precision is '{torch.get_float32_matmul_precision()}': float32 products "
+            f"torch.set_float32_matmul_precision is '{precision}': float32 products "
             "may be rounded to TF32 or bfloat16 and the certificate would not hold; set it to 'highest'"
         )
     if kind == "cpu":
         refuse_flushed_numbers()
+
+
+def matmul_precision() -> str:
+    """How float32 products are computed, "highest" where all backends keep float32; PyTorch has no word for backends
+    that were set apart (`torch.backends.mkldnn.matmul.fp32_precision`), and raises."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "set for some backends by fp32_precision"
 
 
 def refuse_flushed_numbers() -> None:
