@@ -370,6 +370,14 @@ def test_the_threshold_of_softplus_is_honoured(threshold: float, beta: float, ha
         af.compile(module, box, jump / 3, dtype=torch.float64)
 
 
+def test_a_cell_across_the_threshold_of_softplus_has_both_branches() -> None:
+    """The head lies 0.7 of the jump above y, where the bound took it for 0.3 of the jump below softplus."""
+    module, box = nn.Softplus(20, 20), Box.cube(0.9385828958444955, 1.2468905320526844, shape=1)
+    net = af.compile(module, box, 1e-2, dtype=torch.float64)
+    x = torch.tensor([[1.0000000000220506]], dtype=torch.float64)
+    assert float((net(x) - module(x)).abs().detach()) <= net.bound
+
+
 def test_a_softplus_below_its_threshold_is_smooth() -> None:
     names = [op.function.name for op in capture_module(nn.Softplus(), VECTOR).ops if isinstance(op, Apply)]
     assert names == ["softplus"]

@@ -320,3 +320,16 @@ def test_bad_cells() -> None:
             F.taylor("sin", lo, hi, 3)
     with pytest.raises(ArgumentError, match="finite"):
         F.taylor("sin", np.array([np.nan]), np.ones(1), 3)
+
+
+@pytest.mark.parametrize("threshold", [1.0, 2.0, 20.0])
+def test_a_cell_that_reaches_a_jump_holds_both_branches(threshold: float) -> None:
+    """Its centre lies before the jump, where softplus has one branch; beyond it the function is y."""
+    fn, ends = F.parse(f"softplus({threshold})"), (threshold - 4, threshold + 1)
+    table = F.taylor(fn, np.array(ends[:1]), np.array(ends[1:]), 6)
+    balls = [arb(c, e) for c, e in zip(table.coefficient[0], table.error[0], strict=True)]
+    for y in np.linspace(*ends, 41).tolist():
+        exact = arb(y) if y > threshold else (1 + arb(y).exp()).log()
+        step = arb(y) - arb(table.centre[0])
+        found = sum((ball * step**k for k, ball in enumerate(balls)), arb(0))
+        assert (found + arb(0, table.remainder[0]) * step**7).overlaps(exact)

@@ -32,7 +32,7 @@ def shortened(program: Program, found: list[Range]) -> Program:
     """The same program, functions that wave often written as sums over pieces; itself where there are none."""
     ways = {}
     for i, op in enumerate(program.ops):
-        if isinstance(op, Apply) and not op.function.knots and op.function.series is not None:
+        if isinstance(op, Apply) and not (op.function.knots or op.function.seam) and op.function.series is not None:
             r = found[op.input]
             low, high = float(np.min(r.low)), float(np.max(r.high))
             if isinstance(choose(op.function, low, high), Anchors) and len(at := pieces(op.function, low, high)) > 2:

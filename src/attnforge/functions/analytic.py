@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -149,12 +150,14 @@ def softplus(threshold: float) -> Univariate:
     # arguments differ. 2^-40 of t is far more than rounding moves it.
     start = t - max(4 * math.log1p(math.exp(-t)), t * 2.0**-40)
 
-    def series(x: arb_series) -> arb_series:
+    def both(x: arb_series) -> arb_series:
         out = softplus_series(x)
-        if not x[0] < start:
-            for j in range(x.prec):
-                out[j] = out[j].union(x[j])
+        for j in range(x.prec):
+            out[j] = out[j].union(x[j])
         return out
+
+    def series(x: arb_series) -> arb_series:
+        return softplus_series(x) if x[0] < start else both(x)
 
     def point(x: arb) -> arb:
         return softplus_point(x) if x < start else softplus_point(x).union(x)
@@ -162,7 +165,8 @@ def softplus(threshold: float) -> Univariate:
     def value(y: Tensor) -> Tensor:
         return torch.where(y > t, y, torch.logaddexp(y, torch.zeros_like(y)))
 
-    return analytic(f"softplus({t!r})", value, series, point, potentials=_BENT)
+    smooth = analytic(f"softplus({t!r})", value, series, point, potentials=_BENT)
+    return replace(smooth, seam=(start, both))  # the centre of a cell that reaches t may lie where there is one branch
 
 
 def _erfc_half(x: arb_series) -> arb_series:

@@ -59,6 +59,9 @@ def taylor_table(fn: Univariate, lo_bytes: bytes, hi_bytes: bytes, order: int) -
     # A cell that touches a knot belongs to the piece on its own side. The piece's ball sticks out over the knot by the
     # rounding of its radius; that is harmless: the piece is analytic there, and the table speaks of [lo, hi] only.
     branch = [fn.branches[i] for i in np.searchsorted(fn.knots, lo, side="right")]
+    if fn.seam is not None:
+        place, both = fn.seam
+        branch = [both if end >= place else series for series, end in zip(branch, hi.tolist(), strict=True)]
     cells = list(zip(branch, centre.tolist(), radius.tolist(), strict=True))
     with precision(BITS, order + 4):
         coefficients = [ball for series, c, _ in cells for ball in _coefficients(series, arb(c), order + 1)]

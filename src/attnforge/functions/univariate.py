@@ -182,6 +182,8 @@ class Univariate:
       and the turns. None when that is not known: ranges then come from subdivision.
     - `image`: bounds that hold wherever the function is defined, such as (-1, 1) for sin; enclosures are cut to them.
     - `second_derivative`: for a user's callable, the declared bound on |f''|.
+    - `seam`: a place and a series: cells that reach beyond the place belong to that series, also at centres before it.
+      Of a function that jumps there, it holds both branches.
     - `source`: the user's callable. Functions are equal when their names and sources are: without a source, the name
       determines the function.
     """
@@ -198,6 +200,7 @@ class Univariate:
     turns: Turns | None = None
     source: object = None
     image: tuple[float, float] = (-math.inf, math.inf)
+    seam: tuple[float, Series] | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
