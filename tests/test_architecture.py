@@ -260,6 +260,18 @@ def test_no_family_is_named_outside_the_table() -> None:
     assert places == []
 
 
+def test_no_type_of_site_is_asked_for_outside_of_heads() -> None:
+    """What depends on a family is asked of its rule, builder or site: no other room knows the types."""
+    known = structure.modules()
+    found = [
+        f"{module} imports {name} of {target}"
+        for module, path in known.items() if structure.package_of(module) != "heads"
+        for target, name in structure.imported(path.read_text("utf-8"), module, path.name == "__init__.py", known)
+        if re.fullmatch(r"heads\.\w+\.site", target) and not name.isupper()
+    ]  # fmt: skip
+    assert found == []
+
+
 def definitions(source: str) -> dict[str, ast.stmt]:
     """The constants of a module: capital names at its top."""
     found: dict[str, ast.stmt] = {}

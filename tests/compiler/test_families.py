@@ -117,9 +117,19 @@ def test_every_other_room_takes_it(net: CompiledNetwork, tmp_path: Path) -> None
     heads = af.manifest(net).heads
     assert len(heads) == 6 and all(head.role for head in heads)
     assert "tanh product" in net.report().html() and "attnforge" in net.explore()
-    # the kernel has rules of its own, and says of other heads that it has none
+
+
+def test_the_kernel_proves_it_where_it_names_cells(
+    net: CompiledNetwork, toy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells come with the rule that it inherits; without them the kernel says which operation it has no proof of."""
     net.save(tmp_path / "net.safetensors")
-    assert "operation" in af.check(tmp_path / "net.safetensors").remark
+    found = af.check(tmp_path / "net.safetensors")
+    assert found.verified and not found.remark
+    monkeypatch.setattr(type(families.rule_of(toy)), "edges", lambda *_: None)
+    af.certify(net)
+    net.save(tmp_path / "other.safetensors")
+    assert "operation" in af.check(tmp_path / "other.safetensors").remark
 
 
 def test_without_the_line_in_the_table_its_files_are_refused(net: CompiledNetwork, toy: str, tmp_path: Path) -> None:

@@ -15,12 +15,14 @@ from ..certificates.certified import CertifiedModule
 from ..certificates.proof import settled
 from ..dtypes import Array
 from ..heads.anchor.head import AnchorHead
+from ..heads.anchor.rule import ANCHOR_CELLS
 from ..heads.chain.head import ChainHead
 from ..heads.fast.activation import FastActivation
 from ..heads.gate.head import GateHead
 from ..heads.gate.target import Lines
 from ..heads.norm.head import NormHead
 from ..heads.product.head import ProductHead
+from ..heads.rule import NEAR, SMOOTH_CELLS, crossings
 from ..heads.stored import SelfSpec
 from ..heads.token.head import TokenHead
 from ..kernel.alone.fast import Fast
@@ -30,7 +32,7 @@ from ..kernel.file import Saved
 from ..kernel.prove import prove
 from ..network import AttentionLayer
 from ..theorems.ramps import Ramp
-from .derivation import ANCHOR_CELLS, NEAR, SMOOTH_CELLS, crossings, finished
+from .derivation import finished
 
 EFFORT = 200  # parts of the box that are looked at: a head has one or two numbers to split
 WORK = 1 << 15  # cells times slots beyond which tables are not made finer: seconds

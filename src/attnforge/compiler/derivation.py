@@ -12,33 +12,19 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ..certificates.certificate import Certificate
 from ..certificates.proof import settled
-from ..dtypes import Array
-from ..functions.piecewise import clipped
-from ..heads.anchor.site import AnchorSite
-from ..heads.gate.site import GateSite
-from ..heads.norm.site import NormSite
-from ..heads.product.site import ProductSite
-from ..heads.rule import first_cells
-from ..heads.site import Site
-from ..heads.stored import SelfSpec, StoredHeads
+from ..heads.families import rule_of
+from ..heads.rule import Setting
+from ..heads.stored import StoredHeads
 from ..kernel.balls import working
 from ..kernel.file import Saved
 from ..kernel.functions import Function
 from ..kernel.prove import Prover
 from ..kernel.scalar import Table, error_on
 from ..kernel.values import MOST_SYMBOLS, Blind, values
-from ..programs.ops import Apply
 from .compiled import CompiledNetwork
 
-ANCHOR_CELLS = 64  # of a table of anchors at least; twice the anchors where those are many
-NORM_CELLS = 24  # of a norm, for each factor e of the mean square: sigmoids move by less than 1 on each
-SMOOTH_CELLS = 64  # of a product: the Taylor remainder is then below float64's roundoff
-#: Edges around a crossing of two logits, in units of their difference: fine where weights move, then doubling.
-NEAR = np.concatenate([np.arange(0.0, 6.0, 0.5), np.arange(6.0, 40.0, 1.0), 40.0 * 2.0 ** np.arange(0.0, 64.0)])
 EFFORT = 2000  # parts of the box that are looked at before giving up
 WORK = 300_000  # and numbers on all of them, with a slope for each coordinate of the box: a few seconds
 FEWEST = 8  # parts that are looked at in any case
@@ -61,7 +47,7 @@ def proved(net: CompiledNetwork, certificate: Certificate) -> Certificate:
 
 def structure(net: CompiledNetwork, tables: bool = True) -> dict[str, Any]:
     """All choices but the tree, which is a single leaf; and but the edges of `tables`, if these are not wanted."""
-    layout = net.layout
+    layout, setting = net.layout, Setting(net.program, net.dtype)
     states: list[tuple[tuple[int, int], ...]] = []
     scopes: list[list[list[Any]]] = []
     sites: list[dict[str, Any]] = []
@@ -72,13 +58,13 @@ def structure(net: CompiledNetwork, tables: bool = True) -> dict[str, Any]:
         layer = net.network.layers[2 * number + 1]
         scopes += [[], [[group.scope, group.causal] for group in layer.heads()]]  # type: ignore[operator, union-attr]
         for site in step.sites:
+            rule, (swapped, pivot) = rule_of(site.family), site.order
             for c, place in enumerate(step.places(site)):
-                edges = _edges(net, site, StoredHeads.read(layer, place)) if tables else None  # type: ignore[arg-type]
+                heads = StoredHeads.read(layer, place)  # type: ignore[arg-type]
+                edges = rule.edges(site, setting, heads) if tables else None
                 if edges is not None and edges not in known:
                     known[edges] = len(edges_of)
                     edges_of.append(list(edges))
-                swapped = isinstance(site, ProductSite) and site.swapped
-                pivot = site.centre[0] if isinstance(site, ProductSite) else 0.0
                 sites.append(
                     {
                         "layer": 2 * number + 1, "op": site.op, "channel": c if site.channelwise else None,
@@ -90,38 +76,6 @@ def structure(net: CompiledNetwork, tables: bool = True) -> dict[str, Any]:
     scopes.append([])
     listed = [[[value, channel] for value, channel in columns] for columns in states]
     return {"states": listed, "scopes": scopes, "sites": sites, "tables": edges_of, "tree": []}
-
-
-def _edges(net: CompiledNetwork, site: Site, heads: StoredHeads) -> tuple[float, ...] | None:
-    """The edges of cells for a site that reads one scalar; None for others."""
-    if isinstance(site, ProductSite):
-        low, high = site.intervals[1]
-        step = (high - low) / SMOOTH_CELLS  # a cell more at both ends, where errors may push an argument
-        return tuple(np.unique(np.linspace(low - step, high + step, SMOOTH_CELLS + 3)).tolist())
-    if isinstance(site, NormSite):  # cells of the squared length of a row, each as wide relative to itself
-        width, eps = net.program.ops[site.op].width, net.program.ops[site.op].eps  # type: ignore[attr-defined]
-        low, high = (math.log(end + eps) for end in site.variance)
-        inner = np.exp(np.linspace(low, high, max(16, math.ceil(NORM_CELLS * (high - low))) + 1)) - eps
-        inner[0], inner[-1] = site.variance
-        return tuple(np.unique(width * np.maximum(inner, 0.0)).tolist())
-    if not isinstance(site, (AnchorSite, GateSite)):
-        return None
-    op = net.program.ops[site.op]
-    assert isinstance(op, Apply)
-    low, high = site.interval
-    target = clipped(op.function)
-    if isinstance(site, AnchorSite):
-        wanted = max(ANCHOR_CELLS, 2 * site.anchors)
-        # 0 is an edge: next to a removable singularity a quotient has a series around the middle of a cell, not closer
-        inner = np.append(np.array(site.edges)[:: max(1, (len(site.edges) - 1) // wanted)], 0.0)
-    else:
-        inner = np.concatenate([np.linspace(low, high, SMOOTH_CELLS + 1), *crossings(heads.self_spec())])
-    return tuple(first_cells(target, low, high, inner[(inner > low) & (inner < high)]).tolist())
-
-
-def crossings(spec: SelfSpec) -> list[Array]:
-    """Edges around the places where two logits of a gate cross."""
-    return [place + sign * NEAR / rate for rate, place in zip(*spec.crossings, strict=True) for sign in (-1.0, 1.0)]
 
 
 def derive(
@@ -136,7 +90,7 @@ def derive(
     if effort is None:
         numbers = sum(op.width for op in net.program.ops) * net.program.tokens
         effort = max(FEWEST, min(EFFORT, WORK // (numbers * (1 + min(net.program.box.dim, MOST_SYMBOLS)))))
-    reach = {site.op: max(map(abs, site.intervals[0])) for site in net.layout.sites if isinstance(site, ProductSite)}
+    reach = {site.op: site.reach for site in net.layout.sites}
     return finished(saved, chosen, goal, effort, reach, whole=whole)
 
 

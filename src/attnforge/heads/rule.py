@@ -30,8 +30,11 @@ from ..programs.program import Program
 from .site import Site, Span
 from .slopes import Enclosure, Steepness, Tangent, plus, times
 from .slopes import U as U64
-from .stored import StoredHeads
+from .stored import SelfSpec, StoredHeads
 
+SMOOTH_CELLS = 64  # on which the kernel looks at products and gates: what Taylor leaves is below float64's roundoff
+#: Edges around a crossing of two logits, in units of their difference: fine where weights move, then doubling.
+NEAR = np.concatenate([np.arange(0.0, 6.0, 0.5), np.arange(6.0, 40.0, 1.0), 40.0 * 2.0 ** np.arange(0.0, 64.0)])
 Passed = tuple[Array, Array]
 Mask = npt.NDArray[np.bool_]
 
@@ -154,6 +157,10 @@ class Rule(ABC):
     def anchors(self, heads: Sequence[StoredHeads]) -> int:
         """The anchors of the site's table, if it has one."""
         return 0
+
+    def edges(self, site: Any, setting: Setting, heads: StoredHeads) -> tuple[float, ...] | None:
+        """The cells on which the kernel looks at heads that read one scalar (docs/kernel.md); None for others."""
+        return None
 
     def written(self, reads: list[tuple[Array, Array]], skip: list[float], bias: float, once: bool) -> Array | None:
         """A bound of what heads write, less the linear skip, where the family knows one that is better than what the
@@ -286,3 +293,8 @@ def first_cells(fn: Univariate, low: float, high: float, inner: Array) -> Array:
     crowd = [k + (end - k) * 4.0 ** -np.arange(1.0, 28.0) for k in knots for end in (low, high)]
     places = np.concatenate([inner, knots, *crowd])
     return np.unique(np.concatenate([[low], places[(places > low) & (places < high)], [high]]))
+
+
+def crossings(spec: SelfSpec) -> list[Array]:
+    """Edges around the places where two logits of a gate cross."""
+    return [place + sign * NEAR / rate for rate, place in zip(*spec.crossings, strict=True) for sign in (-1.0, 1.0)]

@@ -68,6 +68,16 @@ class Site(ABC):
         """The numbers of the even table that the heads may be read by (`heads.fast.even`), if there is one."""
         return ()
 
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Whether the heads take their operands the other way round, and what the first is centred at."""
+        return False, 0.0
+
+    @property
+    def reach(self) -> float:
+        """How large what scales the read scalar may be: so much finer have the kernel's cells of it to be."""
+        return 0.0
+
     def largest_logit(self) -> float:
         """A bound of |logit| that does not come from constant keys, where the site knows one."""
         return 0.0

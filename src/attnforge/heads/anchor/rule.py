@@ -19,6 +19,8 @@ from ..stored import StoredHeads
 from .bound import AnchorBound, AnchorWeights, anchor_bound, steepness_of
 from .site import AnchorSite
 
+ANCHOR_CELLS = 64  # on which the kernel looks at a table, at least; twice the anchors where those are many
+
 
 def weights_of(heads: StoredHeads) -> AnchorWeights:
     """One head over anchors, as stored: its query is (y - centre, 1), its output one column; others are refused."""
@@ -35,6 +37,13 @@ def weights_of(heads: StoredHeads) -> AnchorWeights:
 class AnchorRule(ApplyRule):
     """Heads over anchors are compared with the operation's function, continued beyond the closed ends of its domain.
     Where the site names an even table that the stored one still is, the bound is of both ways to read it."""
+
+    def edges(self, site: AnchorSite, setting: Setting, heads: StoredHeads) -> tuple[float, ...]:
+        (low, high), wanted = site.interval, max(ANCHOR_CELLS, 2 * site.anchors)
+        # 0 is an edge: next to a removable singularity a quotient has a series around the middle of a cell, not closer
+        inner = np.append(np.array(site.edges)[:: max(1, (len(site.edges) - 1) // wanted)], 0.0)
+        inside = inner[(inner > low) & (inner < high)]
+        return tuple(first_cells(clipped(self.function(site, setting)), low, high, inside).tolist())
 
     def local(self, site: AnchorSite, setting: Setting, heads: Sequence[StoredHeads]) -> ApplyLocal:
         fn = self.function(site, setting)

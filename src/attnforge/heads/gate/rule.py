@@ -9,9 +9,21 @@ from typing import Any
 import numpy as np
 
 from ...errors import CertificateError
+from ...functions.piecewise import clipped
 from ...programs.enclose import Range
 from ...programs.ops import Apply
-from ..rule import ApplyLocal, ApplyRule, Copies, Moved, Rule, Setting, first_cells, slopes_of
+from ..rule import (
+    SMOOTH_CELLS,
+    ApplyLocal,
+    ApplyRule,
+    Copies,
+    Moved,
+    Rule,
+    Setting,
+    crossings,
+    first_cells,
+    slopes_of,
+)  # fmt: skip
 from ..slopes import Steepness
 from ..stored import StoredHeads
 from .bound import gate_domain, gate_error, steepness_of
@@ -54,6 +66,12 @@ class GateRule(ApplyRule):
         fn = self.function(site, setting)
         slopes = slopes_of(fn, first_cells(fn, low, high, np.linspace(low, high, CELLS + 1)))
         return ApplyLocal(((low, high),), max(totals), max(roundings), slopes=slopes)
+
+    def edges(self, site: GateSite, setting: Setting, heads: StoredHeads) -> tuple[float, ...]:
+        low, high = site.interval
+        inner = np.concatenate([np.linspace(low, high, SMOOTH_CELLS + 1), *crossings(heads.self_spec())])
+        inside = inner[(inner > low) & (inner < high)]
+        return tuple(first_cells(clipped(self.function(site, setting)), low, high, inside).tolist())
 
     def steepness(self, site: GateSite, setting: Setting, heads: StoredHeads) -> Steepness:
         low, high = setting.stretched(site.interval)

@@ -20,6 +20,8 @@ from ..stored import StoredHeads
 from .bound import layer_error, slopes_of
 from .site import NormSite
 
+NORM_CELLS = 24  # on which the kernel looks, for each factor e of the mean square: sigmoids move by less than 1 on each
+
 
 @dataclass(frozen=True)
 class NormLocal(Local):
@@ -52,6 +54,14 @@ def table_of(heads: StoredHeads, width: int) -> tuple[Array, Array, Array]:
 
 class NormRule(Rule):
     """Rows whose mean square stays in the interval of the fit are normed up to a relative error."""
+
+    def edges(self, site: NormSite, setting: Setting, heads: StoredHeads) -> tuple[float, ...]:
+        """Cells of the squared length of a row, each as wide relative to itself."""
+        op = self._op(site, setting)
+        low, high = (math.log(end + op.eps) for end in site.variance)
+        inner = np.exp(np.linspace(low, high, max(16, math.ceil(NORM_CELLS * (high - low))) + 1)) - op.eps
+        inner[0], inner[-1] = site.variance
+        return tuple(np.unique(op.width * np.maximum(inner, 0.0)).tolist())
 
     def _op(self, site: NormSite, setting: Setting) -> Normalise:
         op = setting.op(site)

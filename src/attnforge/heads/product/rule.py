@@ -14,7 +14,7 @@ from ...dtypes import Array
 from ...errors import CertificateError
 from ...programs.enclose import Range
 from ...programs.ops import Apply, Product
-from ..rule import Copies, Local, Moved, Passed, Rule, Setting, or_endless
+from ..rule import SMOOTH_CELLS, Copies, Local, Moved, Passed, Rule, Setting, or_endless
 from ..slopes import Enclosure, plus
 from ..stored import SelfSpec, StoredHeads
 from .bound import Sides, partials, product_error
@@ -48,6 +48,11 @@ class ProductRule(Rule):
     """|x y - x' y'| <= |x| |y - y'| + |y'| |x - x'|, and the heads' own error, which may be proportional to |x|."""
 
     coordinates = 2  # of a query: z, and a constant that weights are added to in memory slots
+
+    def edges(self, site: ProductSite, setting: Setting, heads: StoredHeads) -> tuple[float, ...]:
+        low, high = site.intervals[1]
+        step = (high - low) / SMOOTH_CELLS  # a cell more at both ends, where errors may push an argument
+        return tuple(np.unique(np.linspace(low - step, high + step, SMOOTH_CELLS + 3)).tolist())
 
     def _specs(self, site: ProductSite, setting: Setting, heads: Sequence[StoredHeads]) -> list[SelfSpec]:
         self._fits(site, setting)

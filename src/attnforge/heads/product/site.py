@@ -34,6 +34,14 @@ class ProductSite(Site):
     def spans(self) -> tuple[Span, ...]:
         return self.intervals[::-1] if self.swapped else self.intervals
 
+    @property
+    def order(self) -> tuple[bool, float]:
+        return self.swapped, self.centre[0]
+
+    @property
+    def reach(self) -> float:
+        return max(map(abs, self.intervals[0]))
+
     def operands(self, program: Program) -> tuple[int, ...]:
         inputs = program.ops[self.op].inputs
         return inputs[::-1] if self.swapped else inputs
