@@ -61,6 +61,7 @@ READ: dict[str, dict[str, tuple[int, str]]] = {
         "slopes_of": (1, "a number of cells"),
     },
     "heads/norm/rule.py": {
+        "edges": (2, "where the kernel's cells begin and end: it covers the range whatever they are"),
         "passes": (3, "near is times 1 + 2^-20, far times 1 + slip"),
         "copied": (4, "1 - 2 u and 1 - 2^-40 are exact; the sum is times 1.01"),
     },
