@@ -20,10 +20,6 @@ from attnforge import native
 from attnforge.compiler.compiled import CompiledNetwork
 from attnforge.heads.anchor.bound import AnchorWeights
 from attnforge.heads.fast.even import EvenTable
-from attnforge.kernel.alone.fast import even as kernel_reading
-from attnforge.kernel.balls import up, working
-from attnforge.kernel.rounding import MACHINES
-from attnforge.kernel.scalar import Cell, Head
 from attnforge.network import AttentionLayer, Heads
 
 needed = pytest.mark.skipif(bool(native.trouble()), reason=native.trouble() or "kernels are there")
@@ -211,32 +207,3 @@ def test_tables_that_are_not_what_was_named_are_not_read() -> None:
     cold = replace(weights, offset=-20.0 * k * k)
     assert EvenTable(even.rate, 20.0, 0.25, 3.0).reads(cold, torch.float64) and not even.reads(cold, torch.float64)
     assert not EvenTable(even.rate, 20.0, 0.25, 3.0).reads(cold, torch.float32)  # pairs are no polynomials
-
-
-@DTYPES
-def test_the_kernel_bounds_the_same_reading(dtype: torch.dtype, made: dict[torch.dtype, CompiledNetwork]) -> None:
-    """Its bound is one, against sixty digits, and not far from the analysis's; what was named for others is refused."""
-    group = anchors(made[dtype])[1]
-    layer, weights = alone(group)
-    even = layer.heads()[0].even
-    assert isinstance(even, EvenTable)
-    name = "float32" if dtype == torch.float32 else "float64"
-    rows = tuple((float(a), float(b)) for a, b in zip(weights.slope, weights.offset, strict=True))
-    head = Head(((1.0, -weights.centre), (0.0, 1.0)), rows, False, (0.0,) * 3, tuple(map(float, weights.value)), 1.0)
-    ours = even.reading(weights, weights.centre - even.reach, weights.centre + even.reach, dtype)
-    assert ours is not None
-    with working(), torch.no_grad():
-        reading = kernel_reading([head], even.numbers, name)
-        for low in np.linspace(weights.centre - even.reach, weights.centre + 0.9 * even.reach, 6).tolist():
-            high = low + 0.05
-            bound = up(reading(MACHINES[name], Cell.of(low, high, None)))
-            analysed = float(ours(np.array([low]), np.array([high]))[0])
-            assert 0.2 * analysed < bound < 2 * analysed
-            y = torch.linspace(low, high, 5, dtype=dtype).clamp(low, high)
-            for x, out in zip(y.tolist(), layer(y.unsqueeze(-1)).squeeze(-1).tolist(), strict=True):
-                if low <= x <= high:
-                    assert abs(arb(out) - exact(weights, x)) <= bound
-        far = kernel_reading([head], [1.1 * even.rate, even.kappa, even.centre, even.reach], name)
-        assert not up(far(MACHINES[name], Cell.of(0.5, 0.55, None))) < 1e-3
-        other = replace(head, query=((0.5, -weights.centre), (0.0, 1.0)))
-        assert up(kernel_reading([other], even.numbers, name)(MACHINES[name], Cell.of(0.5, 0.55, None))) == 0.0
