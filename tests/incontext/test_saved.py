@@ -257,6 +257,13 @@ def test_the_command_line_checks_estimators(tmp_path: Path) -> None:
         af.files.network(path)
 
 
+def test_what_an_earlier_version_fitted_says_so(tmp_path: Path) -> None:
+    model = fitted("ridge")
+    del model._given, model._weights
+    with pytest.raises(ArgumentError, match="fit again"):
+        model.save(tmp_path / "x.safetensors")
+
+
 def test_data_are_those_that_were_fitted() -> None:
     """A file has the data of the fit, whatever becomes of the caller's arrays."""
     rows, labels = X.copy(), Y.copy()

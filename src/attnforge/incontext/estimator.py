@@ -168,6 +168,8 @@ class InContextEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         """Write data, weights and certificate to one safetensors file; `attnforge.load` reads it back, and
         `attnforge.check` proves from it how far the weights are from the optimum."""
         check_is_fitted(self)
+        if not hasattr(self, "_given"):
+            raise ArgumentError("this estimator was fitted by a version that kept no data for files; fit again")
         importlib.import_module(FILES).save(self, path, force)
 
     def _new_rows(self, X: Any) -> Array:
