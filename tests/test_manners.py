@@ -20,7 +20,7 @@ import sympy
 import torch
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.linear_model import LinearRegression
-from sklearn.neural_network import MLPRegressor
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
@@ -262,8 +262,21 @@ def test_regressors_are_modules_exactly() -> None:
     forest = RandomForestRegressor(2, max_depth=2).fit(points, y)
     with pytest.raises(af.ArgumentError, match=r"RandomForestRegressor has no exact.*attnforge.approximate"):
         af.compile(forest, af.Box.cube(-1, 1, shape=2), eps=1e-3)
+    with pytest.raises(af.ArgumentError, match=r"MLPClassifier gives classes, which jump.*predict_proba"):
+        af.compile(MLPClassifier((2,)), {"a": (-1, 1), "b": (-1, 1)}, eps=1e-3)
     with pytest.raises(af.ArgumentError, match="not fitted yet"):
         af.compile(MLPRegressor(), af.Box.cube(-1, 1, shape=2), eps=1e-3)
+
+
+def test_features_are_what_the_box_says_they_are() -> None:
+    frame = pd.DataFrame({"b": [0.0, 1.0, 0.0], "a": [0.0, 0.0, 1.0]})
+    model = LinearRegression().fit(frame, 2 * frame["b"])
+    net = af.compile(model, {"b": (0, 1), "a": (0, 1)}, eps=1e-3)
+    assert np.abs(net.predict(frame[["a", "b"]]) - model.predict(frame)).max() <= net.bound + 1e-12
+    assert af.compile(model, {"u": (0, 1), "v": (0, 1)}, eps=1e-3).predict(u=1.0, v=0.0) == pytest.approx(2.0)
+    for build in (af.compile, af.approximate):
+        with pytest.raises(af.ArgumentError, match=r"with the features b, a, and the box has a, b: .*same order"):
+            build(model, {"a": (0, 1), "b": (0, 1)}, eps=1e-3)
 
 
 def test_other_regressors_are_approximated() -> None:
@@ -482,6 +495,9 @@ def test_tables_follow_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert code == 0 and max(map(len, lines[start:])) <= 60 < max(map(len, wide.splitlines()))
     assert "".join(lines[start].split()) == "sitesourceatmostnote"
     told = "".join("".join(lines).split())  # nothing is left out where lines are short
+    for longer in (("plan", "sin(x)*y", "--box", "x=0:1", "--box", "y=0:1", "--eps", "1e-2"), ("functions",)):
+        code, out = command(*longer)
+        assert code == 0 and max(map(len, re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines())) <= 60, out
     assert "assuming" in told and all("".join(line.split()) in told for line in wide.splitlines()[-3:])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 
 from .errors import ArgumentError
@@ -83,3 +84,14 @@ def interval(lo: object, hi: object) -> tuple[float, float]:
     if low >= high:
         raise ArgumentError(f"the interval needs lo < hi, got lo = {low:g} and hi = {high:g}")
     return low, high
+
+
+def require_features(target: object, names: Sequence[str] | None) -> None:
+    """Raise where a box has names of the features that a model was fitted with, but others, or in another order."""
+    features = [str(name) for name in getattr(target, "feature_names_in_", ())]
+    if names is None or not set(names) & set(features) or list(names) == features:
+        return
+    raise ArgumentError(
+        f"this {type(target).__name__} was fitted with the features {', '.join(features)}, and the box has "
+        f"{', '.join(names)}: give the box the same intervals in the same order"
+    )

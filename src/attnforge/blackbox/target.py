@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..arguments import whole
+from ..arguments import require_features, whole
 from ..box import Box
 from ..certificates.rounding import UNIT
 from ..dtypes import Array
@@ -54,6 +54,7 @@ class Target:
         if not isinstance(box, Box):
             raise ArgumentError(f"box must be an attnforge.Box, got {type(box).__name__}")
         whole("batch", batch, 1)
+        require_features(getattr(f, "__self__", f), box.names)
         self.f, self.box, self.batch, self.progress = f, box, batch, progress
         self.name = name or getattr(f, "__name__", "") or type(f).__name__
         self.columns = _takes_columns(f, box)

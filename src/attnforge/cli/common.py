@@ -249,6 +249,12 @@ def say(text: str = "") -> None:
     console().out(text, highlight=False)
 
 
+def say_filled(text: str) -> None:
+    """A long line, in lines as wide as the terminal."""
+    output = console()
+    say(textwrap.fill(text, output.width, subsequent_indent="  ") if output.is_terminal else text)
+
+
 def say_json(found: Mapping[str, Any]) -> None:
     """One JSON object, on one line."""
     say(json.dumps(found, allow_nan=False))
@@ -277,7 +283,7 @@ def say_certificate(found: Certificate) -> None:
     rows.append(("total", "", upper_text(found.bound, 4), ""))
     table(("site", "source", "at most", "note"), rows, right=("at most",))
     for line in text.rpartition("\ntotal")[2].splitlines()[1:]:  # lemmas, proofs, assumptions, the program
-        say(textwrap.fill(line, output.width, subsequent_indent="  "))
+        say_filled(line)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:

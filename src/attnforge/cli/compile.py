@@ -28,6 +28,7 @@ from .common import (
     say,
     say_certificate,
     say_json,
+    table,
     waiting,
 )
 
@@ -125,4 +126,5 @@ def plan(
     if as_json:
         say_json(dataclasses.asdict(found))
         return
-    say(str(found))
+    say(found.title)
+    table(found.HEADER, found.rows, right=found.HEADER[1:-1])

@@ -21,6 +21,7 @@ from .common import (
     refuse_overwriting,
     say,
     say_certificate,
+    say_filled,
     say_json,
     table,
     waiting,
@@ -85,10 +86,12 @@ def functions(
         for f in found
     ]
     table(("function", "defined for", "kinks at", "potentials"), rows)
-    say(f"\nand, with arguments: {', '.join(EXAMPLES)}")
+    say()
+    say_filled(f"and, with arguments: {', '.join(EXAMPLES)}")
     say("\nin formulas also:")
     table(("function", "which is"), list(FORMULAS.items()))
-    say(f"\nother spellings: {', '.join(f'{other} = {name}' for other, name in sorted(ALIASES.items()))}")
+    say()
+    say_filled(f"other spellings: {', '.join(f'{other} = {name}' for other, name in sorted(ALIASES.items()))}")
 
 
 def domain_text(domain: Domain) -> str:

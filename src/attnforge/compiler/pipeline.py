@@ -281,7 +281,7 @@ def attempt(problem: Problem, task: Task, say: Say) -> Attempt:
 
 def ways(target: Any, boxes: tuple[Box, ...]) -> list[Way]:
     """The ways in which a target can be written as a program."""
-    target = list(target.values()) if isinstance(target, Mapping) else regressor(target) or target
+    target = list(target.values()) if isinstance(target, Mapping) else regressor(target, boxes[0].names) or target
     tensors = isinstance(target, nn.Module) or (callable(target) and boxes[0].names is None)
     if isinstance(target, (str, list)) or not tensors:
         from ..frontends.formula.normal import WRITINGS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ class Route:
 class Sizes:
     """Every route for a target at a wanted accuracy, smallest first."""
 
+    HEADER: ClassVar = ("route", "layers", "heads", "anchors", "parameters", "bound", "note")
     target: str
     eps: float
     dtype: str
@@ -49,14 +50,22 @@ class Sizes:
         good = [r for r in self.routes if r.bound is not None and r.bound <= self.eps]
         return min(good, key=lambda r: r.parameters, default=None)
 
-    def __str__(self) -> str:
-        header = ("route", "layers", "heads", "anchors", "parameters", "bound", "note")
-        rows = []
+    @property
+    def title(self) -> str:
+        """What the routes are for."""
+        return f"routes for {self.target} at eps = {self.eps:g}, {self.dtype}"
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The routes as a table below `HEADER`."""
+        found = []
         for r in self.routes:
             sizes = (_count(size) for size in (r.heads, r.anchors, r.parameters))
-            rows.append((r.name, str(r.layers), *sizes, upper_text(r.bound), r.note))
-        title = f"routes for {self.target} at eps = {self.eps:g}, {self.dtype}"
-        return "\n".join([title, *aligned(header, rows)])
+            found.append((r.name, str(r.layers), *sizes, upper_text(r.bound), r.note))
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join([self.title, *aligned(self.HEADER, self.rows)])
 
 
 @shown("planning")

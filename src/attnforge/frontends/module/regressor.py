@@ -3,13 +3,14 @@ not, as modules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...arguments import require_features
 from ...errors import ArgumentError
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -22,14 +23,17 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 _LINEAR = ("LinearRegression", "Ridge", "Lasso", "ElasticNet")
 
 
-def regressor(target: Any) -> nn.Module | None:
+def regressor(target: Any, names: Sequence[str] | None = None) -> nn.Module | None:
     """The module, in float64, that computes what a scikit-learn regressor predicts; None for anything else.
 
-    Regressors that have no exact form are refused, with the advice to approximate them.
+    Regressors that have no exact form are refused, with the advice to approximate them; so are `names` of inputs that
+    are not the features that it was fitted with, in their order.
     """
     if str(type(target).__module__).split(".")[0] != "sklearn" or not hasattr(target, "predict"):
         return None
-    return nn.Sequential(*_layers(target)).double().eval()
+    found = nn.Sequential(*_layers(target)).double().eval()
+    require_features(target, names)
+    return found
 
 
 def _layers(target: Any) -> list[nn.Module]:
@@ -37,6 +41,13 @@ def _layers(target: Any) -> list[nn.Module]:
     if kind == "Pipeline":
         return [layer for _, step in target.steps if step != "passthrough" for layer in _layers(step)]
     if kind not in ("MLPRegressor", "StandardScaler", *_LINEAR):
+        from sklearn.base import is_classifier  # whose target it is
+
+        if is_classifier(target):
+            raise ArgumentError(
+                f"{kind} gives classes, which jump from one to the next, and attention-only networks are continuous: "
+                "approximate its predict_proba with attnforge.approximate, or compile a regressor"
+            )
         raise ArgumentError(
             f"{kind} has no exact attention-only form (MLPRegressor, {', '.join(_LINEAR)} and StandardScaler have "
             "one): approximate it with attnforge.approximate(model, box, eps)"
