@@ -122,6 +122,10 @@ RAMPS: dict[str, Callable[[torch.Tensor], theorems.Ramp]] = {
     "leaky": lambda w: theorems.leaky_relu(w, 0.3, 2.0, 16),
     "heads": lambda w: theorems.ramp_heads(w, 0.3, -1, 1, 4, 10, radius=2),
     "warm heads": lambda w: theorems.ramp_heads(w, 0.3, -1, 1, 4, 10, radius=2, variant="warm", causal=True),
+    "channels": lambda w: theorems.ramp(w, 0.3, -1, 1, 9, radius=1, G=[0] * 4 + [1, 1, 2, 2, 0]),
+    "channels of tokens": lambda w: theorems.ramp(
+        w, 0.3, -1, 1, 9, radius=1, form="tokens", causal=True, G=[k % 2 for k in range(9)]),
+    "leaky channels": lambda w: theorems.leaky_relu(w, 0.3, 1.0, 11, G=[0] * 5 + [1] * 6),
     "weights of their own": lambda w: theorems.ramp(torch.stack([w, w + 1]), [0.3, 0.1], -1, 1, 16, radius=2),
 }  # fmt: skip
 EFFORT = 200  # parts of the box that the derivation of a mutant looks at: norms need a hundred
@@ -187,6 +191,10 @@ def _heads() -> Iterator[tuple[str, CertifiedModule]]:
             yield f"fast {name}, {goal}", FastActivation.fit(name, -6, 6, dtype=dtype)
         for name, table in TABLES.items():
             yield f"fast anchors, {name}, {goal}", table(dtype=dtype)
+        yield f"200 anchors, {goal}", AnchorHead.fit("sin", -3, 3, anchors=200, dtype=dtype)
+        yield f"200 anchors, cold, {goal}", AnchorHead.fit("sin", -3, 3, anchors=200, temperature="cold", dtype=dtype)
+        yield f"200 fast anchors, {goal}", SQUARE("sin", -3, 3, anchors=200, dtype=dtype)
+        yield f"vectors of 384 entries, {goal}", ProductHead.fit((0, 1), (-1, 1), width=384, dtype=dtype)
         for name, make in RAMPS.items():
             yield f"theorem's ramp, {name}, {goal}", make(torch.tensor(WEIGHTS, dtype=dtype))
         for n in (2, 3, 7, 16):
@@ -374,6 +382,8 @@ FILES: dict[str, Callable[[], CertifiedModule]] = {
     **{f"head: {name}": GATES[name] for name in ("larger number", "smaller number")},
     "head: product": functools.partial(ProductHead.fit, (0, 1), (-5, 1)),
     "head: product of a vector": functools.partial(ProductHead.fit, (0, 1), (-5, 1), width=2),
+    "head: product of a long vector": functools.partial(ProductHead.fit, (0, 1), (-5, 1), width=12),
+    "head: many anchors": functools.partial(AnchorHead.fit, "sin", -2, 2, anchors=64, kappa=2.0),
     "head: maximum": functools.partial(TokenHead.max, 3, 2, -1, 1, eps=1e-2),
     "head: minimum": functools.partial(TokenHead.min, 3, 2, -1, 2, eps=1e-2),
     "head: prefix mean": functools.partial(TokenHead.prefix_mean, 3, 2),
@@ -389,6 +399,7 @@ FILES: dict[str, Callable[[], CertifiedModule]] = {
     "fast: anchors": functools.partial(SQUARE, "sin", -2, 3, anchors=9),
     "fast: relative": functools.partial(SQUARE, "exp", -1, 1, anchors=7, relative=True),
     "fast: window": functools.partial(SQUARE, "sin", -2, 2, anchors=36, kappa=0.5),
+    "fast: many anchors": functools.partial(SQUARE, "sin", -2, 2, anchors=150, kappa=2.0),
     "fast: pair": functools.partial(SQUARE, "sin", -2, 2, anchors=10, kappa=18.0, temperature="cold"),
     **{f"ramp: {name}": functools.partial(make, torch.tensor(WEIGHTS)) for name, make in RAMPS.items()},
     "samples: hats": functools.partial(

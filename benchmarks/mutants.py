@@ -192,8 +192,11 @@ def _vector_error(head: ProductHead, x: torch.Tensor) -> float:
 def _meant(head: Any, x: torch.Tensor) -> torch.Tensor:
     """What a head is for at these points, in float64."""
     exact = x.double()
-    if isinstance(head, Ramp):
-        return head.target(x)
+    if isinstance(head, Ramp):  # where its channel changes, nothing is said
+        y, found = head.scalar(x), head.target(x)
+        for low, high in head.wanted.excluded(head.held, ROOM):
+            found[(y > low) & (y < high)] = math.nan
+        return found
     if isinstance(head, ProductHead):
         return exact[:, 0] * exact[:, 1]
     if isinstance(head, GateHead) and head.spec.target.pair:

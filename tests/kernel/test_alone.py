@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from attnforge.heads.gate.head import GateHead
 from attnforge.heads.norm.head import NormHead
 from attnforge.heads.product.head import ProductHead
 from attnforge.heads.token.bound import UNDERFLOW
+from attnforge.kernel.alone.heads import entries, picked
 from attnforge.kernel.balls import NotProved, working
 from attnforge.kernel.file import Saved, parse
 from attnforge.kernel.prove import prove
@@ -348,11 +350,50 @@ def test_a_ramp_is_proved_and_its_changes_are_covered_or_refused(name: str) -> N
             assert prove(Saved(header, saved.tensors, ""), chosen).bound > 0.2
 
 
-def test_a_ramp_whose_anchors_write_several_channels_says_that_it_is_not_proved() -> None:
-    ramp = theorems.ramp(W, 0.3, -1, 1, 8, radius=2.0, G=[0] * 4 + [1] * 4)
-    assert ramp.beyond and ramp.certificate.kind == "analysed"
-    with pytest.raises(NotProved, match="several channels"):
-        prove(parse(ramp.written()), {})
+def test_a_ramp_of_several_channels_holds_only_where_the_certificate_speaks() -> None:
+    """K48: changed channels, margins and values are refused or covered, outside of the middles; within, nothing is."""
+    ramp = theorems.ramp(W, 0.3, -1, 1, 8, radius=2.0, G=[0] * 4 + [1, 2, 2, 2], form="tokens")
+    saved = parse(ramp.written())
+    chosen = derive(ramp, saved, 1.0)
+    assert prove(saved, chosen).bound <= 1.1 * ramp.bound  # type: ignore[operator]
+    for change, least in (
+        ({"margin": 1e-4}, 0.2), ({"channel": [0] * 5 + [2] * 3}, 0.2), ({"channel": [0, 1] * 4}, 0.9),
+        ({"channel": [0, 1]}, 0.4), ({"b": 1.5}, 0.4), ({"w": [1.0, 1.0]}, 2.0),
+    ):  # fmt: skip
+        header = {**saved.header, "config": {**saved.header["config"], **change}}
+        with contextlib.suppress(CertificateError):
+            assert prove(Saved(header, saved.tensors, ""), chosen).bound > least, change
+    for change in ({"margin": 0.5}, {"margin": -1.0}, {"channels": 2}, {"channel": [0] * 7 + [9]}):
+        header = {**saved.header, "config": {**saved.header["config"], **change}}
+        with pytest.raises(CertificateError):
+            prove(Saved(header, saved.tensors, ""), chosen)
+    edges = {"edges": chosen["edges"][1:]}
+    with pytest.raises(CertificateError, match="cover"):
+        prove(saved, edges)
+
+
+def test_entries_of_a_vector_with_equal_numbers_stand_for_each_other() -> None:
+    """K27: a number of one entry makes it another one; entries that read each other are none that stand alone."""
+    head = ProductHead.fit((0, 1), (-1, 1), width=9)
+    saved = parse(head.written())
+    config = saved.header["config"]
+    assert entries(config, saved.tensors) == [0]
+    for name, tensor in saved.tensors.items():
+        for k in range(0, len(tensor.numbers), 3):
+            new = replace(tensor, numbers=(*tensor.numbers[:k], tensor.numbers[k] + 0.25, *tensor.numbers[k + 1 :]))
+            tensors = {**saved.tensors, name: new}
+            try:
+                kept = entries(config, tensors)
+            except NotProved:
+                row, column = k // tensor.shape[-1] % tensor.shape[-2], k % tensor.shape[-1]
+                assert name[-3:] in ("W_Q", "W_V", "W_O", "r.S") and row < 9 and (name.endswith("W_Q") or row != column)
+                continue
+            shared = name.endswith(("W_Q", "b_Q", "b_K", "M_K"))  # what all entries read
+            entry = k % 9
+            assert kept == ([0] if shared else [0, 1] if entry == 0 else [0, entry])
+            some = picked(tensors, kept)
+            assert all(len(x.numbers) <= len(tensors[one].numbers) for one, x in some.items())
+
 
 
 def test_a_chain_for_another_function_has_the_difference_in_its_bound() -> None:

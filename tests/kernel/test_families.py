@@ -17,12 +17,14 @@ from attnforge import rasp, theorems
 from attnforge.certificates.certified import HOMES
 from attnforge.compiler.derivation import proved
 from attnforge.groundtruth import vary
+from attnforge.heads.anchor.fit import MOST_ANCHORS
 from attnforge.heads.chain.head import ChainHead
 from attnforge.heads.fast.activation import FastActivation
 from attnforge.heads.gate.head import GateHead
 from attnforge.heads.norm.head import NormHead
 from attnforge.heads.product.head import ProductHead
 from attnforge.heads.token.head import TokenHead
+from attnforge.kernel.alone.fast import MOST as anchors_at_most
 
 SRC = Path(__file__).resolve().parents[2] / "src" / "attnforge"
 W = torch.tensor([1.0, -2.0])
@@ -45,12 +47,17 @@ def several() -> Any:
 PROVED: dict[str, dict[str, Callable[[], Any]]] = {
     "anchor": {
         "anchors": lambda: af.AnchorHead.fit("sin", -2, 2, anchors=16),
+        "many anchors": lambda: af.AnchorHead.fit("sin", -2, 2, anchors=150, kappa=0.5),
+        "many anchors, read with one exponential": lambda: af.AnchorHead.fit(
+            "sin", -2, 2, anchors=150, kappa=0.5, potential="square", fast=True
+        ),
         "read with one exponential": lambda: af.AnchorHead.fit("tanh", -2, 2, anchors=9, fast=True),
     },
     "gate": {"one number": lambda: GateHead.silu(-2, 2), "two numbers": lambda: GateHead.max(-1, 1)},
     "product": {
         "numbers": lambda: ProductHead.fit((0, 1), (-1, 1)),
         "vectors": lambda: ProductHead.fit((0, 1), (-1, 1), width=2),
+        "long vectors": lambda: ProductHead.fit((0, 1), (-1, 1), width=260),
     },
     "norm": {"layer": lambda: NormHead.fit(4, (0.5, 2.0), heads=5)},
     "token": {"maximum": lambda: TokenHead.max(3, 1, -1, 1, eps=1e-2)},
@@ -67,10 +74,17 @@ PROVED: dict[str, dict[str, Callable[[], Any]]] = {
         "cells": lambda: af.export.to_plain(PROVED["theorem-cells"]["cells"]()),
         "hats": lambda: af.export.to_plain(PROVED["theorem-universal"]["token-wise"]()),
         "a ramp": lambda: af.export.to_plain(PROVED["theorem-ramp"]["token-wise"]()),
+        "a ramp of several channels": lambda: af.export.to_plain(
+            theorems.ramp(W, 0.3, -1, 1, 9, G=[k % 2 for k in range(9)], radius=1.0, form="tokens")
+        ),
+        "a ramp beside a channel of zeros": lambda: af.export.to_plain(
+            theorems.ramp(W, 0.3, -1, 1, 9, radius=1.0, variant="gate", channels=2)
+        ),
     },
     "variant": {"permuted": lambda: vary(af.export.to_plain(formula()), ["permuted"], seed=1)},
     "theorem-ramp": {
         "token-wise": lambda: theorems.ramp(W, 0.3, -1, 1, 9, variant="warm", radius=1.0),
+        "several channels": lambda: theorems.ramp(W, 0.3, -1, 1, 9, G=[k % 2 for k in range(9)], radius=1.0),
         "the paper's": lambda: theorems.ramp(W, 0.3, -1, 1, 9, radius=1.0),
     },
     "theorem-universal": {
@@ -93,7 +107,6 @@ CALIBRATED: dict[str, Callable[[], Any]] = {
 }
 #: What is certified and what the kernel has no rule for yet: a rule takes its line away.
 OPEN: dict[str, Callable[[], Any]] = {
-    "a ramp of several channels": lambda: theorems.ramp(W, 0.3, -1, 1, 9, G=[0] * 4 + [1] * 5, radius=1.0),
     "mixed columns of a variant": lambda: vary(af.export.to_plain(formula(torch.float64)), ["rotated"], seed=1),
     "a modulus, which is a Python function": lambda: theorems.max_affine(
         wave, af.Box.cube(-1, 1, shape=2), 16, modulus=lambda t: 2**0.5 * t
@@ -143,6 +156,18 @@ def test_whatever_says_certified_has_a_family() -> None:
         found |= {module} if any(id(node) not in asked for node in said) else set()
     assert found == set(SPEAKERS)
     assert set().union(*SPEAKERS.values()) == set(PROVED)
+
+
+def test_limits_of_work_are_beyond_what_the_package_builds_by_itself() -> None:
+    assert anchors_at_most >= MOST_ANCHORS  # which eps may ask for
+    wide = ProductHead.fit((0, 1), (-1, 1), width=260)
+    assert not wide.beyond and wide.certificate.kind == "certified"
+    with torch.no_grad():
+        wide.layer.heads()[0].W_O.mul_(torch.linspace(1, 1.01, 260))
+    trained = af.certify(wide)
+    assert trained.kind == "analysed" and trained.remark == wide.beyond != ""
+    cold = af.AnchorHead.fit("exp", 0, 1, anchors=anchors_at_most + 1, temperature="cold")
+    assert cold.certificate.kind == "analysed" and str(anchors_at_most) in cold.beyond
 
 
 @pytest.mark.parametrize(("family", "form"), [(family, form) for family in PROVED for form in PROVED[family]])

@@ -105,9 +105,9 @@ def test_files_of_heads_are_checked_by_the_kernel(tmp_path: Path) -> None:
     head.save(tmp_path / "head.safetensors")
     found = af.check(tmp_path / "head.safetensors")
     assert found.kernel is not None and found.proof == ("kernel" if found.kernel <= found.bound else "analysis")
-    beyond = AnchorHead.fit("exp", -1, 1, anchors=200, temperature="cold", fast=True)
+    beyond = AnchorHead.fit("exp", -1, 1, anchors=2100, temperature="cold")
     said = proved(beyond, beyond.certificate)
-    assert said.kernel is None and said.proof == "analysis" and "beyond 129 anchors" in said.remark
+    assert said.kernel is None and said.proof == "analysis" and "beyond 2048 anchors" in said.remark
 
 
 def test_other_scopes_than_the_head_has_are_refused() -> None:
@@ -144,7 +144,7 @@ def test_every_family_is_proved_or_says_why_not(tmp_path: Path) -> None:
     for family in set(HOMES) - set(files.PROVED):
         import_module(HOMES[family])
         assert CertifiedModule.families[family].beyond is not CertifiedModule.beyond, family
-    many = AnchorHead.fit("exp", 0, 1, anchors=200, temperature="cold", fast=True)
+    many = AnchorHead.fit("exp", 0, 1, anchors=2100, temperature="cold")
     assert many.beyond and many.beyond == many.certificate.remark
     assert str(many.certificate).startswith("analysed: |network - target| <= ")
     many.save(tmp_path / "many.safetensors")

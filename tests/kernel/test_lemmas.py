@@ -58,6 +58,28 @@ def _named(text: str) -> set[str]:
     return found
 
 
+def test_slots_left_out_weigh_nothing_that_is_not_counted() -> None:
+    """K8: heads of many slots, whose far ones are left out on wider intervals first, against all slots in 400 bits."""
+    source = random.Random(8)
+    with working():
+        for machine, scale in ((FLOAT32, 1e-30), (FLOAT32, 1.0), (FLOAT64, 1.0), (FLOAT64, 1e30)):
+            places = sorted(scale * source.uniform(-9, 9) for _ in range(90))
+            keys = tuple((40.0 * x / scale**2, -20.0 * (x / scale) ** 2) for x in places)
+            values = tuple(source.choice((-1.0, 1.0)) * 10.0 ** source.randrange(-3, 6) for _ in places)
+            head = Head(((1.0, 0.0), (0.0, 1.0)), keys, False, (0.0,) * 3, values, 1.0)
+            for _ in range(40):
+                y, r = arb(scale * source.uniform(-12, 12)), arb(scale * 10.0 ** source.uniform(-12, 1))
+                fewer, lost = _near(head, machine, y, r)
+                assert set(fewer.keys) <= set(keys) and (len(fewer.keys) < 60 or not r < scale)
+                with ctx.workprec(400):
+                    for at in (y - r, y, y + r):
+                        means = []
+                        for one in (head, fewer):
+                            powers = [(arb(a) * at + arb(b)).exp() for a, b in one.keys]
+                            means.append(sum(p * arb(v) for p, v in zip(powers, one.memory, strict=True)) / sum(powers))
+                        assert (means[0] - means[1]).abs_lower() <= lost.upper()
+
+
 def test_every_lemma_has_a_test_that_names_it() -> None:
     page = (ROOT / "docs" / "kernel.md").read_text("utf-8")
     named: set[str] = set()

@@ -25,7 +25,7 @@ from attnforge.heads.gate.head import GateHead
 from attnforge.heads.token.head import TokenHead
 from attnforge.kernel.alone import chain, fast, norm
 from attnforge.kernel.alone.pair import Pair
-from attnforge.kernel.alone.ramp import _clip, ramped
+from attnforge.kernel.alone.ramp import Channels, _clip, ramped
 from attnforge.kernel.balls import ZERO, NotProved, hull, reach, supremum, working
 from attnforge.kernel.file import Saved, parse
 from attnforge.kernel.functions import Function, evaluate, function
@@ -360,6 +360,25 @@ def knots(e: float, source: random.Random) -> Pairs:
             yield from pairs
 
 
+def channels(e: float, source: random.Random) -> Pairs:
+    """K48: weights that are e off, so that heads read e times as much beside y; where a channel is excluded that is all
+    there is, and one step of e before the middle between channels is not excluded."""
+    w = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    head = theorems.ramp(w, 0.0, -1, 1, 8, radius=2.0, G=[0] * 4 + [1] * 4, form="tokens")
+    saved, wrong = parse(head.written()), [e, -2.0 * e]  # the tensors hold none
+    (name,) = (name for name in saved.tensors if name.endswith("W_Q"))
+    for slope in (None, 3.0):
+        numbers = tuple(0.0 if x in (1.0, -2.0) else x for x in saved.tensors[name].numbers[:4])
+        tensors = {**saved.tensors, name: replace(saved.tensors[name], numbers=numbers)}
+        config = {**saved.header["config"], "w": wrong, "slope": slope}
+        ramp = Channels(Saved({**saved.header, "config": config}, tensors, ""))
+        with ctx.workprec(EXACT):
+            off = arb(wrong[0]) * 2 - arb(wrong[1]) * 2
+            yield off, ramp.moved
+            yield arb(slope or 1) * off, arb(ramp.error(-1e-9, 1e-9))  # around the middle
+            assert ramp.error(0.3, 0.31) > 0.01  # where nothing is excluded, heads differ from what is meant
+
+
 # -- one exponential ---------------------------------------------------------------------------------------------------
 
 
@@ -381,6 +400,22 @@ def readings(e: float, source: random.Random) -> Pairs:
                 yield _read_badly(own.read, arb(at), arb(e), given[2], source), bound
         finally:
             fast.COARSE = was
+
+
+def two_readings(e: float, source: random.Random) -> Pairs:
+    """K47: the same of the table that a network's file names, in cells that are divided anew."""
+    if e > 1e-3:
+        return
+    read, was = fast.Fast(parse(FastActivation.fit("tanh", -3, 3, anchors=9).written())).read, fast.COARSE
+    fast.COARSE = arb(e)
+    try:
+        even = fast.Even(read.heads[-1], read.rate, read.kappa, read.centre, read.work)
+        assert even.table is not None
+        for at in (0.5, 1.75):
+            true = _read_badly(replace(read, gate=0.0), arb(at), arb(e), even.table[1][2], source)
+            yield true, even(coarse(e), Cell.of(at, at + 2.0**-10, None))
+    finally:
+        fast.COARSE = was
 
 
 def _read_badly(read: fast.Read, y: arb, u: arb, masses: list[arb], source: random.Random) -> arb:
@@ -565,7 +600,9 @@ RULES = {
     "chains": Rule("K29", chains, 0.95),
     "ramps": Rule("K30", ramps, 0.999),
     "knots": Rule("K45", knots, 0.1),
+    "channels": Rule("K48", channels, 0.999),
     "one exponential": Rule("K36", readings, 0.2, least=1e-30),
+    "two readings": Rule("K47", two_readings, 0.1, least=1e-30),
     "two numbers": Rule("K37", pairs, 0.95),
     "keys apart": Rule("K38", drifts, 0.1),
     "half precision": Rule("K38", halves, 0.5),
@@ -576,7 +613,7 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_covers_errors_of_every_size_and_made_weaker_does_not(name: str) -> None:
-    """K5, K6, K9, K12, K22, K23, K27 to K30, K36 to K39, K45, each by itself."""
+    """K5, K6, K9, K12, K22, K23, K27 to K30, K36 to K39, K45, K47, K48, each by itself."""
     rule = RULES[name]
     for e in SIZES:
         with working():

@@ -26,13 +26,17 @@ from ..heads.rule import NEAR, SMOOTH_CELLS, crossings
 from ..heads.stored import SelfSpec
 from ..heads.token.head import TokenHead
 from ..kernel.alone.fast import Fast
+from ..kernel.alone.heads import entries
 from ..kernel.alone.pair import Pair
+from ..kernel.alone.ramp import Channels
 from ..kernel.balls import NotProved, working
 from ..kernel.file import Saved
+from ..kernel.plain.theorem import unfolded
+from ..kernel.plain.variant import straightened
 from ..kernel.prove import prove
 from ..network import AttentionLayer
 from ..theorems.ramps import Ramp
-from .derivation import finished
+from .derivation import MOST_CELLS, finished
 
 EFFORT = 200  # parts of the box that are looked at: a head has one or two numbers to split
 WORK = 1 << 15  # cells times slots beyond which tables are not made finer: seconds
@@ -42,7 +46,7 @@ ROOM = {torch.float32: 2.0**-14, torch.float64: 2.0**-40}  # and what rounding a
 LIVE, READ_STEP = 40.0, 1.0  # of theta: beyond its last anchor by so much a table is flat; cells are halved at need
 #: Halving cells ends when it twice leaves so much of the largest error, unless that is so near the goal.
 HELPED, NEARLY = 0.98, 1.1
-FINER, MOST_READ = 9, 1500  # times that cells of a table are halved, and cells: a millisecond each
+FINER, MOST_READ = 9, 4096  # times that cells of a table are halved, and cells: a millisecond each
 TOKENS = 4  # and for heads over tokens, whose bound hardly depends on the part
 
 
@@ -71,7 +75,8 @@ def derive(head: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
     if isinstance(head, ProductHead):
         low, high = head.box.outward(head.dtype)["x" if head.swapped else "y"]
         sides = head.box.outward(head.dtype)["y" if head.swapped else "x"]
-        edges, width = np.linspace(low, high, SMOOTH_CELLS + 1), head.width or 1
+        edges = np.linspace(low, high, SMOOTH_CELLS + 1)
+        width = 1 if head.width is None else len(entries(saved.header["config"], saved.tensors))
         states = [[[op, c] for op in (1, 2) for c in range(width)], [[3, c] for c in range(width)]]
         count = head.layer.heads()[0].heads
         chosen = _chosen(states, [[], [["self", False]]], 3, 0, count, edges, head.spec.centre[0])
@@ -83,7 +88,8 @@ def derive(head: CertifiedModule, saved: Saved, goal: float) -> dict[str, Any]:
     low, high = head.box.outward(head.dtype)["y"]
     edges = _edges(head)
     ends = np.unique(np.concatenate([[low], edges[(edges > low) & (edges < high)], [high]]))
-    return finished(saved, _chosen([[[1, 0]]], [[[scope, False]]], 1, 0, count, ends), goal, EFFORT, {}, goal)
+    chosen = _chosen([[[1, 0]]], [[[scope, False]]], 1, 0, count, ends)
+    return finished(saved, chosen, goal, EFFORT, {}, goal, max(MOST_CELLS, 2 * len(ends)))
 
 
 def _edges(head: AnchorHead | GateHead) -> Array:
@@ -163,8 +169,6 @@ def _halved(edges: list[float], error: Callable[[float, float], float], goal: fl
 
 def _ramp(head: Ramp, saved: Saved, goal: float) -> dict[str, Any]:
     """Cells that are fine where heads change over, and doubling beyond the ends of the ramp."""
-    if head.beyond:
-        raise NotProved(head.beyond)
     gate, step, wanted = head.temperature == "gate", float(head.step), head.wanted
     shift = float(head.centre) if head.alone else 0.0  # what the heads' own queries take away
     a, b = float(head.shape.a) - shift, float(head.shape.b) - shift
@@ -175,6 +179,15 @@ def _ramp(head: Ramp, saved: Saved, goal: float) -> dict[str, Any]:
     layer = head.layers()[1] if gate else None
     turns = crossings(SelfSpec.read(layer)) if isinstance(layer, AttentionLayer) else ()
     edges = np.concatenate([fine, a - beyond, b + beyond, [a, b, -shift], *turns])
+    if not wanted.constant:
+        with working():
+            ramp = Channels(unfolded(straightened(saved)))  # of a plain form the ramp that it is
+            middles, rate = np.array([float(x) for x in ramp.turns]), 2 * head.kappa / step
+            wide, near = float(ramp.wide), float(ramp.moved) * 1.01  # and what queries are off by
+            apart = np.concatenate([NEAR / rate, [wide, wide - near, wide + near]])
+            inner = np.concatenate([np.add.outer(middles, sign * apart).ravel() for sign in (-1.0, 1.0)])
+            found = np.clip(np.concatenate([edges, inner, [-ramp.span, ramp.span]]), -ramp.span, ramp.span)
+            return _halved(np.unique(found).tolist(), ramp.error, goal)
     ends = np.unique(np.concatenate([[-far], edges[(edges > -far) & (edges < far)], [far]]))
     scope, n, count = "self" if gate else "memory", head.scalars, 1 if gate else head.heads
     states = [[[op, c] for c in range(n)] for op in (1, 2)]

@@ -7,7 +7,7 @@ form of earlier columns, or the result of an operation by heads. Every stored nu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +16,9 @@ from flint import arb, arb_mat, fmpq
 from ..errors import CertificateError
 from . import derivation as choices
 from . import program as programs
-from .alone.chain import chained
-from .alone.fast import even, is_fast, prove_fast, tables_named
+from .alone.fast import even, tables_named
 from .alone.heads import FAMILIES, Scopes, alone
-from .alone.norm import prove_norm
-from .alone.pair import is_pair, prove_pair
-from .alone.ramp import ramped
+from .alone.rules import ALONE, rule_of
 from .balls import ONE, ZERO, NotProved, down, hull, largest, size, up, working
 from .derivation import Derivation, Place
 from .file import Saved, outward
@@ -39,7 +36,7 @@ from .scalar import Head, HeadSum, Table
 from .tokens import RULES, Rule, keep, norm
 from .values import Blind, Entry, Value, values
 
-ALONE = {"chain": chained, "theorem-ramp": ramped}
+OWN: dict[str, Callable[..., tuple[Any, ...]]] = {"program": prove_program, **dict.fromkeys(SAMPLED, prove_sampled)}
 
 
 @dataclass(frozen=True)
@@ -61,26 +58,13 @@ def prove(saved: Saved, chosen: Any = None) -> Proof:
     `chosen` is a derivation as JSON; without one, the file's own is taken.
     """
     try:
-        return _proved(saved, chosen)
+        with working():
+            given = saved.header.get("derivation") if chosen is None else chosen
+            saved = unfolded(straightened(saved))
+            rule = rule_of(saved) or OWN.get(str(saved.header.get("family")))
+            return Proof(*rule(saved, given)) if rule else Prover.of(saved, given).prove()
     except RecursionError as error:
         raise CertificateError("the file is nested too deep for anything that it describes") from error
-
-
-def _proved(saved: Saved, chosen: Any) -> Proof:
-    with working():
-        given = saved.header.get("derivation") if chosen is None else chosen
-        saved = unfolded(straightened(saved))
-        if (family := saved.header.get("family")) == "program":
-            return Proof(*prove_program(saved, given))
-        if family == "norm":
-            return Proof(*prove_norm(saved, given))
-        if is_fast(saved):
-            return Proof(*prove_fast(saved, given))
-        if is_pair(saved):
-            return Proof(*prove_pair(saved, given))
-        if family in SAMPLED:
-            return Proof(*prove_sampled(saved, given))
-        return Prover.of(saved, given).prove()
 
 
 @dataclass(frozen=True)

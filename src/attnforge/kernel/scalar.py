@@ -24,6 +24,7 @@ MOST_SLOTS = 12  # of a head that one of them may decide
 FEW_SLOTS = 4  # of a head whose slots are all looked at; of others, those that weigh something
 NARROW = 0.5  # logits that move by less on a cell are left to Taylor polynomials
 KNOWN = 1 << 13  # cells that are remembered: a proof asks for those again that its derivation looked at
+MANY, STEP, WIDEST = 48, 4, 64  # heads of more slots are looked at on wider intervals first
 
 
 @dataclass(frozen=True)
@@ -259,8 +260,27 @@ def _one_head(head: Head, machine: Machine, y: arb, r: arb, p: arb) -> Parts:
 def _near(head: Head, machine: Machine, y: arb, r: arb) -> tuple[Head, arb]:
     """A head of constant values without the slots that weigh less than u^2 on a cell, also as computed; and how much
     that changes what is computed at most (lemma K8)."""
+    most, known = up(size(y) + r), head
+    if len(head.keys) > MANY and 0 < most < math.inf:
+        exponent = max(math.frexp(2 * up(r))[1], math.frexp(most)[1] - 40)  # so that places are small whole numbers
+        known = _around(head, machine, math.floor(math.ldexp(float(y), -exponent)), exponent)
+    fewer, value = _heavy(known, machine, y, r), _largest(head)[1]
+    return fewer, (len(head.keys) - len(fewer.keys)) * (16 * machine.u**2 * value + 4 * (1 + value) * machine.tiny)
+
+
+@functools.lru_cache(maxsize=KNOWN)
+def _around(head: Head, machine: Machine, place: int, exponent: int) -> Head:
+    """What `_heavy` leaves of a head of many slots where place - 1 <= y / 2^exponent <= place + 2."""
+    if head.own or len(head.keys) <= MANY or exponent > WIDEST:
+        return head
+    wider, unit = _around(head, machine, place >> STEP, exponent + STEP), arb(2) ** exponent
+    return _heavy(wider, machine, (place + arb(0.5)) * unit, arb(1.5) * unit)
+
+
+def _heavy(head: Head, machine: Machine, y: arb, r: arb) -> Head:
+    """A head of constant values without slots whose logits are computed to be far below another one's on a cell."""
     if head.own or len(head.keys) <= FEW_SLOTS:
-        return head, ZERO
+        return head
     a, b = lines_of(head)
     first = max(range(len(a)), key=lambda k: float((a[k] * y + b[k]).mid()))
     queries = zip(*_query(head, machine, y, r), strict=True)
@@ -272,12 +292,14 @@ def _near(head: Head, machine: Machine, y: arb, r: arb) -> tuple[Head, arb]:
         slope, level = slope - a[first], level - b[first]
         if not slope * y + level + slope.abs_upper() * r + more < limit:
             kept.append(k)
-    others = len(a) - len(kept)
-    if not others:
-        return head, ZERO
-    most = largest([size(arb(v)) for v in head.memory])
-    fewer = replace(head, keys=tuple(head.keys[k] for k in kept), memory=tuple(head.memory[k] for k in kept))
-    return fewer, others * (16 * machine.u**2 * most + 4 * (1 + most) * machine.tiny)
+    return replace(head, keys=tuple(head.keys[k] for k in kept), memory=tuple(head.memory[k] for k in kept))
+
+
+@functools.lru_cache(maxsize=4096)
+def _largest(head: Head) -> tuple[list[arb], arb]:
+    """The largest size of each coordinate of a head's keys, and of its constant values."""
+    keys = [largest([size(arb(k)) for k in column]) for column in zip(*head.keys, strict=True)]
+    return keys, largest([size(arb(v)) for v in head.memory])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -443,11 +465,11 @@ def _finite(head: Head, machine: Machine, y: arb, r: arb, p: arb) -> bool:
     """Whether no query, logit or value of a head comes near the end of the dtype's range, x - p aside."""
     most = size(y) + r
     queries = [size(arb(w)) * most + size(arb(c)) for w, c in head.query]
-    logits = [sum((q * size(arb(k)) for q, k in zip(queries, key, strict=True)), ZERO) for key in head.keys]
+    keys, value = _largest(head)
+    logit = sum((q * k for q, k in zip(queries, keys, strict=True)), ZERO)
     own = size(arb(head.value[0]) * p) + size(arb(head.value[1])) * most + size(arb(head.value[2]))
-    values = [own, *(size(arb(v)) for v in head.memory)]
     out = ONE + size(arb(head.out))
-    return all(x < machine.huge for x in (*queries, *logits, *(v * out for v in values)))
+    return all(x < machine.huge for x in (*queries, logit, own * out, value * out))
 
 
 def _value_errors(head: Head, machine: Machine, y: arb, r: arb, p: arb, length: arb) -> tuple[arb, arb]:

@@ -435,7 +435,7 @@ class Ramp(Construction):
 
     @property
     def beyond(self) -> str:
-        return "" if self.wanted.constant else "it has no rule for ramps whose anchors write several channels"
+        return ""
 
     @property
     def alone(self) -> bool:

@@ -136,7 +136,16 @@ class ProductHead(CertifiedModule):
 
     @property
     def beyond(self) -> str:
-        return f"it takes its time beyond vectors of {MOST} entries" if (self.width or 1) > MOST else ""
+        if (self.width or 1) <= MOST:
+            return ""
+        group, own = self.layer.heads()[0], []
+        for table in (group.W_V, group.W_O, group.M_V, group.b_V, self.layer.S, self.layer.s):
+            if table is not None:
+                rows = table.detach().reshape(-1, *table.shape[-2:]) if table.dim() > 1 else table.detach()[None, None]
+                own += [rows[:, self.width :].flatten(0, 1), rows[:, : self.width].diagonal(dim1=1, dim2=2)] if (
+                    rows.shape[1] >= (self.width or 1)) else [rows.flatten(0, 1)]
+        many = torch.cat(own).unique(dim=1).shape[1] > MOST
+        return f"it takes its time beyond vectors of {MOST} entries with numbers of their own" if many else ""
 
     def core(self, *inputs: Tensor) -> Tensor:
         x, y = inputs

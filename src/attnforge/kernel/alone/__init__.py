@@ -6,6 +6,7 @@
     norm.py         norms of rows, whose bound is relative to the row's largest result
     ramp.py         an affine map and a clip, as a theorem has it
     chain.py        gates that are followed by a product or by tables
+    rules.py        which of these speaks of a file
 """
 
 from __future__ import annotations

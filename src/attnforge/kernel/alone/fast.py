@@ -11,7 +11,7 @@ import itertools
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -24,8 +24,10 @@ from ..functions import function
 from ..program import number, whole
 from ..rounding import EXPONENTIAL, MACHINES, Machine, affine_rounding
 from ..scalar import Cell, Head, HeadSum, Weights, cell_error, taylor_head
+from .heads import on_cells
 
-MOST, MOST_EDGES = 129, 1 << 14  # anchors that are read as one quotient, and cells: work is bounded for every file
+MOST = 2048  # anchors: work is bounded for every file
+LATTICE = 129  # anchors that are read as one quotient, unless a window is as long
 QUOTIENT = {"float32": 4, "float64": 1}  # u of a division: compilers for GPUs divide to 2 units in the last place
 #: The log of the largest mass; from which kappa pairs are read, and from which kappa K^2 windows: what evaluation does.
 LARGEST, COLD = {"float32": 75.0, "float64": 600.0}, {"float32": 17.0, "float64": 37.0}
@@ -35,6 +37,7 @@ WIDER, HALVES = {"bfloat16": "float32"}, {"bfloat16": (arb(2.0**-8), arb(2.0**-1
 #: Steps of theta into which cells of a network are divided, and how many of them at most.
 THIN, MOST_PIECES = 0.1, 1 << 12
 MOST_TERMS, CLEAR = 4096, 1e-9  # of sums of what is left out; and how far from a roundoff that must be, relatively
+REACH = 140.0  # kappa i^2 of anchors that are looked at: others weigh less than exp(-REACH) or so, which is counted
 COARSE = arb(2.0**-53)  # of float64, in which coefficients are made
 #: Heads in exact arithmetic, all but: slots of less than 2^-200 are left out, and everything else is enclosed.
 EXACT = Machine(arb(2.0**-100), ZERO, arb(2.0**1015))
@@ -73,19 +76,8 @@ class Read:
 def prove_fast(saved: Saved, chosen: Any) -> tuple[float, str, tuple[str, ...], int]:
     """The bound of a fast activation, the dtype, what it is, and its cells."""
     fast = Fast(saved)
-    try:
-        edges = [number(x) for x in chosen["edges"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CertificateError(f"the derivation does not fit a fast activation: {error!r}") from error
-    pairs, read = list(itertools.pairwise(edges)), fast.read
-    if not 2 <= len(edges) <= MOST_EDGES or any(not a < b for a, b in pairs):
-        raise CertificateError("the edges of its cells are not in order, or too many")
-    if edges[0] > read.ends[0] or edges[-1] < read.ends[1]:
-        raise CertificateError("the cells of the derivation do not cover the interval")
-    found = max(fast.error(*pair) for pair in pairs)
-    if not math.isfinite(found):
-        raise NotProved("nothing can be proved on a part of the interval")
-    return found, read.dtype, (f"{read.name}, {len(read.values)} anchors",), len(pairs)
+    found, cells = on_cells(chosen, fast.read.ends, fast.error)
+    return found, fast.read.dtype, (f"{fast.read.name}, {len(fast.read.values)} anchors",), cells
 
 
 class Fast:
@@ -127,7 +119,7 @@ class Even:
     def table(self) -> tuple[Read, Sums] | None:
         """What is read; None where tables of this kind are left to the softmax."""
         count, (weight, shift) = len(self.head.keys), self.head.query[0]
-        if not 2 <= count <= MOST or form_of(count, self.kappa, self.dtype)[0] != "quotient":
+        if not 2 <= count <= LATTICE or form_of(count, self.kappa, self.dtype)[0] != "quotient":
             return None
         if weight != 1.0 or self.head.query[1] != (0.0, 1.0) or self.head.value != (0.0,) * 3:
             return None  # other queries are left to the softmax, too
@@ -288,7 +280,8 @@ def form_of(count: int, kappa: float, work: str) -> tuple[str, int]:
         raise NotProved(f"the kernel takes its time beyond {MOST} anchors")
     if kappa >= COLD[work]:
         return "pair", 0
-    side = window(kappa, work) if kappa * ((count - 1) / 2) ** 2 > WIDEST[work] else count
+    wide = kappa * ((count - 1) / 2) ** 2 > WIDEST[work] or count > LATTICE
+    side = window(kappa, work) if wide else count
     return ("window", side) if count > 2 * side + 1 else ("quotient", 0)
 
 
@@ -414,9 +407,11 @@ def _gated(read: Read, machine: Machine, cell: Cell, error: arb, length: arb) ->
 @dataclass(frozen=True)
 class Near:
     """A table in exact arithmetic around a cell: weights, the mean in the middle, how far it moves and how large it is;
-    and what keys and masses as they are read, and a motion of theta, do to it at most."""
+    and what keys and masses as they are read, and a motion of theta, do to it at most. Anchors that are far from the
+    cell are left out of the weights, which begin with the anchor `first`."""
 
     weights: list[arb]
+    first: int
     middle: arb
     moved: arb
     length: arb
@@ -426,19 +421,27 @@ class Near:
     @classmethod
     def of(cls, read: Read, y: arb, r: arb, motion: arb) -> Near:
         """Around |y' - y| <= r, where theta may move by `motion`."""
-        rate, count, head = arb(read.rate), len(read.values), read.heads[-1]
+        rate, count, whole = arb(read.rate), len(read.values), read.heads[-1]
         wide = r + motion / rate
+        far, spread = size(y - arb(read.centre)) + wide, _spread([arb(v) for v in read.values])
+        steep, level = (largest([one[i] for one in read.apart]) for i in (0, 1))
+        most = _off(read, arb(count) / 2) + steep * far + level  # of what keys and masses are off by
+        side = max(2 * read.side, math.isqrt(math.ceil(REACH / read.kappa)) + 1) + 2
+        ends = _places(read, y, wide)
+        kept = slice(max(math.floor(ends[0]) - side, 0), math.ceil(ends[1]) + side + 1)
+        head = replace(whole, keys=whole.keys[kept], memory=whole.memory[kept])
+        lost = spread * _left_out(read.kappa, side + 1, ZERO) * (4 * most).exp() if len(head.keys) < count else ZERO
         weights = Weights.of(head, y, wide)
         (_, (thin, about)), _, _ = taylor_head(head, EXACT, weights, y, wide, ZERO)
         slope = reach([(j + 1) * c for j, c in enumerate(thin[1:-1])], (ORDER + 1) * about[-1], wide)
-        moved, drift = reach([ZERO, *thin[1:-1]], about[-1], wide), ZERO
-        far, places = size(y - arb(read.centre)) + wide, [arb(2 * i - count + 1) / 2 for i in range(count)]
-        off = [_off(read, k) + steep * far + level for k, (steep, level) in zip(places, read.apart, strict=True)]
-        for w, v, d in zip(weights.most, read.values, off, strict=True):
+        moved, drift = reach([ZERO, *thin[1:-1]], about[-1], wide) + lost, lost
+        places = [arb(2 * i - count + 1) / 2 for i in range(count)][kept]
+        off = [_off(read, k) + a * far + b for k, (a, b) in zip(places, read.apart[kept], strict=True)]
+        for w, v, d in zip(weights.most, head.memory, off, strict=True):
             drift += w * d.expm1() * (size(arb(v) - thin[0]) + moved)
-        drift *= largest(off).exp()
-        moved += drift
-        return cls(weights.most, thin[0], moved, size(thin[0]) + moved, motion / rate * slope + drift, wide)
+        drift *= most.exp()
+        moved, error = moved + drift, motion / rate * slope + 2 * lost + drift
+        return cls(weights.most, kept.start, thin[0], moved, size(thin[0]) + moved, error, wide)
 
 
 def _quotient(read: Read, machine: Machine, sums: Sums, y: arb, r: arb) -> tuple[arb, arb]:
@@ -545,7 +548,7 @@ def _window(read: Read, machine: Machine, y: arb, r: arb) -> tuple[arb, arb]:
     length = at.length + lost * _spread(values)
     first, last = _places(read, y, at.wide)
     inside, error, worst = side <= first and last <= len(values) - 1 - side, ZERO, ZERO
-    for k, (w, v) in enumerate(zip(at.weights, values, strict=True)):
+    for k, (w, v) in enumerate(zip(at.weights, values[at.first :], strict=False), at.first):
         away = math.floor(max(abs(k - first), abs(k - last)) + 0.51)  # from the nearest anchor
         if away <= 2 * side + 1:  # others are in no window
             beside = min(side, away) if inside else side  # of the window's middle, which is the nearest anchor inside

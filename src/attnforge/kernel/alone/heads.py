@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +18,7 @@ from ..functions import function
 from ..program import Op, Program, exact, number, whole
 
 MOST = 256  # tokens of a head: each pair of them is looked at
+MOST_EDGES = 1 << 15  # of cells
 FAMILIES = ("anchor", "gate", "product", "token")
 SELF, MEMORY = (("self", False),), (("memory", False),)
 Scopes = tuple[tuple[tuple[str, bool], ...], ...]
@@ -41,6 +45,25 @@ def alone(saved: Saved) -> Alone:
         return rule(config, dict(saved.tensors))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise CertificateError(f"the file describes no head of the family {family!r}: {error!r}") from error
+
+
+def on_cells(
+    chosen: Any, ends: tuple[float, float], error: Callable[[float, float], float]
+) -> tuple[float, int]:
+    """The largest error on the cells of a derivation, which must cover an interval, and how many these are."""
+    try:
+        edges = [number(x) for x in chosen["edges"]]
+    except (KeyError, TypeError, ValueError) as wrong:
+        raise CertificateError(f"the derivation does not fit a head on its own: {wrong!r}") from wrong
+    cells = list(itertools.pairwise(edges))
+    if not 2 <= len(edges) <= MOST_EDGES or any(not a < b for a, b in cells):
+        raise CertificateError("the edges of its cells are not in order, or too many")
+    if edges[0] > ends[0] or edges[-1] < ends[1]:
+        raise CertificateError("the cells of the derivation do not cover what the head reads")
+    found = max(error(*cell) for cell in cells)
+    if not math.isfinite(found):
+        raise NotProved("nothing can be proved on a part of the interval")
+    return found, len(cells)
 
 
 def _scalar(text: str, low: Any, high: Any, tensors: dict[str, Tensor], scopes: Scopes) -> Alone:
@@ -81,9 +104,9 @@ def gate_function(config: Any) -> str:
 def _product(config: Any, tensors: dict[str, Tensor]) -> Alone:
     """Two numbers in the order in which the layer sees them, or the entries of a vector and one number; a layer that
     leaves them as they are, but for a copy of that number for each entry, comes first."""
-    count = 1 if config["width"] is None else whole(config["width"], 1)
-    if count > MOST:
-        raise NotProved(f"the kernel takes its time beyond vectors of {MOST} entries")
+    if config["width"] is not None:
+        tensors = picked(tensors, entries(config, tensors))
+    count = 1 if config["width"] is None else tensors["layer.groups.0.M_V"].shape[-1]
     if type(config["swapped"]) is not bool or (config["swapped"] and config["width"] is not None):
         raise ValueError("the operands of a product of vectors are in their order")
     x, y = (config[key] for key in (("y", "x") if config["swapped"] else ("x", "y")))
@@ -96,6 +119,57 @@ def _product(config: Any, tensors: dict[str, Tensor]) -> Alone:
     copies = tuple(w for rows in zip(*sides, strict=True) for row in rows for w in row)
     first = {"network.layers.0.S": Tensor(dtype, (n, 2 * count), copies)}
     return Alone(Program(low, high, 1, ops, 3, 1), {**first, **_entries(tensors, count)}, ((), SELF), dtype)
+
+
+#: How the tables of a product of vectors are laid out: which of their last two dimensions go by entries, and then the
+#: number beside them (rows), and by entries (columns).
+SIDES = {"W_Q": (True, False), "W_V": (True, True), "b_V": (False, True), "M_V": (False, True), "W_O": (True, True),
+         "S": (True, True), "s": (False, True)}  # fmt: skip
+
+
+def entries(config: Any, tensors: dict[str, Tensor]) -> list[int]:
+    """The entries of a vector that stand for all: one of those with equal numbers each (lemma K27)."""
+    count = whole(config["width"], 1)
+    found: list[list[float]] = [[] for _ in range(count)]
+    for name, tensor in sorted(tensors.items()):
+        rows, columns = SIDES.get(name.rpartition(".")[2], (False, False))
+        width = tensor.shape[-1]
+        for k in range(0, len(tensor.numbers), width):
+            row, i = tensor.numbers[k : k + width], k // width % tensor.shape[-2] if rows else count
+            if columns and width != count:
+                raise ValueError(f"{name} does not have a channel for each entry")
+            if rows and i < count and any(row if not columns else (*row[:i], *row[i + 1 :])):
+                raise NotProved("the kernel has no rule for products of vectors whose entries read each other")
+            for c in range(count) if columns and i >= count else ():
+                found[c].append(row[c])
+            if rows and columns and i < count:
+                found[i].append(row[i])
+    first: dict[tuple[float, ...], int] = {}
+    for c, numbers in enumerate(found):
+        first.setdefault(tuple(numbers), c)
+    if len(first) > MOST:
+        raise NotProved(f"the kernel takes its time beyond vectors of {MOST} entries with numbers of their own")
+    return list(first.values())
+
+
+def picked(tensors: dict[str, Tensor], kept: list[int]) -> dict[str, Tensor]:
+    """The tables of a product of vectors for some of its entries."""
+
+    def part(table: Any, rows: bool, columns: bool, deep: int) -> Any:
+        if deep > 1:
+            return [part(one, rows, columns, deep - 1) for one in table]
+        if deep == 1:
+            table = [table[c] for c in (*kept, *range(count, len(table)))] if rows else table
+            return [part(row, rows, columns, 0) for row in table]
+        return [table[c] for c in kept] if columns else table
+
+    count, found = tensors["layer.groups.0.M_V"].shape[-1], {}
+    if len(kept) == count:
+        return tensors
+    for name, tensor in tensors.items():
+        made = part(tensor.rows(), *SIDES.get(name.rpartition(".")[2], (False, False)), len(tensor.shape) - 1)
+        found[name] = Tensor(tensor.dtype, shape_of(made), tuple(flat(made)))
+    return found
 
 
 def _entries(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ The heads read z = x - y alone, but for rounding, and the skip adds x or y: what
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -20,11 +19,10 @@ from ..layers import Layer, layer_of
 from ..program import number
 from ..rounding import MACHINES, affine_rounding, power_of_two
 from ..scalar import Cell, Head, HeadSum, cell_error
-from .heads import SELF, renamed
+from .heads import SELF, on_cells, renamed
 
 NAMES = ("max", "min")
 Row = tuple[float, float, float]  # weights of x and y, and a bias
-MOST_EDGES = 1 << 14  # of cells of z: work is bounded for every file
 #: What is left of the larger and the smaller number less x, and less y, as a function of z = x - y.
 REST = {
     ("max", 0): function("piecewise_linear([-1, 0, 1], [1, 0, 0])"), ("max", 1): function("relu"),
@@ -42,22 +40,11 @@ def is_pair(saved: Saved) -> bool:
 def prove_pair(saved: Saved, chosen: Any) -> tuple[float, str, tuple[str, ...], int]:
     """The bound of a gate of two numbers, the dtype, what it is, and its cells."""
     try:
-        return _prove(saved, [number(x) for x in chosen["edges"]])
+        pair = Pair(saved)
+        found, cells = on_cells(chosen, (-pair.span, pair.span), pair.error)
+        return found, pair.dtype, (pair.name,), cells
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise CertificateError(f"the file describes no gate of two numbers: {error!r}") from error
-
-
-def _prove(saved: Saved, edges: list[float]) -> tuple[float, str, tuple[str, ...], int]:
-    pair = Pair(saved)
-    cells = list(itertools.pairwise(edges))
-    if not 2 <= len(edges) <= MOST_EDGES or any(not a < b for a, b in cells):
-        raise CertificateError("the edges of its cells are not in order, or too many")
-    if edges[0] > -pair.span or edges[-1] < pair.span:
-        raise CertificateError("the cells of the derivation do not cover what the gate reads")
-    found = max(pair.error(*cell) for cell in cells)
-    if not math.isfinite(found):
-        raise NotProved("nothing can be proved of this gate")
-    return found, pair.dtype, (pair.name,), len(cells)
 
 
 class Pair:

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import itertools
 import struct
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from flint import arb, fmpq
 
 from ...errors import CertificateError
-from ..balls import NotProved, largest, size, up
-from ..file import Saved, Tensor
+from ..balls import ZERO, NotProved, largest, size, up
+from ..file import Saved, Tensor, outward
 from ..functions import Function, Node
 from ..program import Op, Program, number, whole
 from ..programs.prove import DEAD
-from ..rounding import MACHINES
-from .heads import MEMORY, SELF, Alone, flat, renamed, shape_of
+from ..rounding import MACHINES, affine_rounding
+from ..scalar import Head, HeadSum, error_on
+from .heads import MEMORY, SELF, Alone, flat, on_cells, renamed, shape_of
 
 MOST = 1 << 12  # inputs of all tokens, slots of all heads, channels
 ALWAYS = ("W_Q", "W_O", "M_K", "M_V")
+NOTHING = Function("nothing", (), (("number", Fraction(0)),))  # what a channel is to get that is not written
 Rows = list[list[float]]
 Tables = dict[str, Any]  # of heads, as nested lists, one entry for each head
 
@@ -36,16 +39,30 @@ def ramped(saved: Saved) -> Alone:
         raise CertificateError(f"the file describes no ramp: {error!r}") from error
 
 
-def _ramped(config: Any, tensors: dict[str, Tensor]) -> Alone:
+@dataclass(frozen=True)
+class _Given:
+    """The numbers of a ramp's file: an affine map for each of n tokens as it is stored and as it is meant, the heads,
+    and by how much what the heads read is less than y."""
+
+    rows: Rows
+    biases: list[float]
+    w: Rows
+    meant: list[float]
+    tables: Tables
+    shift: Fraction
+    radius: float
+    dtype: str
+
+
+def _given(config: Any, tensors: dict[str, Tensor]) -> _Given:
     dtype, body = config["dtype"], config["body"]
     if dtype not in MACHINES or any(tensor.dtype != dtype for tensor in tensors.values()):
         raise NotProved(f"the kernel speaks of networks stored and run in float32 or float64, not {dtype!r}")
     for name, tensor in tensors.items():
         if not all(size(arb(x)) < MACHINES[dtype].huge for x in tensor.numbers):
             raise CertificateError(f"no bound holds for weights that are not finite, or may overflow: {name}")
-    channel, channels = {whole(c, 0) for c in config["channel"]}, whole(config["channels"], 1, MOST)
-    if len(channel) != 1 or type(config["causal"]) is not bool:
-        raise NotProved("the kernel has no rule for ramps whose anchors write several channels")
+    if type(config["causal"]) is not bool:
+        raise ValueError("it is neither causal nor not")
     wanted = config["w"] if isinstance(config["w"][0], list) else [config["w"]]
     shifts = config["t"] if isinstance(config["t"], list) else [config["t"]]
     n = max(len(wanted), len(shifts))
@@ -58,14 +75,20 @@ def _ramped(config: Any, tensors: dict[str, Tensor]) -> Alone:
     rows, biases, tables, beside = made(body, config, tensors, n)
     if len(rows) != n or len(biases) != n or any(len(row) != d for row in rows):
         raise ValueError("its weights are not those of such tokens")
-    one, scope = _one_channel(tables, channel.pop(), channels), "self" if "b_K" in tables else "memory"
-    if len(one["W_Q"]) * n * len(one["M_K"][0]) > MOST:
+    if len(tables["W_Q"]) * n * len(tables["M_K"][0]) > MOST:
         raise NotProved(f"the kernel takes its time beyond {MOST} slots")
     shift = Fraction(t[0]) - Fraction(biases[0]) if beside else Fraction(0)
-    clip, apart = _clip(config, shift)
-    meant = biases if beside else t
-    line = {"weights": [[[w[c // d][c % d] * (c // d == i) for i in range(n)] for c in range(n * d)]], "bias": meant,
-            "off": [[[0.0] * n] * (n * d), [0.0] * n]}  # fmt: skip
+    return _Given(rows, biases, w, biases if beside else t, tables, shift, radius, dtype)
+
+
+def _ramped(config: Any, tensors: dict[str, Tensor]) -> Alone:
+    given = _given(config, tensors)
+    rows, biases, w, dtype, radius = given.rows, given.biases, given.w, given.dtype, given.radius
+    n, d, scope = len(w), len(w[0]), "self" if "b_K" in given.tables else "memory"
+    one = _one_channel(given.tables, whole(config["channel"][0], 0), whole(config["channels"], 1, MOST))
+    clip, apart = _clip(config, given.shift)
+    line = {"weights": [[[w[c // d][c % d] * (c // d == i) for i in range(n)] for c in range(n * d)]],
+            "bias": given.meant, "off": [[[0.0] * n] * (n * d), [0.0] * n]}  # fmt: skip
     ops = (Op("input", (), n * d), Op("linear", (0,), n, line), Op("apply", (1,), n, {"function": clip}))
     first = tuple(rows[c // d][c % d] * (c // d == i) for c in range(n * d) for i in range(n))
     found = {"network.layers.0.S": Tensor(dtype, (n * d, n), first),
@@ -174,8 +197,87 @@ def _registers(tensors: dict[str, Tensor], prefix: str, reach: list[arb], dtype:
     return tables
 
 
+class Channels:
+    """A ramp whose anchors write several channels, and its error on cells of what its heads read (lemma K48)."""
+
+    def __init__(self, saved: Saved):
+        config = saved.header["config"]
+        given, places = _given(config, dict(saved.tensors)), [whole(c, 0, MOST - 1) for c in config["channel"]]
+        self.machine, self.dtype = MACHINES[given.dtype], given.dtype
+        side, most, apart = arb(outward(given.radius, given.dtype, above=True)), [], []
+        for row, bias, w, t in zip(given.rows, given.biases, given.w, given.meant, strict=True):
+            most.append(sum((size(arb(x)) for x in row), ZERO) * side + size(arb(bias)))
+            off = [size(arb(x) - arb(y)) for x, y in zip(row, w, strict=True)]
+            apart.append(sum(off, ZERO) * side + size(arb(bias) - arb(t)))
+            apart[-1] += affine_rounding(self.machine, row, bias, most[-1])
+        self.moved, self.span = largest(apart), up(largest(most) + largest(apart))
+        clip, knots = _clip(config, given.shift)
+        a, b, margin = (Fraction(number(config[key])) for key in ("a", "b", "margin"))
+        step, channels = (b - a) / (len(places) - 1), whole(config["channels"], 1, MOST)
+        if not 0 < margin < Fraction(1, 2) or max(places) >= channels or "b_K" in given.tables:
+            raise ValueError("its channels are not those of a ramp")
+        self.turns = [a + (k + Fraction(1, 2)) * step - given.shift for k in range(len(places) - 1)]
+        self.wide, self.off = margin * step, arb(knots)
+        slope = 1 if config["slope"] is None else max(1.0, abs(number(config["slope"])))
+        self.steep = self.moved * arb(slope)
+        self.parts: list[tuple[HeadSum, Fraction | None, Fraction | None]] = []
+        for c in range(channels):
+            heads = tuple(_head(head) for head in _of_channel(given.tables, c, channels))
+            first = 0
+            for k in range(1, len(places) + 1):
+                if k == len(places) or (places[k] == c) != (places[first] == c):
+                    site = HeadSum(heads, (0.0,) * 3, clip if places[first] == c else NOTHING, 0.0, given.dtype)
+                    ends = (self.turns[first - 1] + self.wide if first else None,
+                            self.turns[k - 1] - self.wide if k < len(places) else None)  # fmt: skip
+                    self.parts.append((site, *ends))
+                    first = k
+
+    def error(self, low: float, high: float) -> float:
+        """How far a channel is from what it should be where low <= y <= high as computed, y being nowhere excluded."""
+        worst = 0.0
+        for site, start, stop in self.parts:
+            before = start is not None and arb(high) + self.moved < _ball(start)
+            if not before and not (stop is not None and arb(low) - self.moved > _ball(stop)):
+                worst = max(worst, error_on(site, low, high)[1])
+        return up(arb(worst) + self.steep + self.off)
+
+
+def prove_channels(saved: Saved, chosen: Any) -> tuple[float, str, tuple[str, ...], int]:
+    """The bound of a ramp whose anchors write several channels, the dtype, what it is, and its cells."""
+    try:
+        ramp = Channels(saved)
+        found, cells = on_cells(chosen, (-ramp.span, ramp.span), ramp.error)
+        return found, ramp.dtype, ("a ramp of several channels",), cells
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise CertificateError(f"the file describes no ramp: {error!r}") from error
+
+
+def writes_several(saved: Saved) -> bool:
+    """Whether a file is one of a ramp whose anchors write several channels."""
+    config: Any = saved.header.get("config")
+    given = config.get("channel") if isinstance(config, dict) and saved.header.get("family") == "theorem-ramp" else None
+    return isinstance(given, list) and any(c != given[0] for c in given)
+
+
+def _ball(x: Fraction) -> arb:
+    return arb(fmpq(x.numerator, x.denominator))
+
+
+def _head(tables: Tables) -> Head:
+    """Heads of one channel as they read y."""
+    ((query,), bias), ((out,),) = (tables["W_Q"], tables["b_Q"]), tables["W_O"]
+    keys, values = tuple(map(tuple, tables["M_K"])), tuple(row[0] for row in tables["M_V"])
+    return Head(tuple(zip(query, bias, strict=True)), keys, False, (0.0,) * 3, values, out)
+
+
 def _one_channel(tables: Tables, at: int, channels: int) -> Tables:
     """Heads of the one channel that they write, all others being shown to stay 0."""
+    own = _of_channel(tables, at, channels, alone=True)
+    return {name: [head[name] for head in own] for name in tables}
+
+
+def _of_channel(tables: Tables, at: int, channels: int, alone: bool = False) -> list[Tables]:
+    """Heads with what they write to one channel; refused if they are to write that `alone`, and may write others."""
     count = len(tables["W_Q"])
     if any(len(table) not in (1, count) for table in tables.values()) or not {*ALWAYS} <= set(tables):
         raise ValueError("its tables do not fit its heads")
@@ -189,8 +291,9 @@ def _one_channel(tables: Tables, at: int, channels: int) -> Tables:
         if any(len(row) != width for row in columns[0]):
             raise ValueError("its values are not as many as its outputs read")
         silent = [all(row[j] == 0 for row in columns[0]) for j in range(width)]
-        if len(used) > 1 or any(x != 0 and c != at and not silent[j]
-                                for j, row in enumerate(head["W_O"]) for c, x in enumerate(row)):  # fmt: skip
+        stray = alone and any(x != 0 and c != at and not silent[j]
+                              for j, row in enumerate(head["W_O"]) for c, x in enumerate(row))  # fmt: skip
+        if len(used) > 1 or stray:
             raise NotProved("the kernel has no rule for ramps that write more than one channel")
         (j,) = used
         head["W_O"] = [[head["W_O"][j][at]]]
@@ -199,7 +302,7 @@ def _one_channel(tables: Tables, at: int, channels: int) -> Tables:
                 head[name] = [[row[j]] for row in head[name]]
         if "b_V" in head:
             head["b_V"] = [head["b_V"][j]]
-    return {name: [head[name] for head in own] for name in tables}
+    return own
 
 
 def _copies(tables: Tables, n: int) -> Tables:

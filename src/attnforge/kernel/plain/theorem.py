@@ -215,10 +215,12 @@ class _Theorem:
         self._put(prefix + "W_O", (count, reads, after), out)
 
     def _read(self, bias: list[float]) -> None:
-        """Refuse a read-out that does more than to read the last layer's columns."""
+        """Refuse a read-out that does more than to read the last layer's columns, those that are written."""
         fresh = list(self.stream.fresh[-1].values())
         for o, row in enumerate(self.stream.readout):
-            if row != [float(len(fresh) > o and c == fresh[o]) for c in range(self.stream.width)]:
+            written = o < len(fresh) and any(x for block in self.stream.out for x in block[fresh[o]])
+            wanted = [float(len(fresh) > o and c == fresh[o]) for c in range(self.stream.width)]
+            if (any(row) or written) and row != wanted:
                 raise CertificateError("the read-out does more than to read a column")
         if list(self.stream.bias) != bias:
             raise CertificateError("the read-out has a bias")
@@ -255,11 +257,10 @@ class _Theorem:
         gate = self.about["temperature"] == "gate"
         one = next(h for row in self.config["heads"] for h in row if h["purpose"])
         inner = whole(one["width"], 1) - whole(one["hiding"], 0)  # a choice: what is said to be hidden must be
-        heads = self._layer(0, inner, 1, (lambda t, s: t == s) if gate else None)
-        self._tables("ramp.", heads, inner, 1, tokens=gate)
+        reads = self.source.groups[0][0]["W_O"].shape[1]
+        heads = self._layer(0, inner, reads, (lambda t, s: t == s) if gate else None)
+        self._tables("ramp.", heads, inner, reads, tokens=gate)
         query, bias = (self.tensors.pop("ramp." + name).rows() for name in ("W_Q", "b_Q"))
-        if self.stream.outputs != 1:
-            raise NotProved("the kernel has no rule for ramps that write several channels")
         prefix, count = "layer.groups.0.", len(heads)
         if self.about["body"] == "Slots":
             if any(rows != query[0] for rows in query) or any(row != bias[0] for row in bias):
@@ -275,4 +276,4 @@ class _Theorem:
             self._put(prefix + "b_Q", (count, inner), bias)
         for name in [name for name in self.tensors if name.startswith("ramp.")]:
             self.tensors[prefix + name.removeprefix("ramp.")] = self.tensors.pop(name)
-        self._read([0.0])
+        self._read([0.0] * self.stream.outputs)
