@@ -2,12 +2,13 @@
 
 python benchmarks/textbook.py             compiles all of them, prints a table and what is refused, writes
                                           benchmarks/results/textbook.json
+python benchmarks/textbook.py --add       formulas that were not recorded yet; their rows are added to the others
 python benchmarks/textbook.py --quick     every eighth formula; nothing is written
 python benchmarks/textbook.py chirp ...   only formulas whose name has one of the words in it; nothing is written
 
 The goals are 0.001 of the formula's range in float32 and 0.000001 in float64. Formulas are grouped: elementary
-functions, signals, kinks, roots, physics, statistics. Every network is compared with sympy's reading of the formula at
-random points, corners and edges, evaluated by numpy in float64.
+functions, signals, kinks, roots, powers, physics, statistics. Every network is compared with sympy's reading of the
+formula at random points, corners and edges, evaluated by numpy in float64.
 """
 
 from __future__ import annotations
@@ -213,6 +214,42 @@ FORMULAS: dict[str, tuple[str, dict[str, Interval]]] = {
     "kink income tax": (
         "0.1*min(x, 10000) + 0.2*max(min(x, 40000) - 10000, 0) + 0.4*max(x - 40000, 0)", {"x": (0, 200000)}),
     "kink stribeck": ("(0.2 + 0.3*exp(-(v/0.1)**2))*tanh(50*v)", {"v": (-1, 1)}),
+    "powers of variable exponent": ("x**y", {"x": (0, 2), "y": (0.5, 2)}),
+    "powers of irrational exponent": ("x**sqrt(2)", {"x": (0, 3)}),
+    "powers freundlich": ("k*C**n", {"k": (0.5, 3), "C": (0, 10), "n": (0.3, 0.9)}),
+    "powers hill coefficient": ("x**n/(1 + x**n)", {"x": (0, 5), "n": (1, 4)}),
+    "powers gamma density": ("x**(k - 1)*exp(-x)", {"x": (0, 10), "k": (2, 5)}),
+    "powers beta density": ("x**(a - 1)*(1 - x)**(b - 1)", {"x": (0, 1), "a": (2, 4), "b": (2, 4)}),
+    "powers kleiber": ("3.4*m**0.75", {"m": (0, 1000)}),
+    "root sombrero": ("sin(sqrt(x**2 + y**2))/sqrt(x**2 + y**2)", {"x": (-8, 8), "y": (-8, 8)}),
+    "root saturating force": (
+        "x*tanh(sqrt(x**2 + y**2))/sqrt(x**2 + y**2)", {"x": (-2, 2), "y": (-2, 2)}),
+    "root matern": ("(1 + sqrt(3)*sqrt(x**2 + y**2))*exp(-sqrt(3)*sqrt(x**2 + y**2))", {"x": (-2, 2), "y": (-2, 2)}),
+    "root torus": ("sqrt((sqrt(x**2 + y**2) - 1)**2 + z**2) - 0.3", {"x": (-2, 2), "y": (-2, 2), "z": (-1, 1)}),
+    "root von mises": ("sqrt(((a - b)**2 + (b - c)**2 + (c - a)**2)/2)", {"a": (-1, 1), "b": (-1, 1), "c": (-1, 1)}),
+    "root quadratic binding": (
+        "(P + L + K - sqrt((P + L + K)**2 - 4*P*L))/2", {"P": (0.1, 10), "L": (0.1, 10), "K": (0.1, 5)}),
+    "signal quadratic chirp": ("sin(2*pi*(2*t + t**3/3))", {"t": (0, 4)}),
+    "signal microseconds": ("sin(2*pi*1e6*t)", {"t": (0, 2e-5)}),
+    "signal second order step": (
+        "1 - exp(-z*t)*(cos(t*sqrt(1 - z**2)) + z/sqrt(1 - z**2)*sin(t*sqrt(1 - z**2)))",
+        {"z": (0.05, 0.8), "t": (0, 12)}),
+    "signal travelling packet": ("exp(-(x - 2*t)**2)*cos(10*(x - 2*t))", {"x": (-4, 4), "t": (0, 2)}),
+    "physics fresnel reflection": (
+        "((cos(q) - sqrt(n**2 - sin(q)**2))/(cos(q) + sqrt(n**2 - sin(q)**2)))**2", {"q": (0, 1.55), "n": (1.2, 2.5)}),
+    "physics van der waals": (
+        "8.314*T/(V - b) - a/V**2", {"T": (250, 400), "V": (0.001, 0.01), "b": (3e-5, 1e-4), "a": (0.1, 0.5)}),
+    "physics compton": ("1/(1 + e*(1 - cos(q)))", {"e": (0.01, 10), "q": (0, 3.1416)}),
+    "physics planck by wavelength": (
+        "1.19e-16/l**5/(exp(0.01438777/(l*T)) - 1)", {"l": (3e-7, 3e-6), "T": (3000, 6000)}),
+    "statistics arrhenius": ("A*exp(-E/(8.314*T))", {"A": (1e5, 1e8), "E": (2e4, 6e4), "T": (273, 500)}),
+    "statistics t density": ("(1 + x**2/n)**(-(n + 1)/2)", {"x": (-5, 5), "n": (1, 10)}),
+    "statistics entropy from zero": ("-p*log(p) - (1 - p)*log(1 - p)", {"p": (0, 1)}),
+    "kink nested": ("min(max(x, y), max(y, z), max(x, z), 0.5)", {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}),
+    "kink box distance": (
+        "sqrt(max(abs(x) - 1, 0)**2 + max(abs(y) - 0.5, 0)**2) + min(max(abs(x) - 1, abs(y) - 0.5), 0)",
+        {"x": (-2, 2), "y": (-2, 2)}),
+    "kink smoothstep": ("clip(x, 0, 1)**2*(3 - 2*clip(x, 0, 1))", {"x": (-1, 2)}),
     "kink pinball": ("max(q*(y - f), (q - 1)*(y - f))", {"q": (0.05, 0.95), "y": (-1, 1), "f": (-1, 1)}),
 }  # fmt: skip
 
@@ -271,10 +308,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only formulas whose name has one of these words in it")
     parser.add_argument("--quick", action="store_true", help="every eighth formula; nothing is written")
+    parser.add_argument("--add", action="store_true", help="formulas without a recorded row, which are added")
     wanted = parser.parse_args()
     torch.set_num_threads(1)
     names = [name for name in FORMULAS if not wanted.words or any(word in name for word in wanted.words)]
     names = names[::8] if wanted.quick else names
+    kept: dict[str, list[dict[str, Any]]] = {}
+    if wanted.add:
+        recorded = json.loads(RESULTS.read_text(encoding="utf-8"))
+        kept = {goal: [row for row in recorded[goal] if row["name"] in FORMULAS] for goal in GOALS}
+        names = [name for name in names if name not in {row["name"] for rows in kept.values() for row in rows}]
     data: dict[str, list[dict[str, Any]]] = {}
     for goal in GOALS:
         data[goal] = []
@@ -282,8 +325,12 @@ def main() -> None:
             data[goal].append(measured(name, goal))
             refused = " refused" if "refused" in data[goal][-1] else ""
             sys.stderr.write(f"{goal} {len(data[goal])}/{len(names)} {name}{refused}\n")
+    if wanted.add:
+        order = list(FORMULAS)
+        for goal, rows in data.items():
+            rows[:] = sorted(kept[goal] + rows, key=lambda row: order.index(row["name"]))
     show(data)
-    if len(names) == len(FORMULAS):
+    if len(names) == len(FORMULAS) or (wanted.add and not wanted.words and not wanted.quick):
         RESULTS.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8", newline="\n")
 
 

@@ -78,6 +78,8 @@ REFUSED: tuple[tuple[str, Intervals, str], ...] = (
     ("log(x)/x", {"x": (0, 2)}, "is unbounded: x is 0"),
     ("x**sqrt(2)", {"x": (-1, 1)}, "x**sqrt(2) is undefined at x = -1"),
     ("x**y", {"x": (0, 1), "y": (0, 1)}, "choose a box on which it is, such as x from 0.001 to 1"),
+    ("x**y", {"x": (0, 1), "y": (-1, 1)}, "begins at 0 only where y stays above 0, is undefined at x = 0"),
+    ("x**(y - 1)", {"x": (-1, 1), "y": (1, 2)}, "which is exp((y - 1) * log(x)) here, is undefined"),
     ("x/sqrt(x)", {"x": (0, 1)}, "1/sqrt(x) is undefined at x = 0"),
     ("x/sqrt(x**2 + y**2)", {"x": (-1, 1), "y": (-1, 1)}, "is undefined at x = 0, y = 0"),
     ("x**-0.5*x**0.5", {"x": (0, 1)}, "1/sqrt(x) is undefined at x = 0"),

@@ -771,7 +771,10 @@ class Graph:
             return from_zero
         before = len(self.partial)
         logarithm = self.call("log", base)
-        text += f", which is exp({exponent.short()} * {logarithm.short()}) here,"
+        text += f", which is exp({_power(exponent, Fraction(1))} * {logarithm.short()}) here"
+        if base.range[0] == 0:
+            text += f" and begins at 0 only where {exponent.short()} stays above 0"
+        text += ","
         self.partial[before:] = [replace(partial, text=text) for partial in self.partial[before:]]
         return self.call("exp", self.product([(exponent, 1), (logarithm, 1)]))
 

@@ -29,9 +29,19 @@ _NO_BRANCHES = (
     "a formula has no conditions; write max, min, abs or clip, or compile a Python function with np.where, "
     "torch.where, or a sympy.Piecewise"
 )
+_AS_A_BOX = "it is not among the functions of formulas; attnforge.approximate takes any function that can be called"
 #: What other languages have, and how it is written here.
 _ELSEWHERE = {
     "tg": "write tan(x)",
+    "arctg": "write atan(x)",
+    "lg": "write log10(x)",
+    "ld": "write log2(x)",
+    "log_2": "write log2(x)",
+    "log_10": "write log10(x)",
+    "cosec": "write csc(x)",
+    "sgn": "write sign(x)",
+    **dict.fromkeys(("gamma", "lgamma", "digamma", "beta", "zeta", "erfinv", "j0", "J0", "j1", "J1", "jn"), _AS_A_BOX),
+    "if": _NO_BRANCHES,
     "ctg": "write cot(x)",
     "sum": "write x + y",
     "prod": "write x*y",
@@ -140,6 +150,10 @@ def _strange(character: str) -> str:
         "√": "write sqrt(x)",
         "|": "write abs(x)",
         "!": "write out the factorial as a number",
+        "∞": "a box and its numbers are finite",
+        "#": "a formula has no comments",
+        ";": "give several outputs as a list of formulas",
+        **dict.fromkeys("'\"“”‘’′", "a formula has no quotation marks, and no sign for a derivative: write it out"),
     }
     if character.isdigit() and not character.isdecimal():  # x₁; squares and cubes have hints of their own
         hints.setdefault(character, "write digits after a name, x1")
@@ -187,8 +201,15 @@ class _Parser:
         before = self.tokens[self.next - 1]
         if token.text == "." and before.text in _MODULES:
             return f"functions go by their names alone: leave '{before.text}.' out"
+        after = self.tokens[min(self.next + 1, len(self.tokens) - 1)]
+        if token.text == after.text == "=":
+            return f"a formula has no comparisons: {_NO_BRANCHES}"
         if token.kind == "strange":
             return _strange(token.text)
+        if token.text == "," and before.kind == after.kind == "number":
+            return f"decimals have a point: write {before.text}.{after.text}"
+        if before.kind == token.kind == "number":
+            return f"an operator is missing between {before.text} and {token.text}, or a number has two points"
         if token.text == ")":
             return "this closing parenthesis has no opening one"
         if token.text == ",":
@@ -319,7 +340,8 @@ class _Parser:
         if name in _CONSTANTS:
             return self.graph.number(_CONSTANTS[name]())
         if ALIASES.get(name, name) in words():
-            raise self.fail(f"{name} is a function: write {name}(...)", token)
+            raised = "**2" if self.peek().text in ("²", "**", "^") else ""
+            raise self.fail(f"{name} is a function: write {name}(...){raised}", token)
         self.unknown.setdefault(name, token.position)
         return self.graph.variable(name)
 
@@ -346,4 +368,4 @@ class _Parser:
         if self.next == 1 and "=" in [token.text for token in rest]:
             return _strange("=").replace("y =", self.formula.split("=")[0].strip() + " =")
         hint = closest(name, (*words(), *ALIASES))
-        return f"unknown function {name!r}{hint}; known are {', '.join(words())}"
+        return f"unknown function {name!r}" + (hint or f"; known are {', '.join(words())}")
