@@ -361,3 +361,27 @@ def test_products_below_float64_have_a_bound_above_zero(size: float) -> None:
     """What is computed is 0, and x*y is not: a bound of 0 was certified once."""
     box = {"x": (-size, size), "y": (-size, size)}
     assert all(af.compile(formula, box, eps=1e-2, dtype=F64).bound > 0 for formula in ("x*y", "relu(x)*y"))
+
+
+@pytest.mark.parametrize(
+    ("formula", "target"),
+    [
+        ("sin(x) + abs(x)", lambda v: torch.sin(v[..., 0]) + v[..., 0].abs()),
+        ("exp(-abs(x))", lambda v: torch.exp(-v[..., 0].abs())),
+        ("abs(x)**3", lambda v: v[..., 0].abs() ** 3),
+        ("tanh(3*abs(x) - 1)", lambda v: torch.tanh(3 * v[..., 0].abs() - 1)),
+        ("sqrt(abs(x) + 0.01)", lambda v: torch.sqrt(v[..., 0].abs() + 0.01)),
+        ("abs(x)*exp(-x**2)", lambda v: v[..., 0].abs() * torch.exp(-(v[..., 0] ** 2))),
+    ],
+)
+def test_kinks_in_formulas_take_no_more_than_in_torch(formula, target) -> None:
+    mine = af.compile(formula, Box(x=(-1, 1)), eps=1e-3)
+    theirs = af.compile(target, Box.cube(-1, 1, shape=1), eps=1e-3)
+    assert mine.size.anchors + 4 * mine.size.heads <= theirs.size.anchors + 4 * theirs.size.heads
+
+
+def test_a_search_goes_on_while_a_try_halves_what_is_missing() -> None:
+    """Squares under a clipped root: the fourth try leaves 1.2e-6, the fifth half of it."""
+    net = af.compile("sqrt(max(1 - x**2 - y**2, 0))", Box(x=(-1, 1), y=(-1, 1)), eps=1e-6, dtype=F64)
+    x = net.program.box.sample(4000)
+    assert (net(x) - (1 - (x * x).sum(-1)).clamp(min=0).sqrt()).abs().max() <= net.bound <= 1e-6

@@ -16,8 +16,8 @@ def test_what_is_no_smaller_is_not_analysed(formula: str, eps: float, monkeypatc
     seen: list[tuple[int, float]] = []
     analyse = CompiledNetwork.analyse
 
-    def counted(net: CompiledNetwork, *given: Any) -> Any:
-        found = analyse(net, *given)
+    def counted(net: CompiledNetwork, *given: Any, **named: Any) -> Any:
+        found = analyse(net, *given, **named)
         seen.append((net.size.anchors, found[1].excess))
         return found
 

@@ -26,6 +26,7 @@ from ..dtypes import shipped
 from ..errors import ArgumentError, AttnforgeError, DomainError, PrecisionError
 from ..frontends.module.regressor import regressor
 from ..programs.interpret import values
+from ..programs.ops import Apply
 from ..programs.positions import prepared
 from ..programs.program import Program
 from ..progress import stages
@@ -187,6 +188,8 @@ def searched(ways: list[Way], tolerance: Tolerance, boxes: tuple[Box, ...], say:
     for program in capture(ways, say):
         if search.knows(program):
             continue
+        if search.done:  # with kinks in fused functions: functions of gates may be smaller, and are the next writing
+            return _smaller(search, program, boxes, say)
         try:
             problem = enclose(program, tolerance, boxes, say)
             _attempts(search, problem, say)
@@ -196,8 +199,10 @@ def searched(ways: list[Way], tolerance: Tolerance, boxes: tuple[Box, ...], say:
             search.failures.append(error)
             continue
         problems.append(problem)
-        if search.done:
+        if search.done and not any(isinstance(op, Apply) and op.function.knots for op in program.ops):
             return search
+    if search.done:
+        return search
     if search.best is None:
         raise search.failures[0]
     for problem in problems:
@@ -206,6 +211,16 @@ def searched(ways: list[Way], tolerance: Tolerance, boxes: tuple[Box, ...], say:
             if short is not problem.program:
                 _attempts(search, enclose(short, tolerance, boxes, say), say)
     return search
+
+
+def _smaller(search: Search, program: Program, boxes: tuple[Box, ...], say: Say) -> Search:
+    """The search that is done, or one over another writing, where that ends with a smaller network."""
+    other = Search(search.tolerance)
+    try:
+        _attempts(other, enclose(program, search.tolerance, boxes, say), say)
+    except (DomainError, PrecisionError):  # a writing that is no better
+        return search
+    return other if other.done and other.size < search.size else search
 
 
 def _wavy(search: Search, problem: Problem) -> bool:

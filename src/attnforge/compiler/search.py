@@ -22,6 +22,8 @@ from .compiled import CompiledNetwork
 from .propagation import NetworkBound, Propagation
 
 ROUNDS = 3  # tries with ever smaller shares; what three do not reach is rounding
+GATE = 4  # slots of a head that is no table, or more: two to four
+NEARLY = 8.0  # times the tolerance: from here a try that halves the bound is not counted, as three more will do
 TACTICS = (Tactics(), Tactics(centred=False, relative=True))
 SPEND = 0.7  # the share of the tolerance that is given out to heads; the rest is for affine maps and second order
 LAST_MARGIN = 0.25  # of a range: beyond this, heads for wider arguments cost more than what they let in
@@ -104,6 +106,12 @@ class Search:
         """Whether a network keeps the tolerance."""
         return self.best is not None and self.best.bound.excess <= self.tolerance.eps
 
+    @property
+    def size(self) -> int:
+        """About how many slots the heads of the best network have."""
+        assert self.best is not None, "there is a size once there is a network"
+        return self.best.anchors + GATE * self.best.net.size.heads
+
     def knows(self, program: Program) -> bool:
         """Whether a program was tried already: written differently, but the same after all."""
         known = program in self._seen
@@ -143,9 +151,10 @@ class Search:
                 best = now, task
             if now.bound.excess <= eps or now.bound.bound > 0.8 * last:
                 break  # reached, or what is left is rounding
+            nearly = now.bound.excess <= NEARLY * eps and now.bound.bound <= 0.5 * last
             last = now.bound.bound
             if math.isfinite(last):
-                rounds -= 1
+                rounds -= 0 if nearly else 1
                 task = replace(task, shares=self._cut(now, task.shares))
             elif task.tactics.margin < LAST_MARGIN:
                 margin = min(16 * task.tactics.margin, LAST_MARGIN)
