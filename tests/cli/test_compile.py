@@ -210,7 +210,7 @@ def test_rows_outside_of_the_box_are_counted(network: Path) -> None:
         ("x;y\n0;1\n", ["no column 'x', 'y'", "separated by commas"]),
         ("0.5,1\n0,1\n", ["no column 'x', 'y'", "first line must be the names"]),
         ("x,y\n0,one\n", ["line 2, column y", "'one'", "not a number"]),
-        ("x,y\n0\n", ["line 2", "1 cells", "header 2"]),
+        ("x,y\n0\n", ["line 2", "1 cell,", "header 2"]),
         ("x,y\n0,nan\n", ["row 1", "y = nan", "finite"]),
         ("x,y\n0,1e999\n", ["row 1", "y = inf"]),
     ],
