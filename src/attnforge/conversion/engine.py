@@ -224,8 +224,8 @@ def _notes(model: nn.Module, sites: Sequence[Replacement], data: Batches | None,
         what = " and ".join(word for word, found in (("dropout", dropping), ("batch norm", batched)) if found)
         kinds = ", ".join(sorted({type(m).__name__ for m in (*dropping, *batched)}))
         notes.append(
-            f"the model is in training mode and stays in it: its {what} ({kinds}) act so until model.eval(); ranges and "
-            "the measured change were taken in evaluation mode"
+            f"the model is in training mode and stays in it: its {what} ({kinds}) act so until model.eval(); ranges "
+            "and the measured change were taken in evaluation mode"
         )
     if data is None:
         notes.append("no calibration: ranges follow from the weights; functions called in a forward were not seen")
