@@ -522,3 +522,24 @@ def test_inputs_are_compared_with_their_limits() -> None:
         net(torch.tensor([[0.5, 1.5]]))
     with pytest.raises(af.DomainError, match="NaN"):
         net(torch.tensor([[float("nan"), 0.5]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [False, True])
+def test_heads_whose_own_keys_are_read_are_left_to_pytorch(dtype: torch.dtype, bias: bool) -> None:
+    """Heads of scope "self" whose key is a column of the token itself: no kernel holds them, with a bias or without."""
+    source = torch.Generator().manual_seed(0)
+
+    def table(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=source, dtype=torch.float64).to(dtype)
+
+    tables = {"W_Q": table(2, 3, 2), "W_K": table(1, 3, 2), "M_K": table(1, 1, 2), "W_V": table(1, 3, 1),
+              "M_V": table(1, 1, 1), "W_O": table(2, 1, 3)}  # fmt: skip
+    tables |= {"b_K": table(1, 2)} if bias else {}
+    group, Z = Heads("self", **tables).requires_grad_(False), table(9, 3)
+    q = torch.einsum("nc,hcj->nhj", Z, group.W_Q)
+    own = torch.einsum("nc,hcj->nhj", Z, group.W_K.expand(2, -1, -1)) + (tables["b_K"] if bias else 0.0)
+    logits = torch.stack([(q * own).sum(-1), (q * tables["M_K"][0, 0]).sum(-1)], -1).softmax(-1)
+    read = logits[..., :1] * (Z @ tables["W_V"][0])[:, None] + logits[..., 1:] * tables["M_V"][0]
+    wanted = torch.einsum("nhj,hjc->nc", read, tables["W_O"])
+    assert torch.allclose(group(Z), wanted, atol=1e-5 if dtype == torch.float32 else 1e-12)

@@ -404,7 +404,7 @@ def _in_chunks(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor, step: 
 def _along_rows(module: Heads | AttentionLayer | AttentionOnly, Z: Tensor) -> Tensor:
     """What reads each row by itself, through `along`, in pieces that stay in the cache; in one call where there are
     kernels."""
-    if (out := computed(module, module.stack, Z)) is not None:
+    if module.constant and (out := computed(module, module.stack, Z)) is not None:
         return out
     flat = Z.reshape(-1, Z.shape[-1])
     most = max((group.heads * (group.slots + 1) for layer in module.stack() for group in layer.heads()), default=1)
