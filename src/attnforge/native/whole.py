@@ -368,7 +368,9 @@ def _groups(layers: Sequence[ConstantLayer]) -> Iterator[ConstantGroup]:
 def _fits(group: ConstantGroup) -> bool:
     """Whether the kernel holds a head of the group, its own slot included, and its tables are where they should be."""
     keys, own = group._parameters.get("M_K"), vars(group)
-    if keys is None or group._parameters.get("W_K") is not None or not all(name in group._parameters and name not in own for name in TABLES):
+    if keys is None or group._parameters.get("W_K") is not None:  # keys of the token itself are no constants
+        return False
+    if not all(name in group._parameters and name not in own for name in TABLES):
         return False
     return keys.shape[1] + (group.scope == "self") <= SLOTS and keys.shape[2] <= COORDINATES
 
