@@ -379,7 +379,7 @@ def _require_own_weights(net: CertifiedModule) -> None:
                 "remove_weight_norm, remove_parametrizations)"
             )
         loose = [key for key, x in vars(module).items() if isinstance(x, Tensor) and not key.startswith("_")]
-        if loose:
+        if loose and not isinstance(module, CertifiedModule):  # which holds what it is for beside its layers
             raise CertificateError(
                 f"'{loose[0]}' of {where} is a tensor and no parameter: a certificate "
                 "could not tell when it changes; make it an nn.Parameter"
