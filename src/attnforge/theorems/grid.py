@@ -19,7 +19,7 @@ from torch import Tensor
 from ..box import Box
 from ..errors import ArgumentError, DomainError
 from ..kernel.sampled.hypothesis import steep, words
-from .result import finite_values, number
+from .result import Construction, finite_values, number
 
 Modulus = Callable[[float], float]
 Function = Callable[[Any], Any]
@@ -50,10 +50,19 @@ class Sampled:
         )
 
 
-def beyond_of(modulus: Modulus | None) -> str:
-    """Why the kernel cannot prove what a modulus makes of samples, "" where it can."""
-    known = modulus is None or isinstance(modulus, LipschitzModulus)
-    return "" if known else "its modulus of continuity is a Python function, which no file can hold"
+class FromSamples(Construction):
+    """A network made from samples: `asked` holds them, and what is known of how fast the function moves."""
+
+    asked: Any
+
+    @property
+    def beyond(self) -> str:
+        known = self.asked.modulus is None or isinstance(self.asked.modulus, LipschitzModulus)
+        return "" if known else "its modulus of continuity is a Python function, which no file can hold"
+
+    @property
+    def storable(self) -> bool:
+        return isinstance(self.asked.modulus, LipschitzModulus)
 
 
 def hypothesis_of(modulus: Modulus | None, points: str) -> str:

@@ -28,11 +28,10 @@ from ..progress import shown
 from .bounds import DEAD, CellRow, cells_ledger
 from .grid import (
     SUSPECTS,
+    FromSamples,
     Function,
-    LipschitzModulus,
     Modulus,
     Sampled,
-    beyond_of,
     evaluated,
     hypothesis_of,
     modulus_of,
@@ -41,7 +40,7 @@ from .grid import (
     slope_of,
 )
 from .ramps import nearest
-from .result import Construction, Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, number, tensor, whole
+from .result import Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, number, tensor, whole
 from .slots import Registers, depth_of, over_slots, read_as_is, weights_of
 from .universal import gathered, gathering, own_keys
 
@@ -105,7 +104,7 @@ def max_affine(
     return m
 
 
-class MaxAffine(Construction):
+class MaxAffine(FromSamples):
     """One head that picks the cell of x; `theorems.max_affine` builds it."""
 
     family = "theorem-cells"
@@ -203,14 +202,6 @@ class MaxAffine(Construction):
 
     def example_input(self) -> tuple[Tensor, ...]:
         return (self.points(2)[:2],)
-
-    @property
-    def beyond(self) -> str:
-        return beyond_of(self.asked.modulus)
-
-    @property
-    def storable(self) -> bool:
-        return isinstance(self.asked.modulus, LipschitzModulus)
 
     @property
     def hypothesis(self) -> str:

@@ -29,12 +29,11 @@ from ..network import AttentionLayer, Heads
 from ..progress import shown
 from .bounds import DEAD, LARGEST_HAT_ERROR, AnchorRow, Hats, hat_error, hats_ledger
 from .grid import (
+    FromSamples,
     Function,
     Grid,
-    LipschitzModulus,
     Modulus,
     Sampled,
-    beyond_of,
     evaluated,
     grid_of,
     hypothesis_of,
@@ -44,7 +43,7 @@ from .grid import (
     slope_of,
 )
 from .ramps import nearest, slot_keys
-from .result import Construction, Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, number, tensor, whole
+from .result import Curves, Indices, Ledger, Size, diagonal_picture, form_of, leak, number, tensor, whole
 
 if TYPE_CHECKING:
     from .result import TheoremPicture
@@ -292,7 +291,7 @@ def _built(
     return m
 
 
-class Universal(Construction):
+class Universal(FromSamples):
     """Hats of every coordinate, then a selection among grid points: `two_layer` or `attention_then_softmax`."""
 
     family = "theorem-universal"
@@ -343,14 +342,6 @@ class Universal(Construction):
     def hat_error(self) -> float:
         """How far a computed hat can be from the hat function, on the box."""
         return hat_error(self.asked, self.net.stored(), self.dtype)
-
-    @property
-    def beyond(self) -> str:
-        return beyond_of(self.asked.modulus)
-
-    @property
-    def storable(self) -> bool:
-        return isinstance(self.asked.modulus, LipschitzModulus)
 
     @property
     def hypothesis(self) -> str:

@@ -31,7 +31,8 @@ from ...kernel.alone.fast import MOST
 from ...network import AttentionLayer, Heads, exporting
 from ...progress import shown
 from ...threads import one_thread
-from ..fast.anchor import Lattice, fast_certificate, fast_core, lattice_of
+from ..fast.anchor import fast_certificate, fast_core, lattice_of
+from ..fast.lattice import Lattice
 from ..slopes import Steepness
 from ..stored import refuse_endless, refuse_overflow
 from . import fit as search
