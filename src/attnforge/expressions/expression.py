@@ -772,7 +772,7 @@ class Graph:
         before = len(self.partial)
         logarithm = self.call("log", base)
         text += f", which is exp({_power(exponent, Fraction(1))} * {logarithm.short()}) here"
-        if base.range[0] == 0:
+        if base.range[0] == 0 and not exponent.range[0] > 0:
             text += f" and begins at 0 only where {exponent.short()} stays above 0"
         text += ","
         self.partial[before:] = [replace(partial, text=text) for partial in self.partial[before:]]
