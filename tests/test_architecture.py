@@ -219,7 +219,7 @@ def test_the_kernel_stands_alone() -> None:
     # each is for files of its own: token programs, plain transformers, heads, functions known by samples, estimators
     others = [(home / "programs", 1000, 1800), (home / "plain", 300, 1200), (home / "alone", 200, 1500)]
     others += [(home / "sampled", 200, 900), (home / "incontext", 200, 600)]
-    for part, least, most in ((home, 1000, 2640), *others):
+    for part, least, most in ((home, 1000, 2760), *others):
         lines, inner = 0, part != home
         for path in sorted(part.glob("*.py")):
             source = path.read_text("utf-8")

@@ -21,7 +21,7 @@ from ..functions.directed import U
 from ..functions.queries import lookup
 from ..functions.univariate import Univariate
 from ..programs.enclose import RULES as ENCLOSURES
-from ..programs.enclose import Range, attention_weights, normalised_size
+from ..programs.enclose import Range, attention_weights, centred, normalised_size
 from ..programs.ops import Apply, Attention, MaxTokens, Mix, Normalise, Op, Product, Softmax, meant_within
 from ..programs.positions import reads as values_read
 from .course import Arising, Course
@@ -69,6 +69,12 @@ def _wide(radius: Array, terms: int) -> Array:
     """An upper bound of a radius that was computed as a sum of so many terms; 2^-1000 is what products may lose, also
     where they underflow to 0. What is not known stays so."""
     return radius * (1 + (terms + 8) * 2 * U) + 2.0**-1000
+
+
+def _charged(after: Array, added: Array, length: Array) -> Array:
+    """What errors that arise in rows do to outputs: channel by channel, or by the lengths of both rows."""
+    reach = np.sqrt(np.sum(after**2, -1)) * (1 + (after.shape[-1] + 8) * 2 * U) * length[:, None]
+    return np.minimum(np.einsum("cotw,ctw->cot", after, added), reach + 2.0**-1000).sum(-1)
 
 
 def _apply(op: Op, arguments: list[Range], after: Influence) -> list[Influence]:
@@ -141,11 +147,11 @@ def _normalise(op: Op, arguments: list[Range], after: Influence) -> list[Influen
     |a| / r, since no eigenvalue is above 1 / r.
     """
     assert isinstance(op, Normalise)
-    (c,) = arguments
+    (c,), (matrix, eps) = arguments, op.centring
     slip = 1 + (op.width + 32) * 4 * U
-    least = np.mean(c.least**2, -1, keepdims=True) / slip + op.eps
-    most = np.mean(c.size**2, -1, keepdims=True) * slip + op.eps
-    reach = np.minimum(normalised_size(c, op.eps) / np.sqrt(op.width) * slip, 1.0)
+    least = np.mean(c.least**2, -1, keepdims=True) / slip + eps
+    most = np.mean(c.size**2, -1, keepdims=True) * slip + eps
+    reach = np.minimum(normalised_size(c, eps) / np.sqrt(op.width) * slip, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         slow, fast = 1 / np.sqrt(most) / slip, 1 / np.sqrt(least) * slip
     own = np.maximum(1 - reach**2 * slip, 0.0) * slow / slip
@@ -157,15 +163,16 @@ def _normalise(op: Op, arguments: list[Range], after: Influence) -> list[Influen
     def steepest(a: Array) -> Array:
         """The largest (a + (1 - eps / s) length / 2) / sqrt(s) for s in [low, high]: it grows, then falls."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            at = np.clip(3 * op.eps * length / (2 * a + length), low, high)
-            found = (a + 0.5 * length * (1 - op.eps / at * (1 - 4 * U))) / np.sqrt(at)
+            at = np.clip(3 * eps * length / (2 * a + length), low, high)
+            found = (a + 0.5 * length * (1 - eps / at * (1 - 4 * U))) / np.sqrt(at)
         return np.where(length == 0, 0.0, found * (1 + 2.0**-20))
 
     turning = np.minimum(steepest(np.zeros_like(size)), reach[:, None] * length * steep * slip)
     cap = np.minimum(steepest(size), length * steep * slip)
     low_end = np.maximum(direct.middle - direct.radius - turning, -cap)
     high_end = np.minimum(direct.middle + direct.radius + turning, cap)
-    return [_between(low_end, high_end)]
+    found = _between(low_end, high_end)
+    return [found.through(matrix, np.zeros_like(matrix)) if op.centred else found]
 
 
 def _between(low: Array, high: Array) -> Influence:
@@ -240,19 +247,29 @@ def behind(layout: Layout, reading: Reading, found: list[Range], course: Course)
         for error in errors.values():
             blind |= ~np.isfinite(error).all((1, 2))
     parts = []
+    centres = {}  # the rows of norms that centre what they read, by affine forms
+    for i, op in enumerate(layout.program.ops):
+        if isinstance(op, Normalise) and op.centred:
+            centres[i] = centred(op, found[op.input])
     for start in range(0, cells, count):
         part = slice(start, start + count)
         few = Course(
             [{c: e[part] for c, e in state.items()} for state in course.states],
             [{c: e[part] for c, e in reads.items()} for reads in course.reads],
             {op: e[part] for op, e in course.added.items()},
+            {op: e[part] for op, e in course.lengths.items()},
         )
         mine = [Arising(each.weight, each.off, each.born[part]) for each in arising if each is not None]
-        parts.append(_behind(layout, mine, [Range(r.low[part], r.high[part]) for r in found], few))
+        here = [Range(r.low[part], r.high[part]) for r in found]
+        parts.append(
+            _behind(layout, mine, here, few, {i: Range(r.low[part], r.high[part]) for i, r in centres.items()})
+        )
     return np.where(blind[:, None, None, None], np.inf, np.concatenate(parts))
 
 
-def _behind(layout: Layout, arising: list[Arising], found: list[Range], course: Course) -> Array:
+def _behind(
+    layout: Layout, arising: list[Arising], found: list[Range], course: Course, centres: dict[int, Range]
+) -> Array:
     """`behind` for as many cells as fit into memory.
 
     A number computed up to some place and exact from there on is, like what is computed, within the forward errors of
@@ -283,13 +300,16 @@ def _behind(layout: Layout, arising: list[Arising], found: list[Range], course: 
             op = program.ops[site.op]
             mine = [at[site.op, c] for c in range(op.width)]
             one = Influence(after.middle[..., mine], after.radius[..., mine])
-            parts[..., order[site.op]] += np.einsum("cotw,ctw->co", one.size, course.added[site.op])
+            parts[..., order[site.op]] += _charged(one.size, course.added[site.op], course.lengths[site.op])
             values = values_read(program, site.op)
             ranges, spots = [], []
             for v in values:
                 spots.append([place[v, c] for c in range(program.ops[v].width)])
                 off = np.stack([reads[v, c].sum(-1) for c in range(program.ops[v].width)], -1) * (1 + 2.0**-40)
-                ranges.append(Range(found[v].low - off, found[v].high + off))
+                r = centres.get(site.op, found[v])
+                if isinstance(op, Normalise) and op.centred:
+                    off = off @ np.abs(op.centring[0]) * (1 + 2.0**-40)
+                ranges.append(Range(r.low - off, r.high + off))
             if any(reads[v, c].any() for v in values[len(op.inputs) :] for c in range(program.ops[v].width)):
                 parts[:] = np.inf  # positions that are not exact
             for spot, part in zip(spots, BACK[type(op)](op, ranges[: len(op.inputs)], one), strict=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..dtypes import Array
 from ..programs.affine import Column
@@ -23,8 +23,10 @@ class Arising:
 @dataclass(frozen=True, eq=False)
 class Course:
     """What the forward rules found on the way: the errors of every state, from the first one to that which the output
-    is read from, those of what heads see, and what the heads of each site add (by the number of its operation)."""
+    is read from, those of what heads see, and what the heads of each site add (by the number of its operation), also
+    as the length of a row."""
 
     states: list[Errors]
     reads: list[Errors]
     added: dict[int, Array]
+    lengths: dict[int, Array] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from ..heads.construction import Order, Planned, Tactics
 from ..heads.families import FAMILIES, builder_of
 from ..heads.site import Site
 from ..programs.affine import is_head
-from ..programs.enclose import Range, normalised_size
+from ..programs.enclose import Range, centred, normalised_size
 from ..programs.ops import Apply, Attention, Constant, Input, Linear, MaxTokens, Mix, Normalise, Op, Product, Softmax
 from ..programs.program import Program
 
@@ -95,10 +95,10 @@ def _attention(op: Op, out: Array, reads: list[Range]) -> list[Array]:
 def _normalise(op: Op, out: Array, reads: list[Range]) -> list[Array]:
     """The derivative of c/r is (h - n (n.h)/d) / r: each entry's own share, and one of the row's."""
     assert isinstance(op, Normalise)
-    c = reads[0]
-    least = 0.0 if op.centred else np.mean(c.least**2, -1, keepdims=True)
-    size = np.sqrt(float(op.width)) if op.centred else normalised_size(c, op.eps)
-    return [(out + (out * size).mean(-1, keepdims=True)) / np.sqrt(np.maximum(least + op.eps, 1e-12))]
+    c, (matrix, eps) = centred(op, reads[0]), op.centring
+    least = np.mean(c.least**2, -1, keepdims=True)
+    moved = (out + (out * normalised_size(c, eps)).mean(-1, keepdims=True)) / np.sqrt(np.maximum(least + eps, 1e-12))
+    return [moved @ np.abs(matrix).T if op.centred else moved]
 
 
 def _max_tokens(op: Op, out: Array, reads: list[Range]) -> list[Array]:

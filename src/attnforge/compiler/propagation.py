@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 
 import numpy as np
@@ -25,7 +25,7 @@ from ..dtypes import Array, stored
 from ..errors import CertificateError
 from ..functions.queries import exponent_of, power_moves
 from ..heads.families import rule_of
-from ..heads.rule import Local, Moved, Setting, scaled
+from ..heads.rule import Local, Mask, Moved, Ratios, Setting, scaled
 from ..heads.site import Site
 from ..heads.stored import StoredHeads, refuse_endless, require_shapes, skip_of
 from ..network import AttentionLayer, AttentionOnly
@@ -211,6 +211,18 @@ class Reading(ABC):
             errors[column][..., -1] += up(found[value].size[..., channel] * weight)
         return errors
 
+    def ratios(self, number: int, site: Site, errors: Errors) -> Ratios | None:
+        """How the affine map before a step rounds what a site alone reads, where that is in proportion to what it is;
+        `errors` are those of what the map reads."""
+        return None
+
+    def overflows(self, site: Site, inputs: list[Array], ranges: list[Range]) -> Mask:
+        """Cells on which some number that a site's heads form may be beyond what the dtype holds."""
+        return np.zeros(len(inputs[0]), dtype=bool)
+
+    #: Whether coordinates of queries, keys and values are rounded apart (`moved`): what heads read is not computed.
+    apart = False
+
     def moved(self, site: Site, inputs: list[Array], ranges: list[Range]) -> Moved:
         """What separate rounding of coordinates does to a site: nothing, where a head reads one state."""
         op = self.layout.program.ops[site.op]
@@ -237,15 +249,34 @@ class StoredLayers(Reading):
     def local(self, site: Site) -> Local:
         return rule_of(site.family).local(site, self.setting, self.heads[site.op])
 
-    def moved(self, site: Site, inputs: list[Array], ranges: list[Range]) -> Moved:
-        found, most = super().moved(site, inputs, ranges), torch.finfo(self.setting.dtype).max
-        pairs = zip(ranges, inputs, strict=True)
+    def overflows(self, site: Site, inputs: list[Array], ranges: list[Range]) -> Mask:
+        most, pairs = torch.finfo(self.setting.dtype).max, zip(ranges, inputs, strict=True)
         sizes = np.max([np.max(r.size + e.sum(-1), axis=(1, 2)) for r, e in pairs], axis=0)
 
         def fits(size: float) -> bool:
             return all(heads.largest(size) < most for heads in self.heads[site.op])
 
-        return found if fits(float(sizes.max())) else replace(found, broken=np.array([not fits(x) for x in sizes]))
+        if fits(float(sizes.max())):
+            return super().overflows(site, inputs, ranges)
+        return np.array([not fits(x) for x in sizes])
+
+    def ratios(self, number: int, site: Site, errors: Errors) -> Ratios | None:
+        """Known of differences of two numbers that arrive exactly, stored as such: they are rounded once."""
+        program, step, map = self.layout.program, self.layout.steps[number], self._maps[2 * number]
+        (value,) = values_read(program, site.op)
+        others = [op for i, op in enumerate(program.ops) if i != site.op and value in op.inputs]
+        columns = [step.columns.index((value, c)) for c in range(program.ops[value].width)]
+        weight, live = map.weight[:, columns], map.weight[:, columns] != 0
+        exact = not (map.off[:, columns].any() or map.off_bias[columns].any() or map.bias[columns].any())
+        simple = (np.abs(np.frexp(weight[live])[0]) == 0.5).all() and (np.abs(weight[live]) >= 1).all()
+        arriving = [column for column, row in zip(step.before, live, strict=True) if row.any()]
+        empty = np.flatnonzero(~live.any(0))
+        if others or value == program.output or not exact or not simple or (live.sum(0) > 2).any() or not len(empty):
+            return None
+        form = self.forms[value]
+        if any(errors[column].any() for column in arriving) or any(form.error(a).any() for a in (None, *form.weight)):
+            return None
+        return Ratios(np.where(live.sum(0) == 2, self.setting.u, 0.0), 2 * self.setting.tiny, int(empty[0]))
 
     def _through(
         self, map: StoredMap, before: Sequence[Column], after: Sequence[Column], errors: Errors, found: list[Range]
@@ -296,6 +327,11 @@ class StoredLayers(Reading):
         total = np.stack([errors[column].sum(-1) for column in before], -1) * (1 + 2.0**-40)
         low, high = bounds_of(found, before)
         born = map.own(low, high, np.maximum(np.abs(low), np.abs(high)) + total, total)
+        if number < len(steps):  # what sites count themselves, in proportion to what they read
+            for site in steps[number].sites:
+                if rule_of(site.family).proportional(site, self.setting) and self.ratios(number, site, errors):
+                    (value,) = values_read(self.layout.program, site.op)
+                    born[..., [after.index((value, c)) for c in range(self.layout.program.ops[value].width)]] = 0.0
         none = {column: np.zeros((*born.shape[:2], 1)) for column in after}
         lost = self.undropped(before, after, none, found)
         return Arising(map.weight, map.off, born + np.stack([lost[column][..., 0] for column in after], -1))
@@ -374,7 +410,9 @@ class Propagation:
                 ranges = [found[value] for value in values]
                 inputs = [np.stack([reads[v, c] for c in range(layout.program.ops[v].width)], 2) for v in values]
                 sums = partial(reading.sums, number, values[0], before, found)
-                out, course.added[site.op] = self._site(site, ranges, inputs, squares, sums)
+                ratios = None if reading.apart else partial(reading.ratios, number, site, before)
+                out, added, length = self._site(site, ranges, inputs, squares, sums, ratios)
+                course.added[site.op], course.lengths[site.op] = added, length
                 state |= {(site.op, c): out[:, :, c] for c in range(out.shape[2])}
             course.states.append(state)
         last = reading.reads(len(layout.steps), state, found)
@@ -383,13 +421,17 @@ class Propagation:
 
     def _site(
         self, site: Site, ranges: list[Range], inputs: list[Array], squares: dict[int, Squared],
-        sums: Callable[[], Sums],
-    ) -> tuple[Array, Array]:  # fmt: skip
+        sums: Callable[[], Sums], ratios: Callable[[], Ratios | None] | None,
+    ) -> tuple[Array, Array, Array]:  # fmt: skip
         """The error of a site's result: what comes in, passed on, and what its own heads add, which is said apart.
         Remembers squares."""
         rule, local, mine = rule_of(site.family), self.local[site.op], self.layout.order[site.op]
-        moved = self.reading.moved(site, inputs, ranges)
+        broken, heads = self.reading.overflows(site, inputs, ranges), self.reading.heads[site.op]
+        made = rule.rows(site, self.setting, local, heads, ranges, inputs, ratios)
+        ranges, moved = made.ranges, self.reading.moved(site, made.inputs, made.ranges)
         out, added = rule.passes(site, self.setting, local, ranges, moved.inputs)
+        length = up(rule.length(site, self.setting, local, ranges, moved.inputs, added) + made.length)
+        added = added + made.extra
         norm = self._norm(site, moved.inputs[0], ranges[0], sums, squares)
         if norm is not None:
             out = np.where((norm.sum(-1) < out.sum(-1))[..., None], norm, out)
@@ -398,13 +440,13 @@ class Propagation:
         if (known := rule.squared(local)) is not None:
             squares[site.op] = Squared(moved.inputs[0], out.sum(-1), *known)
         out[..., -1] += up(moved.extra, 8) * (moved.extra > 0)  # rounding of folded weights, as that of affine maps
-        outside = moved.broken.copy()
+        outside = moved.broken | broken | made.broken
         for (low, high), r, e in zip(local.intervals, ranges, moved.inputs, strict=False):
             inner_low, inner_high = rule.defined(site, self.setting, r)
             total = e.sum(-1)
             outside |= np.any(~((inner_low - total >= low) & (inner_high + total <= high)), axis=(1, 2))
         out[outside] = np.inf
-        return out, added
+        return out, added, length
 
     def _norm(
         self, site: Site, e: Array, r: Range, rounded: Callable[[], Sums], squares: Mapping[int, Squared]

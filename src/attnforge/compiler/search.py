@@ -15,7 +15,7 @@ from ..dtypes import dtype_name
 from ..errors import AttnforgeError, PrecisionError
 from ..heads.construction import Tactics
 from ..programs.affine import is_head
-from ..programs.enclose import Range, ranges
+from ..programs.enclose import Range, centred, ranges
 from ..programs.ops import Normalise, Product
 from ..programs.program import Program
 from .compiled import CompiledNetwork
@@ -232,6 +232,7 @@ def _norms(best: Attempt) -> str:
     found = ranges(program, best.bound.low[None], best.bound.high[None])
     for i, op in enumerate(program.ops):
         if isinstance(op, Normalise):
-            factor = 1 / np.sqrt(np.mean(found[op.input].least ** 2, -1).min() + op.eps)
+            row = centred(op, found[op.input])
+            factor = 1 / np.sqrt(np.mean(row.least**2, -1).min() + op.centring[1])
             told += [f"{program.labels[i] or f'%{i}'} by {factor:.3g}"] if factor >= STEEP else []
     return f" (rows may be nearly 0 there, where norms multiply errors: {', '.join(told)})" if told else ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,28 @@ class Moved:
     broken: Mask
 
 
+@dataclass(frozen=True, eq=False)
+class Ratios:
+    """How channels of a value are computed where each is off in proportion to what it is: relatively, by channel, and
+    by `lost` more where it underflows. Channel `zero` is an exact 0."""
+
+    relative: Array
+    lost: float
+    zero: int
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """Arguments of an operation and their errors, as heads make them of what they read; what that adds to the error of
+    the result, channel by channel and as the length of a row; cells where nothing holds."""
+
+    ranges: list[Range]
+    inputs: list[Array]
+    extra: Array
+    length: Array
+    broken: Mask
+
+
 class Rule(ABC):
     """The error analysis of one family."""
 
@@ -116,6 +138,26 @@ class Rule(ABC):
     @abstractmethod
     def passes(self, site: Any, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array]) -> Passed:
         """Errors (cell, token, channel, source) passed on from the inputs, and (cell, token, channel) added."""
+
+    def proportional(self, site: Any, setting: Setting) -> bool:
+        """Whether `rows` asks for ratios: then it counts the rounding of what heads read."""
+        return False
+
+    def rows(
+        self, site: Any, setting: Setting, local: Any, heads: Sequence[StoredHeads], ranges: list[Range],
+        inputs: list[Array], ratios: Callable[[], Ratios | None] | None,
+    ) -> Made:  # fmt: skip
+        """What heads make of what they read before the operation proper. `ratios` is None where the rounding of
+        coordinates is counted elsewhere (`copied`)."""
+        cells, tokens = inputs[0].shape[:2]
+        nothing = np.zeros((cells, tokens, setting.op(site).width))
+        return Made(ranges, inputs, nothing, nothing[..., 0], np.zeros(cells, dtype=bool))
+
+    def length(
+        self, site: Any, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array], added: Array
+    ) -> Array:
+        """The Euclidean length (cell, token) of what heads add to a result, `added` channel by channel."""
+        return up(np.sqrt(np.sum(added**2, -1)), added.shape[-1] + 4)
 
     def defined(self, site: Any, setting: Setting, r: Range) -> tuple[Array, Array]:
         """The range of an argument, as far as the operation is defined there."""

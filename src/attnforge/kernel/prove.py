@@ -306,10 +306,29 @@ class Prover:
             raise NotProved(f"the kernel does not cover heads for {op.word!r} yet")
         if self.folded and op.word == "normalise":
             return norm(self.program, layer, place, self.machine, self.chosen.tables, *self.folded.spread(place))
+        if op.word == "normalise" and op.extra["centred"]:
+            return norm(self.program, layer, place, self.machine, self.chosen.tables, ratios=self._ratios(place))
         rule, folded = RULES[op.word](self.program, layer, place, self.machine, self.chosen.tables), self.folded
         if folded is None:
             return rule
         return lambda errors, found, out: rule(folded.moved(errors, place, layer), found, out)
+
+    def _ratios(self, place: Place) -> list[arb | None]:
+        """How far channels that a site reads are off, relatively, None of an exact 0: differences of two entries of the
+        input, rounded once (lemma K17)."""
+        (value,), affine, layer, found = self.program.ops[place.op].inputs, self.affine[0], self.layers[0], []
+        for c in range(self.program.ops[value].width):
+            i = layer.after.index((value, c)) if place.layer == 1 and (value, c) in layer.after else -1
+            j = affine.columns.index(i) if i in affine.columns else -1
+            weights, bias = affine.stored[j] if j >= 0 else ([], 1.0)
+            used = [(w, column) for w, column in zip(weights, layer.before, strict=False) if w != 0]
+            plain = all(power_of_two(w) and abs(w) >= 1 and column[0] == 0 for w, column in used) and len(used) < 3
+            if not plain or bias or affine.off_bias[j] > 0 or any(affine.off[k, j] > 0 for k in range(len(weights))):
+                raise NotProved(f"operation {place.op} centres rows that are not differences of the input")
+            found.append((None, ZERO, self.machine.u)[len(used)])
+        if None not in found:
+            raise NotProved(f"operation {place.op} centres rows without a channel that is 0")
+        return found
 
     def _scalar(self, layer: Layer, place: Place) -> Rule:
         """Heads that read one scalar: the stored numbers as a `HeadSum`, and its errors on the cells of its table."""
@@ -407,8 +426,11 @@ def _stored_site(
                 raise CertificateError(f"heads of another operation write the result of operation {place.op}")
     if mine.stop > group.heads or len(group.tables["W_O"]) != group.heads:
         raise CertificateError(f"operation {place.op} has {place.heads} heads from {place.first} on; there are fewer")
-    if group.scope == "tokens" or "W_K" in group.tables or "M_K" not in group.tables or (
-        group.scope == "self" and "b_K" not in group.tables
+    if (
+        group.scope == "tokens"
+        or "W_K" in group.tables
+        or "M_K" not in group.tables
+        or (group.scope == "self" and "b_K" not in group.tables)
     ):
         raise CertificateError(f"the heads of operation {place.op} must have constant keys, and memory")
     reads = {y, *([] if x is None else [x])}

@@ -16,7 +16,7 @@ from typing import Any
 from flint import arb
 
 from ..errors import CertificateError
-from .balls import ONE, ZERO, NotProved, down, hull, largest, size, supremum, up
+from .balls import ONE, ZERO, down, hull, largest, size, supremum, up
 from .derivation import Place
 from .functions import Function, parse
 from .layers import Errors, Group, Layer
@@ -422,50 +422,92 @@ def _mix_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
 # -- norms ------------------------------------------------------------------------------------------------------------
 
 
+def centring(op: Op) -> list[list[float]]:
+    """The matrix that a norm's rows are read through: it takes away the mean, times the width unless that is a power of
+    two, so that its entries are exact."""
+    n, whole = op.width, 1.0 if op.width & (op.width - 1) == 0 else float(op.width)
+    return [[whole * (i == k) - (whole / n if op.extra["centred"] else 0.0) for i in range(n)] for k in range(n)]
+
+
+def _rows(op: Op, matrix: list[list[float]], row: list[Entry], symbols: int | None) -> list[Entry]:
+    """What a row becomes by a matrix."""
+    if not op.extra["centred"]:
+        return row
+    columns = zip(*matrix, strict=True)
+    return [combined([(arb(w), e) for w, e in zip(column, row, strict=True)], symbols) for column in columns]
+
+
 def norm(
-    program: Program, layer: Layer, place: Place, machine: Machine, tables: Edges, apart: arb = ZERO, lost: arb = ZERO
-) -> Rule:
+    program: Program, layer: Layer, place: Place, machine: Machine, tables: Edges, apart: arb = ZERO, lost: arb = ZERO,
+    ratios: list[arb | None] | None = None,
+) -> Rule:  # fmt: skip
     """Rows over their root mean square: heads with the logits b_j - s_j c.c and the value c (lemma K17).
 
-    `apart` and `lost` are how far queries and keys together, and values, may be from one row (lemma K32).
+    `apart` and `lost` are how far queries and keys together, and values, may be from one row (lemma K32); `ratios` are
+    relative errors of what heads read that centre it themselves, None of a 0.
     """
-    op = program.ops[place.op]
+    op, matrix = program.ops[place.op], centring(program.ops[place.op])
     own = _Reading(program, layer, place, "self", place.heads)
-    (columns,), width = own.inputs, op.width
-    if op.extra["centred"] or place.table is None:
-        raise CertificateError(f"{own.name} need a table, and a row that is centred before")
-    target = Function("norm", (), (parse(f"1/sqrt(y/{width} + {Fraction(op.extra['eps'])})"),))
-    heads = []
+    (columns,), width, inner = own.inputs, op.width, op.extra["centred"]
+    if place.table is None:
+        raise CertificateError(f"{own.name} need a table")
+    whole = Fraction(matrix[0][0] - matrix[1][0] if inner else 1) if width > 1 else Fraction(1)
+    eps = Fraction(op.extra["eps"]) * whole**2
+    target = Function("norm", (), (parse(f"1/sqrt(y/{width} + {eps})"),))
+    entries = {(c, a): matrix[k][a] for k, c in enumerate(columns) for a in range(width)}
+    heads, drift = [], ZERO
     for h in range(place.heads):
         query, shift, out = own.group.table("W_Q", h), own.group.table("b_Q", h), own.group.table("W_O", h)
         sinks = len(own.group.table("M_K", h) or [])
         if shift is None or len(query[0]) != width + 1 or len(out) != width or sinks != 1:
             raise CertificateError(f"{own.name} must have {width + 1} key coordinates and one sink")
-        scale, amount, last = query[columns[0]][0], out[0][own.out[0]], shift[-1]
-        own.exactly("W_Q", h, {(c, a): scale for a, c in enumerate(columns)})
+        scale, amount, last = query[columns[0]][0] / (matrix[0][0] or 1.0), out[0][own.out[0]], shift[-1]
+        found = {at: query[at[0]][at[1]] for at, x in entries.items() if x != 0}
+        own.exactly("W_Q", h, found)
+        for at, x in found.items():
+            drift = drift.max(size(arb(x) / (arb(scale) * arb(entries[at])) - 1)) if scale else arb.pos_inf()
         own.exactly("b_Q", h, {(0, width): last})
-        own.exactly("W_K", h, {(c, a): 1.0 for a, c in enumerate(columns)})
+        own.exactly("W_K", h, entries)
         own.exactly("b_K", h, {(0, width): 1.0})
-        own.exactly("W_V", h, {(c, a): 1.0 for a, c in enumerate(columns)})
+        own.exactly("W_V", h, entries)
         own.exactly("W_O", h, {(a, c): amount for a, c in enumerate(own.out)})
         heads.append(Head(((1.0, 0.0), (0.0, 1.0)), ((scale, last), (0.0, 0.0)), False, (0.0,) * 3, (1.0, 0.0), amount))
     own.absent("b_V", "M_K", "M_V")
+    if not inner and not drift.is_zero():
+        raise CertificateError(f"W_Q of {own.name} is not one that the kernel's lemma speaks of")
     edges = tables[place.table]
     lookup = Table(None, edges)
     rests = [_norm_cell(heads, machine, low, high, target, width) for low, high in itertools.pairwise(edges)]
     amounts = largest([1 + size(arb(x)) for head in heads for x in (head.out, *head.keys[0])])
     loose, sunk = 3 * apart + lost, 4 * machine.tiny * sum((1 + size(arb(head.out)) for head in heads), ONE)
+    mean, scales = arb(eps.numerator) / eps.denominator, [arb(head.keys[0][0]) for head in heads]
+    monotone = all(s < 0 and head.out >= 0 for s, head in zip(scales, heads, strict=True))
+    pull = largest([size(s) for s in scales]), ZERO if monotone else sum((size(arb(head.out)) for head in heads), ZERO)
+    shares = None if ratios is None else _proportions(matrix, ratios, machine, drift, arb(whole.numerator))
+    sunken = 2 * (width + 1) * machine.tiny * largest([1 / size(s) for s in scales if ratios] + [ONE]) * 4 * width
 
     def rule(errors: Errors, found: list[Value], out: Errors) -> None:
         for t, row in enumerate(errors):
-            entries, moved = _sizes(found, layer, columns, t), [row[c] for c in columns]
+            read = _sizes(found, layer, columns, t)
+            entries = _rows(op, matrix, read, None if read[0].slope is None else len(read[0].slope))
+            moved = [row[c] for c in columns]
+            if shares is not None:
+                moved = [ZERO if m.is_finite() else m for m in moved]
+            if inner:
+                moved = [sum((size(arb(w)) * m for w, m in zip(column, moved, strict=True)), ZERO)
+                         for column in zip(*matrix, strict=True)]  # fmt: skip
             least = sum((_least(e, m + loose) ** 2 for e, m in zip(entries, moved, strict=True)), ZERO)
             most = sum(((e.size + m + loose) ** 2 for e, m in zip(entries, moved, strict=True)), ZERO)
+            root = (least / width + mean).sqrt()
+            keep(machine, (1 + most + 4 * width * largest([e.size for e in read]) ** 2) * amounts)
+            if shares is not None:
+                off = sunken / root, 8 * width * sunken**2, sunk
+                rows = least, most, root, mean
+                _in_proportion(own, out[t], entries, shares, off, rows, pull, (lookup, edges, rests))
+                continue
             cells = lookup.between(max(down(least), 0.0), up(most))
             if cells is None or not (loose.is_zero() or least > 0):
                 raise Blind(f"operation {place.op} leaves its table")
-            root = (least / width + arb(op.extra["eps"])).sqrt()
-            keep(machine, (1 + most) * amounts)
             length = sum((m * m for m in moved), ZERO).sqrt() + 2.6 * apart
             for entry, m, column in zip(entries, moved, own.out, strict=True):
                 far = entry.size + m + loose
@@ -475,6 +517,44 @@ def norm(
                 out[t][column] = size((m + lost + share * length) / root + largest(parts) + sunk)
 
     return rule
+
+
+def _proportions(
+    matrix: list[list[float]], ratios: list[arb | None], machine: Machine, drift: arb, whole: arb
+) -> list[list[arb]]:
+    """How far coordinate i of a centred row may be off, as sums of |c_k|: what is read is (c_k - c_z) / `whole`, z the
+    channel that is 0 (lemma K17)."""
+    n, zero, out, sums = len(matrix), ratios.index(None), [], (1 + machine.gamma(len(matrix) - 1)) * (1 + drift)
+    for i in range(n):
+        each = [ZERO if r is None else (1 + r) * sums - 1 for r in ratios]
+        row = [size(arb(matrix[k][i])) * e / whole for k, e in enumerate(each)]
+        out.append([sum(row, ZERO) if k == zero else x for k, x in enumerate(row)])
+    return out
+
+
+def _in_proportion(
+    own: _Reading, out: list[arb], entries: list[Entry], shares: list[list[arb]], off: tuple[arb, arb, arb],
+    row: tuple[arb, arb, arb, arb], pull: tuple[arb, arb], table: tuple[Table, tuple[float, ...], list[float]],
+) -> None:  # fmt: skip
+    """Errors of a norm whose rows are off in proportion to themselves, by `shares`, and what underflows (lemma K17);
+    `pull` is the largest scale, and the sum of amounts where some are negative."""
+    (least, most, root, mean), (lookup, edges, rests), n, (sunken, below, sunk) = row, table, len(entries), off
+    size_of = sum((x * x for line in shares for x in line), ZERO).sqrt() + sunken
+    k = 2 * size_of + size_of**2
+    cells = lookup.between(max(down(least * (1 - k) - n * mean * k), 0.0), up(most + (n * mean + most) * k))
+    below, wide = below * pull[0], (most + n * mean) * (1 + k)
+    if cells is None or not (8 * (n + 2) * k < 1 and below < 0.5):
+        raise Blind("a norm leaves its table")
+    grown, top = k / (2 * (1 - k) ** 1.5), arb(n).sqrt()
+    if pull[1] > 0:
+        grown = (pull[0] * k * wide).expm1() * pull[1] * (wide / n).sqrt()
+    normed = [min(up(e.size / root), up(top)) for e in entries]
+    for i, line in enumerate(shares):
+        near = sum((x * arb(m) for x, m in zip(line, normed, strict=True)), ZERO) + sunken
+        reach = [((arb(edges[c + 1]) / n + mean) / (1 - k)).sqrt() * (arb(normed[i]) + near) for c in range(*cells)]
+        parts = [x * arb(rests[c]) for x, c in zip(reach, range(*cells), strict=True)]
+        moved = near + (arb(normed[i]) + near) * (grown + below)
+        out[own.out[i]] = size(moved + largest(parts) * (1 + k + grown) + sunk)
 
 
 def _least(entry: Entry, error: arb) -> arb:
@@ -506,16 +586,16 @@ def _norm_cell(heads: list[Head], machine: Machine, low: float, high: float, tar
 def _norm_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
     """c_i / sqrt(mean c^2 + eps) grows with c_i, and shrinks with the other squares while c_i > 0; and it is a form
     times a ball, the scale."""
-    if op.extra["centred"]:
-        raise NotProved("the kernel covers norms of rows that are centred before")
-    eps, out = arb(op.extra["eps"]), []
+    matrix = centring(op)
+    whole = arb(matrix[0][0] - matrix[1][0]) if op.extra["centred"] and op.width > 1 else ONE
+    eps, out = arb(op.extra["eps"]) * whole**2, []
 
     def highest(top: float, smaller: arb, larger: arb) -> float:
         rest = smaller if top > 0 else larger
         root = ((arb(top) ** 2 + rest) / op.width + eps).sqrt()
         return min(up(arb(top) / root), up(arb(op.width).sqrt())) if root > 0 else up(arb(op.width).sqrt())
 
-    for row in reads[0]:
+    for row in ([*_rows(op, matrix, row, symbols)] for row in reads[0]):
         squares = [(_least(e, ZERO) ** 2, e.size**2) for e in row]
         line = []
         for c, e in enumerate(row):

@@ -173,11 +173,19 @@ def ranges(program: Program, low: Array, high: Array, given: Mapping[int, Range]
     return found
 
 
+def centred(op: Normalise, r: Range) -> Range:
+    """The range of the rows that a norm divides by their length, from that of what it reads."""
+    if not op.centred:
+        return r
+    centring = Linear((0,), (op.centring[0],), np.zeros(op.width))
+    return _in_ball(-1, centring, [r], _linear(centring, [r], r.low, r.high))
+
+
 def _in_ball(i: int, op: Op, reads: list[Range], r: Range) -> Range:
     """The range of a norm or of an affine map of norms, cut to what the ball around a normed row allows."""
     if isinstance(op, Normalise):
-        largest = np.mean(reads[0].size ** 2, -1) * (1 + (op.width + 4) * U)
-        return replace(r, ball=normed(i, largest, 0.0 if op.centred else op.eps, op.width))
+        largest = np.mean(centred(op, reads[0]).size ** 2, -1) * (1 + (op.width + 4) * U)
+        return replace(r, ball=normed(i, largest, op.centring[1], op.width))
     if not isinstance(op, Linear):
         return r
     ball = affine([(read.ball, read.low, read.high) for read in reads], op.weights, op.bias, op.off)
@@ -449,16 +457,16 @@ def _logits(op: Attention, query: Range, key: Range, mask: Array) -> tuple[Array
 
 def _normalise(op: Op, reads: list[Range], low: Array, high: Array) -> Range:
     assert isinstance(op, Normalise)
-    z = reads[0]
+    z, eps = centred(op, reads[0]), op.centring[1]
+    least, most = -_normalised(-z.low, z, eps), _normalised(z.high, z, eps)
     if op.centred:
-        most = up(np.sqrt(op.width - 1.0)) * (1 + 4 * U)
-        return _plain(np.full(z.low.shape, -most), np.full(z.low.shape, most), z)
-    least, most = -_normalised(-z.low, z, op.eps), _normalised(z.high, z, op.eps)
+        top = up(np.sqrt(op.width - 1.0)) * (1 + 4 * U)
+        least, most = np.maximum(least, -top), np.minimum(most, top)
     if z.tilt is None:
         return Range(least, most)
     # c times g = (mean c^2 + eps)^(-1/2) = middle +- half
     slip = (op.width + 16) * U
-    ends = (np.mean(side**2, -1, keepdims=True) + op.eps for side in (z.size, z.least))
+    ends = (np.mean(side**2, -1, keepdims=True) + eps for side in (z.size, z.least))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         down_g, up_g = (np.sqrt(end) ** -1.0 * (1 + sign * slip) for end, sign in zip(ends, (-1, 1), strict=True))
         middle, half = _middle(down_g, up_g)

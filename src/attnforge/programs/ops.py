@@ -274,6 +274,18 @@ class Normalise(Op):
             raise ArgumentError(f"the eps of normalise must not be negative, got {self.eps!r}")
         super().__post_init__()
 
+    @property
+    def centring(self) -> tuple[Array, float]:
+        """The centring matrix, exact in binary, and the eps that goes with it: both scaled by the width unless that is
+        a power of two; where rows are not centred, the identity and eps.
+
+        Scaling eps may round it, by 2^-53 of itself; the error rule of norms counts that.
+        """
+        if not self.centred:
+            return np.eye(self.width), self.eps
+        scale = 1.0 if self.width & (self.width - 1) == 0 else float(self.width)
+        return scale * np.eye(self.width) - scale / self.width, scale * scale * self.eps
+
 
 @dataclass(frozen=True, eq=False)
 class MaxTokens(Op):

@@ -2,16 +2,17 @@
 
 Attention cannot tell tokens apart unless they carry their position. Operations that treat tokens differently (a mask,
 a fixed mixing matrix) read one-hot positions, a constant value of the program. Layer norm becomes an affine map, the
-centring, and an rms norm. Both rewrites keep the meaning of the program exactly (see `_centring` for eps).
+centring, and an rms norm. Rows of the input are centred by the heads themselves, which read how far its channels are
+from the first: differences of numbers that are exact are rounded in proportion to what they are (lemma G3). These
+rewrites keep the meaning of the program exactly (see `Normalise.centring` for eps).
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from ..dtypes import Array
+from .affine import selects
 from .ops import Attention, Constant, Linear, Mix, Normalise, Op
 from .program import Program
 
@@ -40,10 +41,11 @@ def prepared(program: Program) -> Program:
     for i, (op, label) in enumerate(zip(program.ops, program.labels, strict=True)):
         moved = op.renamed(new)
         if isinstance(moved, Normalise) and moved.centred:
-            matrix, eps = _centring(moved.width, moved.eps)
+            exact = moved.width > 1 and _is_input(ops[moved.input], moved.input)
+            matrix, eps = (_less_the_first(moved.width), moved.eps) if exact else moved.centring
             ops.append(Linear((moved.input,), (matrix,), np.zeros(moved.width)))
-            labels.append("centred")
-            moved = Normalise(len(ops) - 1, moved.width, eps, centred=False)
+            labels.append("less the first" if exact else "centred")
+            moved = Normalise(len(ops) - 1, moved.width, eps, centred=exact)
         new[i] = len(ops)
         ops.append(moved)
         labels.append(label)
@@ -55,13 +57,18 @@ def prepared(program: Program) -> Program:
     return Program(program.box, program.tokens, tuple(ops), output, shape, rows, program.source, tuple(labels))
 
 
-def _centring(width: int, eps: float) -> tuple[Array, float]:
-    """The centring matrix, exact in binary: scaled by the width unless that is a power of two; eps scales with it.
+def _is_input(op: Op, input: int) -> bool:
+    """Whether a value is the input of the program, or a selection of its channels times powers of two."""
+    if isinstance(op, Linear):
+        return op.inputs == (0,) and selects(op.weights[0]) and not op.bias.any() and op.off is None
+    return input == 0
 
-    Scaling eps may round it, by 2^-53 of itself; the error rule of norms counts that.
-    """
-    scale = 1.0 if math.log2(width).is_integer() else float(width)
-    return scale * np.eye(width) - scale / width, scale * scale * eps
+
+def _less_the_first(width: int) -> Array:
+    """The matrix that takes the first channel from every channel, itself as well."""
+    matrix = np.eye(width)
+    matrix[0] -= 1.0
+    return matrix
 
 
 def needs_positions(op: Op, tokens: int) -> bool:

@@ -148,6 +148,8 @@ class Stored:
 class FoldedLayers(Reading):
     """The plain form of a compiled network, read as folded weights over one residual stream."""
 
+    apart = True
+
     def __init__(self, net: CompiledNetwork, stream: Stream, stretch: float = 0.0):
         self.stream, self.layout = stream, net.layout
         self.setting = Setting(net.program, stream.dtype, stretch)

@@ -25,7 +25,7 @@ from ...certificates.rounding import unit
 from ...dtypes import Array, dtype_name, rounded
 from ...errors import ArgumentError, DomainError, PrecisionError
 from ...network import Heads
-from ...programs.enclose import Range
+from ...programs.enclose import Range, centred
 from ...programs.ops import Normalise
 from ..construction import Frame, HeadBuilder, Member, Order, Planned, embedded
 from .bound import layer_error
@@ -158,7 +158,7 @@ Parts = tuple[Array, Array, Array]  # scales, shifts, amounts
 
 
 class NormBuilder(HeadBuilder):
-    """Norms of rows that are centred already, if they are to be."""
+    """Norms of rows that are centred already, or by the heads themselves (lemma G3)."""
 
     def propose(self, order: Order, made: Sequence[Planned]) -> Planned | None:
         """The fewest heads whose fit keeps the budget, or the best fit if none does."""
@@ -166,10 +166,11 @@ class NormBuilder(HeadBuilder):
         if not isinstance(op, Normalise):
             return None
         name = f"the norm '{order.name}'" if order.name else f"the norm %{order.number}"
-        low, high = variances(order.reads[0])
+        low, high = variances(centred(op, order.reads[0]))
+        eps = op.centring[1]
         low = max(0.0, math.sqrt(low) * (1 - ROOM) - margin * ROOM * math.sqrt(high)) ** 2
         high = max(high * (1 + max(ROOM, margin)) ** 2, 1e-30)  # rows that are 0 throughout still have an interval
-        if low + op.eps == 0:
+        if low + eps == 0:
             raise DomainError(
                 f"{name} may divide by 0: its variance cannot be shown to stay away from 0 and its eps is 0; "
                 "give it an eps, or choose a box on which the variance is positive"
@@ -177,8 +178,8 @@ class NormBuilder(HeadBuilder):
         wanted = 0.5 * order.eps / math.sqrt(op.width)
         best: tuple[float, Parts] | None = None
         for count in COUNTS:
-            table = fit(low, high, op.eps, count, op.width, dtype)
-            error, evaluation = layer_error(*table, op.width, op.eps, low, high, unit(dtype))
+            table = fit(low, high, eps, count, op.width, dtype)
+            error, evaluation = layer_error(*table, op.width, eps, low, high, unit(dtype))
             if best is None or error + evaluation < best[0]:
                 best = error + evaluation, table
             if error <= max(wanted, 0.1 * evaluation):
@@ -193,14 +194,19 @@ class NormBuilder(HeadBuilder):
 
     def group(self, frame: Frame, members: Sequence[Member], purpose: str) -> Heads:
         (member,) = members
-        return embedded(norm_heads(member.op.width, member.planned.parts, frame.dtype), member.place, frame, purpose)
+        assert isinstance(member.op, Normalise)
+        own = norm_heads(member.op.centring[0], member.planned.parts, frame.dtype)
+        return embedded(own, member.place, frame, purpose)
 
 
-def norm_heads(width: int, parts: Parts, dtype: torch.dtype) -> Heads:
-    """G1: head j has a self slot of logit b_j - s_j c.c/d and value c, and a sink of logit and value 0."""
+def norm_heads(matrix: Array, parts: Parts, dtype: torch.dtype) -> Heads:
+    """G1: head j has a self slot of logit b_j - s_j c.c/d and value c, and a sink of logit and value 0; c is what it
+    reads times a matrix."""
     scale, shift, amount = (torch.tensor(part, dtype=dtype) for part in parts)
+    width = len(matrix)
     eye = torch.eye(width, dtype=dtype)
-    wide = torch.eye(width, width + 1, dtype=dtype)
+    rows = torch.tensor(matrix, dtype=dtype)
+    wide = torch.cat([rows, torch.zeros(width, 1, dtype=dtype)], 1)
     one = torch.zeros(1, width + 1, dtype=dtype)
     one[0, -1] = 1.0
     return Heads(
@@ -209,7 +215,7 @@ def norm_heads(width: int, parts: Parts, dtype: torch.dtype) -> Heads:
         b_Q=shift[:, None] * one,
         W_K=wide.unsqueeze(0),
         b_K=one,
-        W_V=eye.unsqueeze(0),
+        W_V=rows.unsqueeze(0),
         M_K=torch.zeros(1, 1, width + 1, dtype=dtype),
         M_V=torch.zeros(1, 1, width, dtype=dtype),
         W_O=amount[:, None, None] * eye,

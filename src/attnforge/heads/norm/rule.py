@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ...certificates.rounding import up
+from ...certificates.rounding import gamma, up
 from ...dtypes import Array
 from ...errors import CertificateError
-from ...programs.enclose import Range, normalised_size
+from ...programs.enclose import Range, centred, normalised_size
 from ...programs.ops import Normalise
-from ..rule import Copies, Local, Moved, Passed, Rule, Setting, scaled
-from ..slopes import Enclosure, Steepness, Tangent, combined, plus, scaled_by, stacked, times, within
+from ..rule import Copies, Local, Made, Mask, Moved, Passed, Ratios, Rule, Setting, scaled
+from ..slopes import Enclosure, Steepness, Tangent, U, combined, plus, scaled_by, stacked, times, within
 from ..stored import StoredHeads
 from .bound import layer_error, slopes_of
 from .site import NormSite
@@ -31,25 +31,52 @@ class NormLocal(Local):
     lost: float
 
 
-def table_of(heads: StoredHeads, width: int) -> tuple[Array, Array, Array]:
-    """Scales, shifts and amounts as stored; everything else of a norm's heads is structure."""
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """The scales, shifts and amounts of norm heads, and how far, relatively, queries may be from the scaled row."""
+
+    scale: Array
+    shift: Array
+    amount: Array
+    drift: float
+
+
+def table_of(heads: StoredHeads, op: Normalise) -> Stored:
+    """What is a number in a norm's heads; everything else is structure: the row is what they read times a matrix."""
+    width, matrix = op.width, op.centring[0]
     if heads.scope != "self" or heads.tables["W_O"].shape[1:] != (width, width):
         raise CertificateError(f"'{heads.purpose}' must be heads over their own token that norm {width} channels")
-    count, wide = len(heads.tables["W_Q"]), np.eye(width, width + 1)
-    scale = -heads.only("W_Q")[:, 0, 0]
+    queries, count = heads.only("W_Q"), len(heads.tables["W_Q"])
+    if queries.shape[1:] != (width, width + 1):
+        raise heads.changed("W_Q")
+    scale = -queries[:, 0, 0] / (matrix[0, 0] or 1.0)
     shift, amount = heads.table("b_Q", count, width + 1)[:, -1], heads.tables["W_O"][:, 0, 0]
-    one = np.zeros((1, width + 1))
+    one, rows = np.zeros((1, width + 1)), np.concatenate([matrix, np.zeros((width, 1))], 1)
     one[0, -1] = 1.0
-    heads.expect("W_Q", -scale[:, None, None] * wide)
+    drift = _drift(queries, -scale[:, None, None] * rows)
+    if not drift < WORST:
+        raise heads.changed("W_Q")
     heads.require("b_Q", heads.table("b_Q", count, width + 1), shift[:, None] * one)
-    heads.expect("W_K", wide[None])
+    heads.expect("W_K", rows[None])
     heads.require("b_K", heads.table("b_K", count, width + 1), np.repeat(one, count, 0))
-    heads.expect("W_V", np.eye(width)[None])
+    heads.expect("W_V", matrix[None])
     heads.require("W_O", heads.tables["W_O"], amount[:, None, None] * np.eye(width))
     heads.require("M_K", heads.table("M_K", count, 1, width + 1), np.zeros((count, 1, width + 1)))
     heads.absent("b_V", "M_V")
     heads.no_skip()
-    return scale, shift, amount
+    return Stored(scale, shift, amount, drift)
+
+
+WORST = 2.0**-20  # scales that are off by more, some units of float32, are no scaled rows
+
+
+def _drift(found: Array, wanted: Array) -> float:
+    """How far numbers are from others, relatively; 0 where they are the same, endless where one is 0 alone."""
+    off = np.abs(found - wanted)
+    if not off.any():
+        return 0.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.max(np.where(off > 0, off / np.abs(wanted), 0.0))) * (1 + 2.0**-50) + 2.0**-51
 
 
 class NormRule(Rule):
@@ -65,16 +92,18 @@ class NormRule(Rule):
 
     def _op(self, site: NormSite, setting: Setting) -> Normalise:
         op = setting.op(site)
-        if not isinstance(op, Normalise) or op.centred:
-            raise CertificateError(f"operation %{site.op} is {op.word}, its heads norm rows without centring them")
+        if not isinstance(op, Normalise):
+            raise CertificateError(f"operation %{site.op} is {op.word}, its heads norm rows")
         return op
 
     def local(self, site: NormSite, setting: Setting, heads: Sequence[StoredHeads]) -> NormLocal:
         op = self._op(site, setting)
-        scale, shift, amount = table_of(heads[0], op.width)
-        low, high = site.variance
-        error, evaluation = layer_error(scale, shift, amount, op.width, op.eps, low, high, setting.u)
-        dying = 4 * setting.tiny * (len(amount) + np.abs(amount).sum() * math.sqrt(high + op.eps))
+        table, eps = table_of(heads[0], op), op.centring[1]
+        if table.drift and not op.centred:
+            raise heads[0].changed("W_Q")
+        low, high, amount = *site.variance, table.amount
+        error, evaluation = layer_error(table.scale, table.shift, amount, op.width, eps, low, high, setting.u)
+        dying = 4 * setting.tiny * (len(amount) + np.abs(amount).sum() * math.sqrt(high + eps))
         most = math.sqrt(op.width) * (1 + 2.0**-50)
         lost = 4 * setting.tiny * (len(amount) + math.fsum(abs(float(a)) for a in amount))
         total = float(up((error + evaluation + dying + 2.0**-50) * most + lost, 16))
@@ -92,18 +121,19 @@ class NormRule(Rule):
         have been rounded by 2^-53 of itself when a centred row was scaled; `local` counts that.)
         """
         (c,), (e,), op = ranges, inputs, self._op(site, setting)
+        eps = op.centring[1]
         slip = (op.width + 16) * 2.0**-52
         total = e.sum(-1) * (1 + e.shape[-1] * 2.0**-52)
         wide = Range(c.low - total, c.high + total)
-        size = normalised_size(wide, op.eps)
+        size = normalised_size(wide, eps)
         least = np.mean(wide.least**2, -1, keepdims=True) * (1 - slip)
         most = np.mean(wide.size**2, -1, keepdims=True) * (1 + slip)
         length = np.sqrt(np.sum(total**2, -1, keepdims=True)) * (1 + slip)
-        far = (size / math.sqrt(op.width) * length + total) / np.sqrt(least + op.eps)
+        far = (size / math.sqrt(op.width) * length + total) / np.sqrt(least + eps)
         share = np.clip((1 - total / np.where(length > 0, length, 1.0)) / 1.5, 0.0, 1.0)
-        at = np.clip(op.eps * share / (1 - share), least, most)
-        root = np.sqrt(at + op.eps)
-        near = (total + 0.5 * length * at / (at + op.eps)) / root
+        at = np.clip(eps * share / (1 - share), least, most)
+        root = np.sqrt(at + eps)
+        near = (total + 0.5 * length * at / (at + eps)) / root
         bound = np.minimum(np.minimum(near * (1 + 2.0**-20), far * (1 + slip)), 2 * size)
         low, high = site.variance
         known = (least >= low) & (most <= high)
@@ -120,8 +150,14 @@ class NormRule(Rule):
         |c_i c_k| <= d v / 2 for i != k and c_i^2 <= d v: the coefficients are also at most |v S'| there, and between
         S + 2 v S' and S on the diagonal, whatever the row is.
         """
-        (low, high), d = arguments[0], self._op(site, setting).width
-        scale, shift, amount = table_of(heads[0], d)
+        op, (low, high), tangents = self._op(site, setting), arguments[0], list(tangents)
+        d, (matrix, eps), table = op.width, op.centring, table_of(heads[0], op)
+        if op.centred:  # queries, keys and values are the same row, up to the drift of queries
+            plus_, minus = np.maximum(matrix, 0.0), np.minimum(matrix, 0.0)
+            slack = 2 * (d + 4) * U * (np.maximum(np.abs(low), np.abs(high)) @ np.abs(matrix))
+            low, high = low @ plus_ + high @ minus - slack, high @ plus_ + low @ minus + slack
+            ends = (np.broadcast_to(row, (*low.shape[:2], d)) for row in matrix.T)
+            tangents[0] = stacked([combined((row, row), tangents[0]) for row in ends], 2)
         least = np.maximum(np.maximum(low, -high), 0.0) ** 2
         most = np.maximum(low**2, high**2)
         slip = 1 + (d + 8) * 2.0**-52
@@ -129,7 +165,7 @@ class NormRule(Rule):
         start, end = site.variance
         inside = (v[0] >= start) & (v[1] <= end)
         v = np.where(inside, v[0], start), np.where(inside, v[1], start)
-        curve = slopes_of(d * scale, shift, amount, site.variance, self._op(site, setting).eps)
+        curve = slopes_of(d * table.scale, table.shift, table.amount, site.variance, eps)
         twice = times((2 * curve.edges[:-1], 2 * curve.edges[1:]), curve.slope)  # 2 v S'
         products = Steepness(curve.edges, plus(twice, curve.value), twice)
         size, slope, double, diagonal = curve.values(*v), curve.slopes(*v), products.values(*v), products.slopes(*v)
@@ -167,37 +203,128 @@ class NormRule(Rule):
         |c_i| (v + eps)^(-1/2) <= sqrt(d) of that. There v <= l + delta, l the interval's lower end, gives
         delta <= 2 sqrt(l/d) A + (A^2 + 2 B)/d.
         """
-        op, row = self._op(site, setting), ranges[0]
-        d = op.width
-        scales, _, amounts = table_of(heads[0], d)
-        scales = np.abs(scales)
-        if amounts.min() < 0 or scales.min() <= 0:
-            moved.broken[:] = True
-            return
-        total = moved.inputs[0].sum(-1)
-        size = row.size + total
-        least = np.mean(np.maximum(row.least - total, 0.0) ** 2, -1, keepdims=True)  # of v
-        most = np.mean(size**2, -1, keepdims=True)
-        low, high = site.variance
-        alpha, beta, value = (np.zeros(size.shape) for _ in range(3))
+        op, row, total = self._op(site, setting), ranges[0], moved.inputs[0].sum(-1)
+        d, scales = op.width, table_of(heads[0], op).scale
+        alpha, beta, value = (np.zeros(total.shape) for _ in range(3))
         for number, (rho, _) in enumerate(copies.heads):
-            alpha = np.maximum(alpha, rho["query"][..., :d] / (scales[number] * (1 - 2 * setting.u)))
+            alpha = np.maximum(alpha, rho["query"][..., :d] / (np.abs(scales[number]) * (1 - 2 * setting.u)))
             beta, value = np.maximum(beta, rho["key"][..., :d]), np.maximum(value, rho["value"])
             moved.broken[:] |= rho["query"][..., d:].any((1, 2)) | rho["key"][..., d:].any((1, 2))
-        norms = [np.sqrt(np.sum(x**2, -1, keepdims=True)) * 1.001 for x in (alpha, beta)]
-        A, B = norms[0] + norms[1], norms[0] * norms[1]
-        m = least * (1 - 2.0**-40) + op.eps
+        none = np.zeros((d, d))
+        extra, _, broken = self._apart(site, setting, local, heads[0], [none] * 3, [alpha, beta, value], row, total)
+        moved.extra[:] += extra
+        moved.broken[:] |= broken
+
+    def _apart(
+        self, site: NormSite, setting: Setting, local: Any, heads: StoredHeads, relative: Sequence[Array],
+        absolute: Sequence[Array], row: Range, total: Array,
+    ) -> tuple[Array, Array, Mask]:  # fmt: skip
+        """What it adds to a norm's error that queries, keys and values are not the row c itself (lemma G3), by channel
+        and in length, and where nothing holds.
+
+        Coordinate i of each is within sum_k M_ik |c_k| + r_i of c_i, with M `relative` and r `absolute`, queries
+        divided by their scales; c is within `total` of `row`.
+        """
+        op, table = self._op(site, setting), table_of(heads, self._op(site, setting))
+        d, eps, (low, high) = op.width, op.centring[1], site.variance
+        scales = np.abs(table.scale)
+        monotone = bool(table.amount.min() >= 0 and table.scale.min() > 0)
+        size = row.size + total
+        least = np.mean(np.maximum(row.least - total, 0.0) ** 2, -1, keepdims=True) * (1 - 2.0**-40)  # of v
+        most = np.mean(size**2, -1, keepdims=True) * (1 + 2.0**-40)
+        n = normalised_size(Range(row.low - total, row.high + total), eps)
+        slip = 1 + (d + 16) * 2.0**-50
+        query, key = (float(np.sqrt(np.sum(x**2))) * slip for x in relative[:2])
+        a, b = (np.sqrt(np.sum(x**2, -1, keepdims=True)) * slip for x in absolute[:2])
+        steady = (query + key + query * key) * slip  # what of v may move v
+        A, B, m = (a + b) * (1 + max(query, key)) * slip, a * b * slip, least + eps
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            k = A / np.sqrt(d * m) + B / (d * m)
-            moved.broken[:] |= ~(k <= 0.125).all((1, 2))
+            k = steady + A / np.sqrt(d * m) + B / (d * m)
+            broken = ~((k <= 0.125) & (steady * d < 0.125)).all((1, 2))
             left = 1 - np.minimum(k, 0.125)
-            near = value / np.sqrt(m * left) + (A / np.sqrt(m) + B / (np.sqrt(d) * m)) / (2 * left**1.5)
-            below, above = 2 * np.sqrt(low / d) * A + (A**2 + 2 * B) / d, np.sqrt(high / d) * A + B / d
-            moved.broken[:] |= ~(most + above <= high).all((1, 2))
-            beyond = (least - below < low) * below
+            grown = np.minimum(k, 0.125) / (2 * left**1.5)  # of 1 / sqrt(v + eps), relatively
+            if not monotone:  # every sigmoid by itself
+                sizes = np.abs(table.amount) / (1 + np.exp(np.minimum(d * table.scale * low - table.shift, 700.0)))
+                sizes = np.where(table.scale < 0, np.abs(table.amount), sizes)
+                stretch = np.expm1(float(scales.max()) * d * k * (high + eps) * 1.01)
+                grown = stretch * float(sizes.sum()) * math.sqrt(high + eps) * 1.01
+                left = (1 + grown) ** -2.0
+            length = math.sqrt(d) * np.sqrt(np.sum(relative[2] ** 2, 1))  # of n: at most sqrt(d)
+            own = np.minimum(n @ relative[2].T, length) * slip / np.sqrt(left) + absolute[2] / np.sqrt(m * left)
+            share = own + n * grown
+            whole = np.sqrt(np.sum(own**2, -1)) * slip + math.sqrt(d) * grown[..., 0]
+            off = A / np.sqrt(1 - min(steady, 0.125))
+            below, above = 2 * np.sqrt(low / d) * off + (off**2 + 2 * B) / d, np.sqrt(high / d) * A + B / d
+            if monotone:
+                broken |= ~((least * (1 - steady) >= low) & (most * (1 + steady) + above <= high)).all((1, 2))
+            beyond = (least * (1 - steady) - below < low) * below
+            beyond = beyond if monotone else np.zeros_like(beyond)
             far = np.sqrt(d) * np.expm1(np.minimum(float(scales.max()) * d * beyond * 1.01, 1e3))  # infinite there
-            again = local.total * k  # the fit's error, at v -+ delta
-            moved.extra[:] += (near + far + again) * 1.01
+            heads_own, again = local.total / math.sqrt(d), 2 * (k + grown)  # what heads err anyhow, at other arguments
+            extra = ((share + far) * (1 + heads_own) + again * heads_own * n + 2 * local.lost) * 1.01
+            whole = (whole + far[..., 0] * math.sqrt(d)) * (1 + heads_own) + again[..., 0] * local.total
+            whole = (whole + 2 * local.lost * math.sqrt(d)) * 1.01
+        return np.where(broken[:, None, None], np.inf, extra), np.where(broken[:, None], np.inf, whole), broken
+
+    def proportional(self, site: NormSite, setting: Setting) -> bool:
+        return self._op(site, setting).centred
+
+    def rows(
+        self, site: NormSite, setting: Setting, local: Any, heads: Sequence[StoredHeads], ranges: list[Range],
+        inputs: list[Array], ratios: Callable[[], Ratios | None] | None,
+    ) -> Made:  # fmt: skip
+        """Rows that heads centre themselves (lemma G3): rounding of that is in proportion to what is read, and also to
+        the row where each channel of what is read is off in proportion to itself, and one is 0."""
+        op, (y,), (e,) = self._op(site, setting), ranges, inputs
+        if not op.centred:
+            return super().rows(site, setting, local, heads, ranges, inputs, ratios)
+        d, matrix = op.width, op.centring[0]
+        size, row = np.abs(matrix), centred(op, y)
+        passed = np.einsum("ctks,ki->ctis", e, size) * (1 + (d + 8) * 2.0**-52)
+        if ratios is None:
+            return replace(
+                super().rows(site, setting, local, heads, ranges, inputs, None), ranges=[row], inputs=[passed]
+            )
+        table, known, none = table_of(heads[0], op), ratios(), np.zeros((d, d))
+        drifts, tiny = (table.drift, 0.0, 0.0), (d + 1) * setting.tiny * np.array([1 / (table.scale.min() or 1), 1, 1])
+
+        def rounded(x: float, read: Array | float = 0.0) -> Array:
+            """What becomes of a product of the matrix, relatively: read, multiplied by a stored number, added up."""
+            terms = d - (known is not None)
+            return np.asarray((1 + read) * (1 + gamma(terms, setting.u)) * (1 + x) - 1 + 2.0**-50)
+
+        slip = 1 + (d + 8) * 2.0**-52
+        if known is None:
+            reach = (y.size + e.sum(-1)) @ size * slip
+            sums = [rounded(x) * reach + t for x, t in zip(drifts, tiny, strict=True)]
+            found = self._apart(site, setting, local, heads[0], [none] * 3, sums, row, passed.sum(-1))
+            return Made([row], [passed], *found)
+        scale = abs(matrix[0, 0] - matrix[0, 1])  # c_i - c_k = scale (y_i - y_k)
+        relative, alone, absolute = [], [], []
+        for x, t in zip(drifts, tiny, strict=True):
+            each = size.T * rounded(x, known.relative) * slip
+            each[:, known.zero] = 0.0
+            alone.append(y.size @ each.T * slip + t + size.sum(0).max() * known.lost)
+            each[:, known.zero] = each.sum(1)
+            relative.append(each / scale * slip)
+            absolute.append(np.full(y.low.shape, t + size.sum(0).max() * known.lost))
+        nowhere = np.zeros(y.low.shape)
+        extra, length, broken = self._apart(site, setting, local, heads[0], relative, absolute, row, nowhere)
+        other = self._apart(site, setting, local, heads[0], [none] * 3, alone, row, nowhere)
+        extra, length = np.minimum(extra, other[0]), np.minimum(length, other[1])
+        unknown = ~np.isfinite(e).all((1, 2, 3))
+        return Made([row], [np.zeros_like(passed)], extra, length, (broken & other[2]) | unknown)
+
+    def length(
+        self, site: NormSite, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array], added: Array
+    ) -> Array:
+        """Up to what dies out, errors are in proportion to a row of length sqrt(d v / (v + eps)) at most."""
+        op, (c,), (e,) = self._op(site, setting), ranges, inputs
+        most = np.mean((c.size + e.sum(-1)) ** 2, -1) * (1 + (op.width + 8) * 2.0**-50)
+        share = np.sqrt(most / (most + op.centring[1])) if op.centring[1] else np.ones_like(most)
+        own = up(local.total * share + math.sqrt(op.width) * local.lost, 16)
+        direct = np.sqrt(np.sum(added**2, -1)) * (1 + 2.0**-40)
+        return np.minimum(np.where(np.isfinite(direct), own, np.inf), direct)
 
 
 RULES: dict[str, Rule] = {"norm": NormRule()}

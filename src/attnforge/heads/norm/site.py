@@ -18,7 +18,7 @@ class NormSite(Site):
     """The mean squares of rows that the heads are meant for, and how many heads there are."""
 
     family: ClassVar[str] = "norm"
-    lemmas: ClassVar[tuple[str, ...]] = ("G1", "A5")
+    lemmas: ClassVar[tuple[str, ...]] = ("G1", "G3", "A5")
     channelwise: ClassVar[bool] = False
 
     variance: Span
