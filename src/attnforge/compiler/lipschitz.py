@@ -19,8 +19,8 @@ from ..heads.families import rule_of
 from ..heads.slopes import Tangent, stacked
 from ..heads.stored import skip_of
 from ..programs.affine import Column
-from ..programs.enclose import ranges
-from ..programs.ops import Input
+from ..programs.enclose import centred, ranges
+from ..programs.ops import Input, Normalise
 from ..programs.positions import reads as values_read
 from .course import Course
 from .propagation import Propagation, outward_cells
@@ -118,11 +118,16 @@ def _derivatives(propagation: Propagation, low: Array, high: Array) -> SlopeBoun
         for site in step.sites:
             rule, arguments, tangents = rule_of(site.family), [], []
             for v in values_read(program, site.op):
-                columns = [(v, c) for c in range(program.ops[v].width)]
+                columns = tuple((v, c) for c in range(program.ops[v].width))
                 off = np.stack([known[column].sum(-1) for column in columns], -1) * (1 + 8 * U)
-                least, most = rule.defined(site, setting, found[v])
+                r, op, moving = found[v], program.ops[site.op], {column: seen[column] for column in columns}
+                if isinstance(op, Normalise) and op.centred:  # the heads do that first
+                    matrix = op.centring[0]
+                    r, off = centred(op, r), off @ np.abs(matrix) * (1 + 2.0**-40)
+                    moving = _through(matrix, columns, columns, moving)
+                least, most = rule.defined(site, setting, r)
                 arguments.append((least - off, most + off))
-                tangents.append(stacked([seen[column] for column in columns], 2))
+                tangents.append(stacked([moving[column] for column in columns], 2))
             stored = reading.heads[site.op]
             out = rule.through(site, setting, propagation.local[site.op], stored, arguments, tangents)
             state |= {(site.op, c): out[:, :, c] for c in range(program.ops[site.op].width)}

@@ -539,15 +539,18 @@ def _in_proportion(
     """Errors of a norm whose rows are off in proportion to themselves, by `shares`, and what underflows (lemma K17);
     `pull` is the largest scale, and the sum of amounts where some are negative."""
     (least, most, root, mean), (lookup, edges, rests), n, (sunken, below, sunk) = row, table, len(entries), off
-    size_of = sum((x * x for line in shares for x in line), ZERO).sqrt() + sunken
-    k = 2 * size_of + size_of**2
-    cells = lookup.between(max(down(least * (1 - k) - n * mean * k), 0.0), up(most + (n * mean + most) * k))
-    below, wide = below * pull[0], (most + n * mean) * (1 + k)
+    length, lost = sum((x * x for line in shares for x in line), ZERO).sqrt(), 2 * arb(n).sqrt() * sunken * root
+    k = 2 * (length + sunken) + (length + sunken) ** 2
+    beyond = most * k + 2 * lost * (most.sqrt() + lost)  # rows of y move it by k y, and what underflows
+    cells = lookup.between(max(down(least - beyond), 0.0), up(most + beyond))
+    # logits near y = 0 round k d eta more than `_norm_cell` counts; k is at least d u, gamma(d + 2) at most 3 k
+    below, wide = pull[0] * (below + 6 * k * k * n * mean), (most + n * mean) * (1 + k)
     if cells is None or not (8 * (n + 2) * k < 1 and below < 0.5):
         raise Blind("a norm leaves its table")
+    k = k.min(beyond / (n * root**2))
     grown, top = k / (2 * (1 - k) ** 1.5), arb(n).sqrt()
     if pull[1] > 0:
-        grown = (pull[0] * k * wide).expm1() * pull[1] * (wide / n).sqrt()
+        grown = (pull[0] * beyond.min(k * wide)).expm1() * pull[1] * (wide / n).sqrt()
     normed = [min(up(e.size / root), up(top)) for e in entries]
     for i, line in enumerate(shares):
         near = sum((x * arb(m) for x, m in zip(line, normed, strict=True)), ZERO) + sunken

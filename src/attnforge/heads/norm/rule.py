@@ -15,7 +15,7 @@ from ...errors import CertificateError
 from ...programs.enclose import Range, centred, normalised_size
 from ...programs.ops import Normalise
 from ..rule import Copies, Local, Made, Mask, Moved, Passed, Ratios, Rule, Setting, scaled
-from ..slopes import Enclosure, Steepness, Tangent, U, combined, plus, scaled_by, stacked, times, within
+from ..slopes import Enclosure, Steepness, Tangent, combined, plus, scaled_by, stacked, times, within
 from ..stored import StoredHeads
 from .bound import layer_error, slopes_of
 from .site import NormSite
@@ -150,14 +150,8 @@ class NormRule(Rule):
         |c_i c_k| <= d v / 2 for i != k and c_i^2 <= d v: the coefficients are also at most |v S'| there, and between
         S + 2 v S' and S on the diagonal, whatever the row is.
         """
-        op, (low, high), tangents = self._op(site, setting), arguments[0], list(tangents)
-        d, (matrix, eps), table = op.width, op.centring, table_of(heads[0], op)
-        if op.centred:  # queries, keys and values are the same row, up to the drift of queries
-            plus_, minus = np.maximum(matrix, 0.0), np.minimum(matrix, 0.0)
-            slack = 2 * (d + 4) * U * (np.maximum(np.abs(low), np.abs(high)) @ np.abs(matrix))
-            low, high = low @ plus_ + high @ minus - slack, high @ plus_ + low @ minus + slack
-            ends = (np.broadcast_to(row, (*low.shape[:2], d)) for row in matrix.T)
-            tangents[0] = stacked([combined((row, row), tangents[0]) for row in ends], 2)
+        op, (low, high) = self._op(site, setting), arguments[0]  # centred already
+        d, eps, table = op.width, op.centring[1], table_of(heads[0], op)
         least = np.maximum(np.maximum(low, -high), 0.0) ** 2
         most = np.maximum(low**2, high**2)
         slip = 1 + (d + 8) * 2.0**-52
@@ -239,14 +233,16 @@ class NormRule(Rule):
         steady = (query + key + query * key) * slip  # what of v may move v
         A, B, m = (a + b) * (1 + max(query, key)) * slip, a * b * slip, least + eps
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            k = steady + A / np.sqrt(d * m) + B / (d * m)
-            broken = ~((k <= 0.125) & (steady * d < 0.125)).all((1, 2))
+            moves = most * steady + np.sqrt(most / d) * A + B / d  # of v, at most
+            k = np.minimum(steady + A / np.sqrt(d * m) + B / (d * m), moves / m)
+            steep = gamma(d + 2, setting.u) * float(scales.max()) * d * eps  # 1% covers what logits round near v = 0
+            broken = ~((k <= 0.125) & (steady * d < 0.125) & (steep < 2.0**-9)).all((1, 2))
             left = 1 - np.minimum(k, 0.125)
             grown = np.minimum(k, 0.125) / (2 * left**1.5)  # of 1 / sqrt(v + eps), relatively
             if not monotone:  # every sigmoid by itself
                 sizes = np.abs(table.amount) / (1 + np.exp(np.minimum(d * table.scale * low - table.shift, 700.0)))
                 sizes = np.where(table.scale < 0, np.abs(table.amount), sizes)
-                stretch = np.expm1(float(scales.max()) * d * k * (high + eps) * 1.01)
+                stretch = np.expm1(float(scales.max()) * d * np.minimum(k * (high + eps), moves) * 1.01)
                 grown = stretch * float(sizes.sum()) * math.sqrt(high + eps) * 1.01
                 left = (1 + grown) ** -2.0
             length = math.sqrt(d) * np.sqrt(np.sum(relative[2] ** 2, 1))  # of n: at most sqrt(d)
