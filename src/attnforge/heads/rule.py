@@ -117,7 +117,7 @@ class Ratios:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class Arguments:
     """Arguments of an operation and their errors, as heads make them of what they read; what that adds to the error of
     the result, channel by channel and as the length of a row; cells where nothing holds."""
 
@@ -146,12 +146,12 @@ class Rule(ABC):
     def rows(
         self, site: Any, setting: Setting, local: Any, heads: Sequence[StoredHeads], ranges: list[Range],
         inputs: list[Array], ratios: Callable[[], Ratios | None] | None,
-    ) -> Made:  # fmt: skip
+    ) -> Arguments:  # fmt: skip
         """What heads make of what they read before the operation proper. `ratios` is None where the rounding of
         coordinates is counted elsewhere (`copied`)."""
         cells, tokens = inputs[0].shape[:2]
         nothing = np.zeros((cells, tokens, setting.op(site).width))
-        return Made(ranges, inputs, nothing, nothing[..., 0], np.zeros(cells, dtype=bool))
+        return Arguments(ranges, inputs, nothing, nothing[..., 0], np.zeros(cells, dtype=bool))
 
     def length(
         self, site: Any, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array], added: Array

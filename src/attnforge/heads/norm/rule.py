@@ -14,7 +14,7 @@ from ...dtypes import Array
 from ...errors import CertificateError
 from ...programs.enclose import Range, centred, normalised_size
 from ...programs.ops import Normalise
-from ..rule import Copies, Local, Made, Mask, Moved, Passed, Ratios, Rule, Setting, scaled
+from ..rule import Copies, Local, Arguments, Mask, Moved, Passed, Ratios, Rule, Setting, scaled
 from ..slopes import Enclosure, Steepness, Tangent, combined, plus, scaled_by, stacked, times, within
 from ..stored import StoredHeads
 from .bound import layer_error, slopes_of
@@ -32,7 +32,7 @@ class NormLocal(Local):
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class NormTable:
     """The scales, shifts and amounts of norm heads, and how far, relatively, queries may be from the scaled row."""
 
     scale: Array
@@ -41,7 +41,7 @@ class Stored:
     drift: float
 
 
-def table_of(heads: StoredHeads, op: Normalise) -> Stored:
+def table_of(heads: StoredHeads, op: Normalise) -> NormTable:
     """What is a number in a norm's heads; everything else is structure: the row is what they read times a matrix."""
     width, matrix = op.width, op.centring[0]
     if heads.scope != "self" or heads.tables["W_O"].shape[1:] != (width, width):
@@ -64,7 +64,7 @@ def table_of(heads: StoredHeads, op: Normalise) -> Stored:
     heads.require("M_K", heads.table("M_K", count, 1, width + 1), np.zeros((count, 1, width + 1)))
     heads.absent("b_V", "M_V")
     heads.no_skip()
-    return Stored(scale, shift, amount, drift)
+    return NormTable(scale, shift, amount, drift)
 
 
 WORST = 2.0**-20  # scales that are off by more, some units of float32, are no scaled rows
@@ -268,7 +268,7 @@ class NormRule(Rule):
     def rows(
         self, site: NormSite, setting: Setting, local: Any, heads: Sequence[StoredHeads], ranges: list[Range],
         inputs: list[Array], ratios: Callable[[], Ratios | None] | None,
-    ) -> Made:  # fmt: skip
+    ) -> Arguments:  # fmt: skip
         """Rows that heads centre themselves (lemma G3): rounding of that is in proportion to what is read, and also to
         the row where each channel of what is read is off in proportion to itself, and one is 0."""
         op, (y,), (e,) = self._op(site, setting), ranges, inputs
@@ -294,7 +294,7 @@ class NormRule(Rule):
             reach = (y.size + e.sum(-1)) @ size * slip
             sums = [rounded(x) * reach + t for x, t in zip(drifts, tiny, strict=True)]
             found = self._apart(site, setting, local, heads[0], [none] * 3, sums, row, passed.sum(-1))
-            return Made([row], [passed], *found)
+            return Arguments([row], [passed], *found)
         scale = abs(matrix[0, 0] - matrix[0, 1])  # c_i - c_k = scale (y_i - y_k)
         relative, alone, absolute = [], [], []
         for x, t in zip(drifts, tiny, strict=True):
@@ -309,7 +309,7 @@ class NormRule(Rule):
         other = self._apart(site, setting, local, heads[0], [none] * 3, alone, row, nowhere)
         extra, length = np.minimum(extra, other[0]), np.minimum(length, other[1])
         unknown = ~np.isfinite(e).all((1, 2, 3))
-        return Made([row], [np.zeros_like(passed)], extra, length, (broken & other[2]) | unknown)
+        return Arguments([row], [np.zeros_like(passed)], extra, length, (broken & other[2]) | unknown)
 
     def length(
         self, site: NormSite, setting: Setting, local: Any, ranges: list[Range], inputs: list[Array], added: Array
