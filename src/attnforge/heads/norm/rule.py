@@ -14,7 +14,7 @@ from ...dtypes import Array
 from ...errors import CertificateError
 from ...programs.enclose import Range, centred, normalised_size
 from ...programs.ops import Normalise
-from ..rule import Copies, Local, Arguments, Mask, Moved, Passed, Ratios, Rule, Setting, scaled
+from ..rule import Arguments, Copies, Local, Mask, Moved, Passed, Ratios, Rule, Setting, scaled
 from ..slopes import Enclosure, Steepness, Tangent, combined, plus, scaled_by, stacked, times, within
 from ..stored import StoredHeads
 from .bound import layer_error, slopes_of
