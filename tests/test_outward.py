@@ -63,7 +63,8 @@ READ: dict[str, dict[str, tuple[int, str]]] = {
     "heads/norm/rule.py": {
         "edges": (2, "where the kernel's cells begin and end: it covers the range whatever they are"),
         "passes": (3, "near is times 1 + 2^-20, far times 1 + slip"),
-        "copied": (4, "1 - 2 u and 1 - 2^-40 are exact; the sum is times 1.01"),
+        "copied": (1, "1 - 2 u is exact; what comes of it is times 1.01"),
+        "_apart": (8, "1 - 2^-40 is exact, and widens v; 1 - k and 1 - theta are at least 7/8; the sum is times 1.01"),
     },
     "heads/product/bound.py": {
         "rounding": (1, "up, 32 steps and 8 for each unit of the logits"), "fused_error": (1, "times 1.001"),
