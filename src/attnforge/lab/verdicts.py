@@ -160,10 +160,13 @@ def bound(quantity: str, pairs: Sequence[tuple[float, float]], better: float = 1
     'agrees'
     >>> bound("sup error", [(0.051, 0.05)]).verdict
     'does not hold'
+    >>> bound("sup error", [(0.0, 0.0), (0.04, 0.05)]).measured, bound("sup error", [(1e-9, 0.0), (0.04, 0.05)]).verdict
+    (0.04, 'does not hold')
     """
-    if not pairs or not all(math.isfinite(m) and b > 0 for m, b in pairs):
-        raise ArgumentError(f"'{quantity}' needs pairs of a finite measurement and a positive bound, got {pairs!r:.80}")
-    measured, limit = max(pairs, key=lambda pair: pair[0] / pair[1])
+    if not pairs or not all(math.isfinite(m) and b >= 0 for m, b in pairs):
+        raise ArgumentError(f"'{quantity}' needs pairs of a finite measurement and a bound from 0, got {pairs!r:.80}")
+    # of a head that is exact the bound is 0
+    measured, limit = max(pairs, key=lambda pair: pair[0] / pair[1] if pair[1] else math.inf * (pair[0] > 0 or -1))
     verdict = FAILS if any(m > b for m, b in pairs) else BETTER if measured * better < limit else AGREES
     rule = (
         f"every measured value is at most its bound, without tolerance (here {len(pairs)}): agrees; all of them more "
