@@ -44,7 +44,7 @@ NORM_CELLS = (12, 32, 96)  # of a norm, for each factor e of the mean square: si
 WIDER = 2.0**-7  # beyond the interval of variances: what the kernel admits at its ends
 ROOM = {torch.float32: 2.0**-14, torch.float64: 2.0**-40}  # and what rounding a variance may add: a few hundred u
 LIVE, READ_STEP = 40.0, 1.0  # of theta: beyond its last anchor by so much a table is flat; cells are halved at need
-#: Halving cells ends when it twice leaves so much of the largest error, unless that is so near the goal.
+#: Halving cells ends when it three times leaves so much of the largest error, unless that is so near the goal.
 HELPED, NEARLY = 0.98, 1.1
 FINER, MOST_READ = 9, 4096  # times that cells of a table are halved, and cells: a millisecond each
 TOKENS = 4  # and for heads over tokens, whose bound hardly depends on the part
@@ -155,7 +155,7 @@ def _halved(edges: list[float], error: Callable[[float, float], float], goal: fl
         worst, largest = [cell for cell, off in found.items() if not off <= goal], max(found.values())
         stuck = stuck + 1 if HELPED * before < largest < math.inf else 0
         before = largest
-        if not worst or len(found) > MOST_READ or (stuck > 1 and largest > NEARLY * goal):
+        if not worst or len(found) > MOST_READ or (stuck > 2 and largest > NEARLY * goal):
             break
         cells = []
         for a, b in worst:
