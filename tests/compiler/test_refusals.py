@@ -18,10 +18,10 @@ from attnforge.certificates.rounding import TINY, UNIT, softmax_rounding
 from attnforge.compiler.pipeline import capture, ways
 from attnforge.compiler.shorten import pieces, shortened
 from attnforge.errors import PrecisionError
+from attnforge.functions.parts import rise_of
 from attnforge.functions.registry import parse
 from attnforge.heads.anchor import fit
 from attnforge.heads.anchor.potential import Potential
-from attnforge.heads.choose import rise_of
 from attnforge.programs.enclose import cells, ranges
 from attnforge.programs.interpret import values
 

@@ -461,3 +461,13 @@ def test_bends_of_either_sign_and_writing_through_views(target: Callable[[Tensor
 def test_modules_whose_weights_have_no_values_are_named(module: nn.Module, words: str) -> None:
     with pytest.raises(ArgumentError, match=f"'weight' of .*Linear has no values yet: .*{words}"):
         capture_module(module, Box.cube(-1, 1, 3))
+
+
+@pytest.mark.parametrize("ends", [(-1.0, 2.0), (-0.3, 0.7), (-2.0, 1e-39), (-1e-38, 1.0)])
+@pytest.mark.parametrize("interval", [(1e-40, 1e-38), (-1e-38, 1e-38), (1e-300, 1e-250)])
+def test_clamps_keep_small_numbers(ends: tuple[float, float], interval: tuple[float, float]) -> None:
+    """A clamp far wider than its box is the identity there, bit for bit: its middle line starts at 0."""
+    target = nn.Hardtanh(*ends)
+    box = Box(x=interval)
+    X = box.sample(64, seed=3)
+    assert torch.equal(values(capture_module(target, box), X), target(X))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -252,3 +254,13 @@ def test_images_hold_after_rounding() -> None:
     for name in ("sin", "cos", "tanh", "erf", "sigmoid"):
         low, high = F.enclose(name, -40.0, 40.0)
         assert low >= F.get(name).image[0] and high <= 1.0
+
+
+@pytest.mark.parametrize("name", ["piece 0 of elu", "rise from 1.0 of exp"])
+def test_names_of_parts_are_read_without_what_makes_heads(name: str) -> None:
+    """Reading a program's functions does not hang on which modules were imported before."""
+    code = (
+        "import sys\nfrom attnforge.functions.registry import parse\n"
+        f"assert parse({name!r}).name == {name!r} and 'attnforge.heads.choose' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

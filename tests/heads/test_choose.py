@@ -20,6 +20,7 @@ import attnforge as af
 from attnforge.conversion import storage
 from attnforge.conversion.build import Options, activation_head
 from attnforge.functions.directed import precision
+from attnforge.functions.parts import piece_of
 from attnforge.functions.piecewise import piecewise
 from attnforge.functions.registry import (
     Univariate,
@@ -48,7 +49,6 @@ from attnforge.heads.choose import (
     fast_form,
     gate_of,
     line_of,
-    piece_of,
     straight,
 )
 from attnforge.heads.gate.head import GateHead

@@ -17,9 +17,10 @@ from functools import partial
 import numpy as np
 import torch
 
+from ..functions.parts import rise_of
 from ..functions.univariate import Univariate
 from ..heads.anchor.fit import candidates, resolving
-from ..heads.choose import Anchors, choose, clip_of, rise_of
+from ..heads.choose import Anchors, choose, clip_of
 from ..programs.enclose import Range
 from ..programs.ops import Apply
 from ..programs.program import Builder, Program, rewritten

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..functions.directed import high_end, low_end, precision
-from ..functions.piecewise import piece_of, series_between, touched
+from ..functions.piecewise import only_piece, series_between, touched
 from ..functions.registry import parse, power, read_with
 from ..functions.univariate import REALS, Domain, Searched, Series, Univariate
 from . import evaluate
@@ -143,7 +143,7 @@ def _build(root: Expr, name: str) -> Univariate:
 
     def centred(natural: arb, x: arb) -> arb:
         """The natural enclosure, cut by f(c) + f'(x) (x - c), whose width shrinks with the square of that of x."""
-        k = None if x.is_exact() else piece_of(knots, x)
+        k = None if x.is_exact() else only_piece(knots, x)
         if k is None or not natural.is_finite():
             return natural
         middle = x.mid()

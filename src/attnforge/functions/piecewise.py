@@ -11,6 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def touched(knots: tuple[float, ...], pieces: Sequence[Series], x: arb) -> arb:
     return functools.reduce(arb.union, near) if near else arb.nan()
 
 
-def piece_of(knots: tuple[float, ...], x: arb) -> int | None:
+def only_piece(knots: tuple[float, ...], x: arb) -> int | None:
     """The number of the only piece that a ball touches; None where it is not clear of a knot."""
     inside = (k for k in range(len(knots) + 1) if (k == 0 or x > knots[k - 1]) and (k == len(knots) or x < knots[k]))
     return next(inside, None)
@@ -64,7 +65,7 @@ def series_between(knots: tuple[float, ...], pieces: Sequence[Series], ball: Bal
     """
 
     def series(x: arb_series) -> arb_series:
-        k = piece_of(knots, x[0])
+        k = only_piece(knots, x[0])
         if k is None:
             return arb_series([ball(x[0])] + [arb.nan()] * (x.prec - 1), prec=x.prec)
         return pieces[k](x)
@@ -79,12 +80,19 @@ def _line(x0: float, y0: float, x1: float, y1: float) -> Series:
     return series
 
 
+def _read_from(x0: float, y0: float, x1: float, y1: float) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Two points of a line to compute it from: 0 is one of a line through 0, whose small values then lose nothing."""
+    if Fraction(x0) * Fraction(y1) != Fraction(x1) * Fraction(y0):
+        return (x0, y0), (x1, y1)
+    return (0.0, 0.0), max((x0, y0), (x1, y1), key=lambda point: abs(point[0]))
+
+
 @functools.lru_cache(maxsize=256)
 def _piecewise_linear(xs: tuple[float, ...], ys: tuple[float, ...]) -> Univariate:
     lines = tuple(_line(*a, *b) for a, b in itertools.pairwise(zip(xs, ys, strict=True)))
     inner = torch.tensor(xs[1:-1], dtype=torch.float64)
-    left = torch.tensor([xs[:-1], ys[:-1]], dtype=torch.float64)
-    right = torch.tensor([xs[1:], ys[1:]], dtype=torch.float64)
+    ends = [_read_from(*a, *b) for a, b in itertools.pairwise(zip(xs, ys, strict=True))]
+    left, right = torch.tensor(ends, dtype=torch.float64).permute(1, 2, 0).contiguous()
 
     def value(y: Tensor) -> Tensor:
         index = torch.bucketize(y.detach(), inner.to(y), right=True)

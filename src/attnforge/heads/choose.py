@@ -32,12 +32,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from flint import arb, arb_series
-from torch import Tensor
 
 from ..box import round_outward
-from ..errors import ArgumentError
 from ..functions.directed import precision
-from ..functions.registry import Univariate, parse, piecewise_linear, read_with
+from ..functions.parts import BITS, piece_of, tail_at
+from ..functions.registry import Univariate, parse, piecewise_linear
 from ..functions.univariate import REALS, Series
 from ..programs.enclose import Range
 from ..programs.ops import Apply
@@ -46,8 +45,6 @@ from ..programs.program import Builder, Program, rewritten
 #: Gates that are their function exactly: two slots, no sharpness (lemma B4).
 LOGISTIC = ("sigmoid", "tanh", "silu")
 WHOLE = 2.0**1000  # proofs hold for |y| up to this: intervals of heads end at 2^900
-BITS = 256  # of the proofs and of the points read off: float64 and its products are exact, with room for one quotient
-SMOOTH = 3  # derivatives: a jump of the fourth costs a table less than rounding of a wide interval does
 #: Distances from the last kink at which a point with an exact value is looked for: a slope with a small denominator has
 #: one among the whole numbers, a short slope among the powers of two.
 STEPS = (*range(1, 65), 0.5, 0.25, 128, 256, 512, 1024)
@@ -344,124 +341,8 @@ def _smooth(function: Univariate, knot: float) -> bool:
     if not function.branches:
         return True
     i = function.knots.index(knot)
-    left, right = (_taylor(piece, knot) for piece in function.branches[i : i + 2])
+    left, right = (tail_at(piece, knot) for piece in function.branches[i : i + 2])
     return all(a.overlaps(b) for a, b in zip(left, right, strict=True))
-
-
-def _taylor(piece: Series, at: float) -> list[arb]:
-    with precision(BITS, SMOOTH + 1):
-        found = piece(arb_series([arb(at), 1], prec=SMOOTH + 1))
-        return [found[j] for j in range(SMOOTH + 1)]
-
-
-@functools.lru_cache(maxsize=512)
-def piece_of(function: Univariate, index: int) -> Univariate:
-    """One piece of a function, continued beyond its ends by its Taylor polynomials of degree `SMOOTH` there.
-
-    >>> piece = piece_of(parse("elu"), 0)
-    >>> piece.name, parse(piece.name) == piece, piece.knots, round(float(piece.ball(arb(0.5))), 4)
-    ('piece 0 of elu', True, (0.0,), 0.6458)
-    """
-    if not (function.domain == REALS and 0 <= index < len(function.branches)):
-        raise ArgumentError(f"{function.name} has no piece {index} of its own")
-    low, high = (-math.inf, *function.knots, math.inf)[index : index + 2]
-    own = function.branches[index]
-    knots = [end for end in (low, high) if math.isfinite(end)]
-    tails = {end: _taylor(own, end) for end in knots}
-    pieces = [*(_polynomial_at(end, tails[end]) for end in knots if end == low), own]
-    pieces += [_polynomial_at(end, tails[end]) for end in knots if end == high]
-    steps = {end: [float(c) for c in tail] for end, tail in tails.items()}
-
-    def value(y: Tensor) -> Tensor:
-        inside = y.clamp(low, high)
-        out = function.value(inside)
-        for end, beyond in ((low, y < low), (high, y > high)):
-            if end in steps:
-                tail = torch.stack([c * (y - end) ** j for j, c in enumerate(steps[end])]).sum(0)
-                out = torch.where(beyond, tail, out)
-        return out
-
-    def ball(x: arb) -> arb:
-        """Over every piece that the ball may touch; for an exact number that is one, or two that agree at a knot."""
-        out: arb | None = None
-        for i, piece in enumerate(pieces):
-            if not ((i > 0 and x < knots[i - 1]) or (i < len(knots) and x > knots[i])):
-                here = piece(arb_series([x], prec=1))[0]
-                out = here if out is None else out.union(here)
-        return arb.nan() if out is None else out
-
-    def series(x: arb_series) -> arb_series:
-        for i, piece in enumerate(pieces):
-            if (i == 0 or x[0] > knots[i - 1]) and (i == len(knots) or x[0] < knots[i]):
-                return piece(x)
-        return arb_series([ball(x[0])] + [arb.nan()] * (x.prec - 1), prec=x.prec)
-
-    return Univariate(
-        f"piece {index} of {function.name}", value, series, ball, REALS, tuple(knots), function.potentials,
-        pieces=tuple(pieces), source=function.source,
-    )  # fmt: skip
-
-
-def _polynomial_at(place: float, coefficients: list[arb]) -> Series:
-    """The polynomial with these coefficients in powers of y - place, lowest first."""
-
-    def series(x: arb_series) -> arb_series:
-        h, total = x - place, x * 0 + coefficients[-1]
-        for c in coefficients[-2::-1]:
-            total = total * h + c
-        return total
-
-    return series
-
-
-def _read_piece(text: str) -> Univariate:
-    """The function that a name such as 'piece 0 of elu' stands for."""
-    index, _, name = text.removeprefix("piece ").partition(" of ")
-    if not index.isdigit():
-        raise ArgumentError(f"cannot read {text!r}; expected something like 'piece 0 of elu'")
-    return piece_of(parse(name), int(index))
-
-
-read_with("piece ", _read_piece)
-
-
-@functools.lru_cache(maxsize=512)
-def rise_of(function: Univariate, start: float) -> Univariate:
-    """function(y) - function(start): what a function without knots adds from a point on.
-
-    >>> rise = rise_of(parse("exp"), 1.0)
-    >>> rise.name, parse(rise.name) == rise, round(float(rise.ball(arb(2.0))), 4)
-    ('rise from 1.0 of exp', True, 4.6708)
-    """
-    series = function.series
-    if series is None or function.knots or not function.ball(arb(start)).is_finite():
-        raise ArgumentError(f"{function.name} has no rise from {start!r} on")
-    below = function.value(torch.tensor(start, dtype=torch.float64))
-
-    def level() -> arb:
-        return function.ball(arb(start))  # in the precision of whoever asks
-
-    return Univariate(
-        f"rise from {start!r} of {function.name}",
-        lambda y: function.value(y) - below.to(y),
-        lambda x: series(x) - level(),
-        lambda x: function.ball(x) - level(),
-        function.domain, (), function.potentials, turns=function.turns, source=function.source,
-    )  # fmt: skip
-
-
-def _read_rise(text: str) -> Univariate:
-    """The function that a name such as 'rise from 1.0 of exp' stands for."""
-    start, _, name = text.removeprefix("rise from ").partition(" of ")
-    try:
-        if name.startswith("rise "):  # no rise is of a rise: a name has no depth
-            raise ValueError(name)
-        return rise_of(parse(name), float(start))
-    except ValueError as error:
-        raise ArgumentError(f"cannot read {text!r}; expected something like 'rise from 1.0 of exp'") from error
-
-
-read_with("rise from ", _read_rise)
 
 
 def clip_of(low: float | None, high: float | None) -> Gate:
