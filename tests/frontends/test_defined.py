@@ -227,6 +227,8 @@ HOSTILE_POWERS = (
     ("x**y", {"x": (0, 2), "y": (0.5, 2)}, lambda x, y: x**y),
     ("x**y", {"x": (1e-25, 1e6), "y": (1.5, 2.5)}, lambda x, y: x**y),
     ("x**sqrt(2)", {"x": (0, 3)}, lambda x: x ** arb(2).sqrt()),
+    ("y*x**sqrt(2)", {"x": (0, 3), "y": (0.5, 2)}, lambda x, y: y * x ** arb(2).sqrt()),
+    ("y*x**1.2345", {"x": (0, 3), "y": (0.5, 2)}, lambda x, y: y * x ** (arb(12345) / 10000)),
     ("x**n/(1 + x**n)", {"x": (0, 5), "n": (1, 4)}, lambda x, n: x**n / (1 + x**n)),
     ("sin(3*x**y) + x**y/2", {"x": (0, 2), "y": (0.7, 1.5)}, lambda x, y: (3 * x**y).sin() + x**y / 2),
 )

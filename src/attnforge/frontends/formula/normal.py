@@ -41,7 +41,7 @@ import numpy as np
 from ...box import Box
 from ...errors import ArgumentError, DomainError
 from ...expressions.composite import VARIABLE, affine, composed
-from ...expressions.constants import Inexact, rounded
+from ...expressions.constants import LARGEST_EXPONENT, Inexact, rounded
 from ...expressions.expression import Call, Expr, Graph, Monomial, Number, Sum, Terms, Variable, reachable, rebuilt
 from ...expressions.interval import WHOLE
 from ...functions.registry import enclose, get, power
@@ -159,6 +159,8 @@ def primitive(graph: Graph, node: Expr, whole: bool = False) -> tuple[Expr, Frac
     if isinstance(node, Monomial):
         content = _content([p for _, p in node.factors])
         if content.denominator != 1 and (whole or any(base.range[0] < 0 for base in node.children)):
+            content = Fraction(1)
+        if max(abs(p) for _, p in node.factors) > LARGEST_EXPONENT * content:  # x * y**1.2345 as its 2,000th root
             content = Fraction(1)
         if all(p < 0 for _, p in node.factors):
             content = -content
