@@ -45,6 +45,25 @@ def test_ids_are_places_in_the_vocabulary(sort: CompiledProgram) -> None:
         sort.tensors(torch.tensor([[3, 1]]))
 
 
+WIDTHS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.uint16, torch.int64)
+
+
+@pytest.mark.parametrize("width", WIDTHS, ids=str)
+def test_ids_are_integers_of_any_width(
+    sort: CompiledProgram, plain: export.PlainTransformer, width: torch.dtype
+) -> None:
+    ids = sort.ids(SEQUENCES, 5)
+    assert torch.equal(sort.tensors(ids.to(width)), sort.tensors(ids))
+    assert torch.equal(plain(ids.to(width)), plain(ids))
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.complex64], ids=str)
+def test_masks_are_no_ids(sort: CompiledProgram, plain: export.PlainTransformer, kind: torch.dtype) -> None:
+    for net in (sort.tensors, plain):
+        with pytest.raises(af.ArgumentError, match=f"integers, 0 to 2, and 3 for padding, got {kind}"):
+            net(torch.ones(2, 5, dtype=kind))
+
+
 def test_plain(sort: CompiledProgram, plain: export.PlainTransformer, tmp_path: Path) -> None:
     assert plain.certificate.kind == "exact" and "B6" in plain.certificate.lemmas
     assert right(sort, plain(sort.ids(SEQUENCES, 5)))

@@ -32,7 +32,7 @@ from ...dtypes import DTYPES, dtype_name, shipped, transformed
 from ...errors import ArgumentError, CertificateError
 from ...heads.anchor.site import ANCHORS
 from ...network import CHUNK, Heads, hooked
-from ...rasp.network.compiled import CompiledProgram, token_rows
+from ...rasp.network.compiled import CompiledProgram, token_rows, whole_ids
 from .certificate import recertified
 from .source import Source
 from .spec import PlainHead, PlainSize, PlainSpec
@@ -389,6 +389,7 @@ class PlainTransformer(CertifiedModule):
             name = "input" if len(inputs) == 1 else f"input {number}"
             if self.spec.ids and isinstance(x, Tensor) and not x.is_floating_point():
                 known = len(self.spec.inputs) - 1
+                x = whole_ids(x, known)
                 if x.dim() < 1 or x.shape[-1] != self.tokens or not 0 <= int(x.min()) <= int(x.max()) <= known:
                     raise ArgumentError(
                         f"expected token ids of shape (..., {self.tokens}) from 0 to {known}, which is padding, got "

@@ -227,6 +227,7 @@ class TokenNetwork(CertifiedModule):
         (x,) = inputs
         if isinstance(x, Tensor) and not x.is_floating_point():
             known = len(self.vocabulary)
+            x = whole_ids(x, known)
             ends = (int(x.min()), int(x.max())) if x.numel() else (0, 0)
             if ends[0] < 0 or ends[1] > known:
                 raise DomainError(
@@ -424,6 +425,17 @@ def stored_network(
     return layout, AttentionOnly(modules), tensors["positions"]
 
 
+def whole_ids(ids: Tensor, known: int) -> Tensor:
+    """Token ids in the one width that tables are read with; what is no number of a token is refused.
+
+    >>> whole_ids(torch.tensor([1, 2], dtype=torch.int8), 2)
+    tensor([1, 2])
+    """
+    if ids.dtype == torch.bool or ids.is_complex():
+        raise ArgumentError(f"token ids are integers, 0 to {known - 1}, and {known} for padding, got {ids.dtype}")
+    return ids.long()
+
+
 def token_rows(ids: Tensor, known: int, dtype: torch.dtype) -> Tensor:
     """Token ids as rows: one-hot with a flag, zeros for padding, whose id is `known`.
 
@@ -433,7 +445,7 @@ def token_rows(ids: Tensor, known: int, dtype: torch.dtype) -> Tensor:
     table = torch.eye(known + 1, dtype=dtype, device=ids.device)
     table[:, -1] = 1.0
     table[-1] = 0.0
-    return torch.nn.functional.embedding(ids, table)
+    return torch.nn.functional.embedding(whole_ids(ids, known), table)
 
 
 #: Entries of the largest batch that is run at once, one-hot tokens counted by position: about 64 MB of logits.
