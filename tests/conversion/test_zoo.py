@@ -257,3 +257,15 @@ def test_other_dtypes(dtype: torch.dtype, close: float) -> None:
     if dtype == torch.bfloat16:
         assert any("rounded to bfloat16" in note for note in report.notes)
         assert all(site.relative > 2.0**-10 for site in report.sites), "honest: rounding the result is counted"
+
+
+def test_norms_that_compute_in_float32_are_named_in_float64() -> None:
+    """Llama's norms compute in float32: in float64 they are no norm; what the refusal says to do works."""
+    model, data = made(llama)
+    with pytest.raises(af.UnsupportedOperation) as caught:
+        af.convert(model.double(), data, level="pure")
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("5 operations") and sum("computes in float32" in line for line in lines) == 5
+    assert "model.norm: LlamaRMSNorm" in str(caught.value) and "pow" not in str(caught.value)
+    result, report = af.convert(made(llama)[0], data, level="pure")
+    assert report.left == () and apart(model, result.double(), data) < 1e-5

@@ -15,7 +15,7 @@ from ..dtypes import dtype_name
 from ..errors import ArgumentError
 from ..progress import stages
 from .build import Options, checked
-from .find import LEFT, Found, Leave, choose, find, kept, level_of, unsupported
+from .find import LEFT, Found, Leave, choose, computes_in_less, find, kept, level_of, unsupported
 from .ranges import Batch, Batches, Seen, evaluating, read, sound_ranges, watch
 from .record import Conversion, Left, Replacement
 from .replace import dtype_of, prepare, refuse_unreadable, replace, twin
@@ -194,10 +194,19 @@ def _examined(model: nn.Module, data: Batches | None, kept: Leave) -> tuple[list
     example = batch.part(slice(0, EXAMPLE)) if batch.rows else batch
     census, offences = examine(model, example.example)
     found = dict.fromkeys(offences)
+    refused = [one for one in found if not kept.holds(one.module)]
+    modules = dict(model.named_modules())
+    short = {path for one in refused if (path := one.module) in modules and computes_in_less(modules[path])}
     wrong = [
+        f"{path}: {type(modules[path]).__name__}: it computes in float32 whatever it is given, no norm to float64: "
+        "convert the model in float32, then take it to float64"
+        for path in modules
+        if path in short
+    ]
+    wrong += [
         f"{one.module or 'the model itself'}: {one.operation}: {one.why}{f' ({one.source})' if one.source else ''}"
-        for one in found
-        if not kept.holds(one.module)
+        for one in refused
+        if one.module not in short
     ]
     if wrong:
         raise unsupported(wrong)

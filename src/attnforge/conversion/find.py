@@ -285,6 +285,14 @@ def norm_of(module: nn.Module) -> Norm | None:
     return None
 
 
+def computes_in_less(module: nn.Module) -> bool:
+    """Whether a module of float64 weights is a norm only as float32 tells: it computes in float32, as Llama's do."""
+    weight = module._parameters.get("weight")
+    if weight is None or weight.dtype != torch.float64 or norm_of(module) is not None:
+        return False
+    return norm_of(copy.deepcopy(module).float()) is not None
+
+
 def _by_values(module: nn.Module, weight: nn.Parameter, eps: float) -> Norm | None:
     """The norm whose formula gives what the module gives on random rows, small ones included."""
     d = weight.shape[0]
