@@ -111,7 +111,8 @@ class CertifiedModule(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
-        return next(self.parameters()).dtype
+        found = _first_parameter(self)  # PyTorch's own iterator takes as long as a small network
+        return next(self.parameters()).dtype if found is None else found.dtype
 
     @property
     def certificate(self) -> Certificate:
@@ -319,6 +320,17 @@ class CertifiedModule(nn.Module):
     def _header(self) -> dict[str, Any]:
         header = {"family": self.family, "config": self.config(), "certificate": self.certificate.to_json()}
         return header if self.derivation is None else {**header, "derivation": self.derivation}
+
+
+def _first_parameter(module: nn.Module) -> nn.Parameter | None:
+    """What `parameters()` gives first."""
+    for own in module._parameters.values():
+        if own is not None:
+            return own
+    for child in module._modules.values():
+        if child is not None and (found := _first_parameter(child)) is not None:
+            return found
+    return None
 
 
 def _one_graph() -> bool:

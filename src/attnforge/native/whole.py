@@ -10,10 +10,12 @@ network's tables with those that the script was written for, byte by byte.
 from __future__ import annotations
 
 import ctypes
+import functools
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +30,7 @@ DENSE, SPARSE, HEADS, LATTICE, SUM = range(1, 6)  # the steps of kernels.c, 0 en
 STEP = 16  # numbers of a step
 FULL = 0.5  # share of a table that is not 0 from which on all of it is multiplied
 MOST = 1 << 31  # numbers that a script can point at
+_SHAPE, _TRAINS = operator.attrgetter("shape"), operator.attrgetter("requires_grad")
 TABLES = ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "M_K", "M_V", "W_O")
 
 
@@ -198,10 +201,14 @@ class Writer:
 
 @dataclass(frozen=True, eq=False)
 class HeldTables:
-    """The modules and tables of a network as they were: what has to be there still."""
+    """The modules and tables of a network as they were: what has to be there still.
 
-    modules: list[tuple[dict[str, Any], list[Any]]]  # of every module, those within
-    tables: list[tuple[dict[str, nn.Parameter | None], list[nn.Parameter | None]]]
+    All of it is looked at before every call, so lists are compared whole: a loop of Python costs more than the network.
+    """
+
+    within: list[dict[str, Any]]  # what every module holds: those within it, then its tables
+    sizes: list[int]
+    members: list[Any]  # of all of these, one after the other
     known: list[nn.Parameter]
     addresses: list[int]
     shapes: list[torch.Size]
@@ -212,10 +219,10 @@ class HeldTables:
     def of(cls, network: nn.Module) -> HeldTables:
         """Those of now."""
         every = list(network.modules())
-        tables = [(m._parameters, [*m._parameters.values()]) for m in every if m._parameters]
-        known = [t for _, these in tables for t in these if t is not None]
+        within: list[dict[str, Any]] = [held for m in every for held in (m._modules, m._parameters) if held]
+        known = [t for m in every for t in m._parameters.values() if t is not None]
         return cls(
-            [(m._modules, [*m._modules.values()]) for m in every if m._modules], tables, known,
+            within, [*map(len, within)], [*chain.from_iterable(map(dict.values, within))], known,
             [t.data_ptr() for t in known], [t.shape for t in known],
             [hooks for m in every[1:] for hooks in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks,
                                                     m._backward_pre_hooks)],
@@ -224,20 +231,21 @@ class HeldTables:
 
     def stands(self) -> bool:
         """Whether all is there, at its address, and nobody watches; the bytes are compared where they are used."""
-        for now, before in (*self.modules, *self.tables):
-            if len(now) != len(before) or not all(map(operator.is_, now.values(), before)):
-                return False
-        if [t.data_ptr() for t in self.known] != self.addresses or [t.shape for t in self.known] != self.shapes:
+        if [*map(len, self.within)] != self.sizes:
             return False
-        return all(t.is_contiguous() for t in self.known) and not any(self.watching) and not self.overridden()
+        if not all(map(operator.is_, chain.from_iterable(map(dict.values, self.within)), self.members)):
+            return False
+        if [*map(Tensor.data_ptr, self.known)] != self.addresses or [*map(_SHAPE, self.known)] != self.shapes:
+            return False
+        return all(map(Tensor.is_contiguous, self.known)) and not any(self.watching) and not self.overridden()
 
     def overridden(self) -> bool:
         """Whether a module within has a `forward` of its own."""
-        return any("forward" in attributes for attributes in self.own)
+        return any(map(operator.contains, self.own, repeat("forward")))
 
     def trains(self) -> bool:
         """Whether gradients of a table are wanted."""
-        return any(t.requires_grad for t in self.known)
+        return any(map(_TRAINS, self.known))
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,6 +265,14 @@ class Steps:
     sizes: Tensor
     copies: Tensor
 
+    @functools.cached_property
+    def given(self) -> tuple[Any, ...]:
+        """What the kernel is given at every call: where these tensors lie, which nobody else holds."""
+        return (
+            self.code.data_ptr(), self.index.data_ptr(), self.numbers.data_ptr(), self.addresses,
+            self.sizes.data_ptr(), self.copies.data_ptr(), len(self.sizes),
+        )  # fmt: skip
+
     def run(self, Z: Tensor) -> Tensor | None:
         """The network at rows of Z; None where a table's bytes have changed, or where there are no kernels any more."""
         found = library()
@@ -270,9 +286,8 @@ class Steps:
         out, changed = torch.empty(*Z.shape[:-1], self.outputs, dtype=self.dtype), ctypes.c_int64(0)
         call = found.network_f if self.dtype == torch.float32 else found.network_d
         call(
-            x.data_ptr(), out.data_ptr(), rows, self.inputs, self.outputs, self.code.data_ptr(), self.index.data_ptr(),
-            self.numbers.data_ptr(), self.addresses, self.sizes.data_ptr(), self.copies.data_ptr(), len(self.sizes),
-            room.data_ptr(), self.slabs, self.result, ctypes.byref(changed), many,
+            x.data_ptr(), out.data_ptr(), rows, self.inputs, self.outputs, *self.given, room.data_ptr(), self.slabs,
+            self.result, ctypes.byref(changed), many,
         )  # fmt: skip
         return None if changed.value else out
 
