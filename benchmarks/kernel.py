@@ -399,7 +399,6 @@ FILES: dict[str, Callable[[], CertifiedModule]] = {
     "fast: anchors": functools.partial(SQUARE, "sin", -2, 3, anchors=9),
     "fast: relative": functools.partial(SQUARE, "exp", -1, 1, anchors=7, relative=True),
     "fast: window": functools.partial(SQUARE, "sin", -2, 2, anchors=36, kappa=0.5),
-    "fast: many anchors": functools.partial(SQUARE, "sin", -2, 2, anchors=150, kappa=2.0),
     "fast: pair": functools.partial(SQUARE, "sin", -2, 2, anchors=10, kappa=18.0, temperature="cold"),
     **{f"ramp: {name}": functools.partial(make, torch.tensor(WEIGHTS)) for name, make in RAMPS.items()},
     "samples: hats": functools.partial(

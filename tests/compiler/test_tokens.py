@@ -347,12 +347,15 @@ def test_kinks_beside_mixtures_of_tokens_keep_the_positions() -> None:
     assert net.bound is not None and float(error) <= net.bound
 
 
-def test_centring_keeps_the_meaning() -> None:
+@pytest.mark.parametrize("inner", [False, True], ids=["by an affine map", "by the heads"])
+def test_centring_keeps_the_meaning(inner: bool) -> None:
+    """Rows of the input are centred by the heads themselves (G3), others by an affine map before them."""
     make = maker(width=6)
-    program = make.program(make.normalise(0, 1e-4), "layer norm")
+    row = 0 if inner else make.linear([(0, np.diag([1.0, 0.5, 0.25, 2.0, 1.0, 3.0]))], np.zeros(6))
+    program = make.program(make.normalise(row, 1e-4), "layer norm")
     x = torch.rand(50, N, 6, dtype=torch.float64) * 2 - 1
     new = prepared(program)
-    assert not any(isinstance(op, Normalise) and op.centred for op in new.ops)
+    assert [op.centred for op in new.ops if isinstance(op, Normalise)] == [inner]
     assert np.abs(reference(new, x) - reference(program, x)).max() < 1e-15
 
 

@@ -206,7 +206,7 @@ def test_norms_whose_queries_keys_and_values_err_separately(seed: int, most: flo
     rows = np.clip(rows, -1.9, 1.9)
     op, site, every = Normalise(0, d, eps, centred=False), NormSite(1, (low, high * 1.1), len(scale)), tuple(range(d))
     fitted = sum(layer_error(scale, shift, amount, d, eps, low, high * 1.1, 2.0**-53)) * math.sqrt(d)
-    layer = AttentionLayer([norm_heads(d, (scale, shift, amount), torch.float64)])
+    layer = AttentionLayer([norm_heads(np.eye(d), (scale, shift, amount), torch.float64)])
     heads = [StoredHeads.read(layer, Place(0, 0, len(scale), every, every))]
     noise = np.full((len(rows), 1, d), most)
     zero = np.zeros((len(rows), 1, 1))

@@ -425,8 +425,9 @@ def _mix_values(op: Op, reads: list[Value], symbols: int | None) -> Value:
 def centring(op: Op) -> list[list[float]]:
     """The matrix that a norm's rows are read through: it takes away the mean, times the width unless that is a power of
     two, so that its entries are exact."""
-    n, whole = op.width, 1.0 if op.width & (op.width - 1) == 0 else float(op.width)
-    return [[whole * (i == k) - (whole / n if op.extra["centred"] else 0.0) for i in range(n)] for k in range(n)]
+    n, inner = op.width, op.extra["centred"]
+    whole = float(n) if inner and n & (n - 1) else 1.0
+    return [[whole * (i == k) - (whole / n if inner else 0.0) for i in range(n)] for k in range(n)]
 
 
 def _rows(op: Op, matrix: list[list[float]], row: list[Entry], symbols: int | None) -> list[Entry]:
