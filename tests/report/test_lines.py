@@ -63,6 +63,15 @@ def test_reports_show_the_figure() -> None:
     assert frames == len(re.findall(r'class="scroll" role="group" aria-label="[^"]+"', html)) >= 2, "read aloud by name"
 
 
+def test_lines_of_programs_wrap_where_the_screen_is_narrow() -> None:
+    """Every block of text that would scroll without a frame that says so wraps there, long words included."""
+    html = report(af.compile("exp(x)", af.Box(x=(-1, 1)), eps=1e-2)).html()
+    assert "<pre" in html
+    narrow = re.findall(r"@media \(max-width: 40rem\) \{\s*((?:[^{}]*\{[^{}]*\})*)\s*\}", html)
+    rules = [rule for block in narrow for rule in re.findall(r"(?:^|[}\s])pre \{([^{}]*)\}", block)]
+    assert any("white-space: pre-wrap" in rule and "overflow-wrap: anywhere" in rule for rule in rules)
+
+
 def test_bounds_of_programs_are_rounded_up() -> None:
     net = af.compile(af.rasp.library.frac_prevs(), af.rasp.Sequences("abc", max_length=6))
     shown = re.findall(r"at most (?:<strong>)?([\d.e-]+)", report(net).html())
