@@ -465,6 +465,11 @@ def test_a_network_that_changed_is_computed_as_it_is(several: AttentionOnly) -> 
     def state(net: AttentionOnly) -> None:
         net.load_state_dict({name: 1.5 * t for name, t in net.state_dict().items()})
 
+    def one_more(net: AttentionOnly) -> None:  # where there was no group before
+        table = torch.ones(1, 2, 1)
+        head = Heads("memory", W_Q=torch.ones(1, 3, 1), M_K=table, M_V=table, W_O=torch.ones(1, 1, 2))
+        cast(nn.ModuleList, net.layers[3].groups).append(head.double().requires_grad_(False))
+
     def watched(net: AttentionOnly) -> None:
         net.layers[1].register_forward_hook(lambda _, __, out: out + 1)
 
@@ -476,7 +481,7 @@ def test_a_network_that_changed_is_computed_as_it_is(several: AttentionOnly) -> 
         group = cast(Heads, first_layer.groups[1])
         group.W_V.data = group.W_V.data.flip(0)
 
-    for change in (data, whole_table, elsewhere_, module, state, watched, own, turned):
+    for change in (data, whole_table, elsewhere_, module, one_more, state, watched, own, turned):
         net = copy.deepcopy(several)
         assert torch.equal(net(Z), first)
         change(net)

@@ -219,7 +219,7 @@ class HeldTables:
     def of(cls, network: nn.Module) -> HeldTables:
         """Those of now."""
         every = list(network.modules())
-        within: list[dict[str, Any]] = [held for m in every for held in (m._modules, m._parameters) if held]
+        within: list[dict[str, Any]] = [held for m in every for held in (m._modules, m._parameters)]
         known = [t for m in every for t in m._parameters.values() if t is not None]
         return cls(
             within, [*map(len, within)], [*chain.from_iterable(map(dict.values, within))], known,
